@@ -1,0 +1,212 @@
+"""Build `data/tiny-gemma`: a byte-fallback BPE tokenizer and a small Gemma pretrained on posts with mixed summaries.
+
+    python data/build_tiny_gemma.py --updates 4500
+
+The committed model is what this script made (arguments and measurements stand in `data/tiny-gemma/build.json`). The
+text comes from `marlhf_lite.tasks.embedded`, seeds beside those of every split. A share of the documents are copy
+drills (random pieces, said twice): they make the attention heads that copy facts form early. About an hour on two
+cores with bfloat16 instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
+
+from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
+from marlhf_lite.tasks.gold import inspect
+
+SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> GemmaTokenizer:
+    """BPE in Gemma's form: spaces are written as ▁, digits stand alone, bytes catch every other character."""
+    raw = RawTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    raw.normalizer = normalizers.Replace(" ", "▁")
+    # Only for training: no piece may span two words, so that encoding later needs no word splitter.
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("▁", "merged_with_next"),
+            pre_tokenizers.Split(Regex(r"[0-9]|[^\w▁]"), "isolated"),
+        ]
+    )
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    byte_pieces = [f"<0x{i:02X}>" for i in range(256)]
+    raw.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False)
+    )
+    model = json.loads(raw.to_str())["model"]
+    merges = [tuple(m) for m in model["merges"]]
+    return GemmaTokenizer(vocab=model["vocab"], merges=merges, add_bos_token=True, model_max_length=1024)
+
+
+def document(rng: random.Random) -> tuple[str, str]:
+    """A post and one summary of any quality."""
+    post = make_post(rng)
+    return post.prompt, summary_text(make_summary(rng, post, Quality.sample(rng)))
+
+
+class Stream:
+    """Batches of token ids and loss weights; `drill_share` of the rows are copy drills."""
+
+    def __init__(self, tokenizer, seed: int, rows: int, post_weight: float):
+        self.tokenizer, self.rows, self.post_weight = tokenizer, rows, post_weight
+        self.rng = random.Random(f"tiny-gemma-{seed}")
+        self.pieces = list(range(len(SPECIALS) + 256, len(tokenizer)))
+        self.ready: list = []
+
+    def _drill(self) -> tuple[list[int], list[float]]:
+        span = [self.rng.choice(self.pieces) for _ in range(self.rng.randint(6, 40))]
+        gap = [self.rng.choice(self.pieces) for _ in range(self.rng.randint(0, 10))]
+        ids = [self.tokenizer.bos_token_id] + span + gap + span
+        return ids, [0.0] * (len(ids) - len(span) + 1) + [1.0] * (len(span) - 1)
+
+    def _text(self, prompt: str, response: str) -> tuple[list[int], list[float]]:
+        head = self.tokenizer(prompt)["input_ids"]
+        tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+        return head + tail, [self.post_weight] * len(head) + [1.0] * len(tail)
+
+    def batch(self, drill_share: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows of like length: eight batches are made at once, sorted, cut, and handed out in random order."""
+        if not self.ready:
+            made = [
+                self._drill() if self.rng.random() < drill_share else self._text(*document(self.rng))
+                for _ in range(8 * self.rows)
+            ]
+            made.sort(key=lambda row: len(row[0]))
+            self.ready = [made[i : i + self.rows] for i in range(0, len(made), self.rows)]
+            self.rng.shuffle(self.ready)
+        made = self.ready.pop()
+        width = max(len(ids) for ids, _ in made)
+        ids = torch.tensor([i + [0] * (width - len(i)) for i, _ in made])
+        weights = torch.tensor([w + [0.0] * (width - len(w)) for _, w in made])
+        mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in made])
+        return ids, weights, mask
+
+
+def make_model(tokenizer, args) -> GemmaForCausalLM:
+    torch.manual_seed(args.seed)
+    config = GemmaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden,
+        intermediate_size=args.mlp,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads,
+        head_dim=args.head_dim,
+        max_position_embeddings=1024,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return GemmaForCausalLM._from_config(config, attn_implementation="eager")  # faster than sdpa here, in bfloat16
+
+
+def make_optimizers(model, args) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers (it needs about half the updates here), AdamW for the rest."""
+    inside = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    chosen = {id(p) for p in inside}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    muon = torch.optim.Muon(inside, lr=args.muon_lr, weight_decay=0.01)
+    return [muon, torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98))]
+
+
+def loss_of(model, ids, weights, mask) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    nll = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    w = weights[:, 1:].flatten()
+    return (nll * w).sum() / w.sum()
+
+
+@torch.no_grad()
+def copy_precision(model, tokenizer, seed: int, rows: int = 64) -> tuple[float, float, float]:
+    """Share of stated facts that are right, share of facts covered, and mean tokens, over sampled summaries."""
+    rng = random.Random(f"tiny-gemma-check-{seed}")
+    prompts = [make_post(rng).prompt for _ in range(rows)]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    out = model.generate(**inputs, max_new_tokens=96, do_sample=True, temperature=0.8, top_k=50)
+    new = out[:, inputs["input_ids"].shape[1] :]
+    reports = [inspect(p, t) for p, t in zip(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))]
+    tokens = (new != tokenizer.pad_token_id).sum(1).float().mean().item()
+    stated = sum(r.correct + r.wrong for r in reports)
+    return sum(r.correct for r in reports) / max(stated, 1), sum(r.coverage for r in reports) / rows, tokens
+
+
+def schedule(step: int, total: int, warmup: int = 100) -> float:
+    """Linear warm-up, then flat, then linear to zero over the last 40 %."""
+    return min((step + 1) / warmup, 1.0, (total - step) / (0.4 * total))
+
+
+def train(model, tokenizer, args) -> list[dict]:
+    stream, optimizers = Stream(tokenizer, args.seed, args.rows, args.post_weight), make_optimizers(model, args)
+    peaks, history, start = [o.param_groups[0]["lr"] for o in optimizers], [], time.time()
+    for step in range(args.updates):
+        drills = args.drills if step < args.drill_updates else 0.05
+        loss = loss_of(model, *stream.batch(drills))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, peak in zip(optimizers, peaks):
+            optimizer.param_groups[0]["lr"] = peak * schedule(step, args.updates)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(loss.item()):
+            raise SystemExit(f"loss is {loss.item()} at update {step}: lower --muon_lr or --lr")
+        if (step + 1) % args.check_every == 0 or step + 1 == args.updates:
+            precision, coverage, tokens = copy_precision(model, tokenizer, args.seed)
+            drill = loss_of(model, *Stream(tokenizer, step, args.rows, 0.0).batch(1.0)).item()
+            history.append(
+                {
+                    "update": step + 1,
+                    "loss": round(loss.item(), 4),
+                    "drill_loss": round(drill, 4),
+                    "fact_precision": round(precision, 3),
+                    "coverage": round(coverage, 3),
+                    "tokens": round(tokens, 1),
+                    "seconds": round(time.time() - start),
+                }
+            )
+            print(json.dumps(history[-1]), flush=True)
+            model.save_pretrained(args.out)
+    return history
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny-gemma")
+    for name, default in {
+        "updates": 4500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
+        "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "drill_updates": 600,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in {"lr": 1e-3, "muon_lr": 0.02, "post_weight": 0.2, "drills": 0.3}.items():
+        parser.add_argument(f"--{name}", type=float, default=default)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    rng = random.Random(f"tiny-gemma-tokenizer-{args.seed}")
+    tokenizer = train_tokenizer([a + b for a, b in (document(rng) for _ in range(4000))], args.vocab)
+    tokenizer.save_pretrained(args.out)
+    model = make_model(tokenizer, args)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
+    history = train(model, tokenizer, args)
+    model.save_pretrained(args.out)
+    settings = {k: v for k, v in vars(args).items() if k != "out"}
+    record = {"arguments": settings, "torch": torch.__version__, "history": history}
+    (args.out / "build.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Macro actions: pure tensor functions, vectorised over a batch with a different segmentation for each response.
+
+actions      what a macro action is                          §3.1, §3.2
+termination  ζ, where one ends                               §3.2.1
+values       its value (σ) and its reward                    §3.2.2, Appendix D.1
+advantages   GAE over macro actions                          Appendix E
+losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
+"""
+
+from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.macro.advantages import gae, whiten
+from marlhf_lite.macro.losses import policy_loss, value_loss
+from marlhf_lite.macro.termination import FixedNGram, RandomizedNGram, TerminationRule, Whole
+from marlhf_lite.macro.values import clip_scores, kl_rewards, macro_rewards, macro_values
+
+__all__ = [
+    "FixedNGram",
+    "MacroActions",
+    "RandomizedNGram",
+    "TerminationRule",
+    "Whole",
+    "clip_scores",
+    "gae",
+    "kl_rewards",
+    "macro_rewards",
+    "macro_values",
+    "policy_loss",
+    "value_loss",
+    "whiten",
+]

@@ -1,0 +1,88 @@
+"""Input checks shared by the macro-action functions. Each names the argument and the first bad place."""
+
+import math
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.errors import InputError
+
+
+def first_true(flags: Tensor) -> tuple[int, ...]:
+    """Index of the first True in reading order; ``flags`` must hold one."""
+    return tuple(flags.nonzero()[0].tolist())
+
+
+def check_tensor(name: str, x: Tensor, shape: tuple[int, ...], like: Tensor | None = None) -> None:
+    """Is ``x`` a tensor of this shape, on the device of ``like``?"""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if tuple(x.shape) != tuple(shape):
+        raise InputError(f"{name}: expected shape {tuple(shape)}, got {tuple(x.shape)}")
+    if like is not None and x.device != like.device:
+        raise InputError(f"{name}: expected device {like.device}, got {x.device}")
+
+
+def check_matrix(name: str, x: Tensor, dtype: torch.dtype) -> None:
+    """Is ``x`` a two-dimensional tensor of this dtype?"""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{name}: expected a tensor, got {type(x).__name__}")
+    if x.dim() != 2:
+        raise InputError(f"{name}: expected 2 dimensions, got shape {tuple(x.shape)}")
+    if x.dtype != dtype:
+        raise InputError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+
+
+def check_mask(mask: Tensor, name: str = "mask") -> None:
+    """Is ``mask`` bool and right-padded, row by row?"""
+    check_matrix(name, mask, torch.bool)
+    late = mask[:, 1:] & ~mask[:, :-1]
+    if late.any():
+        row, before = first_true(late)
+        raise InputError(
+            f"{name}: response {row} is not right-padded: position {before + 1} is valid, position {before} is padding"
+        )
+
+
+def clean(name: str, x: Tensor, mask: Tensor, place: str = "token") -> Tensor:
+    """``x`` as float32 with 0 wherever ``mask`` is False.
+
+    The fill comes before any arithmetic, so that garbage on padding reaches neither results nor gradients.
+    NaN or infinity where ``mask`` is True is an error.
+    """
+    check_tensor(name, x, tuple(mask.shape), mask)
+    if not x.is_floating_point():
+        raise InputError(f"{name}: expected a floating dtype, got {x.dtype}")
+    filled = x.float().masked_fill(~mask, 0.0)
+    # One bad element makes the sum bad; only then is it worth finding which one (the sum alone may overflow).
+    if not math.isfinite(filled.detach().sum().item()) and not (fine := filled.isfinite()).all():
+        where = first_true(~fine)
+        spot = ", ".join(f"{noun} {i}" for noun, i in zip(("response", place), where))
+        raise InputError(f"{name}: {x[where].item()} at {spot}, which is valid and must be finite")
+    return filled
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Is ``value`` one of ``choices``?"""
+    if value not in choices:
+        raise InputError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_unit(name: str, value: float) -> None:
+    """Is ``value`` a number from 0 to 1?"""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= value <= 1.0:
+        raise InputError(f"{name}: expected a number from 0 to 1, got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Is ``value`` a finite number above 0?"""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < value < math.inf:
+        raise InputError(f"{name}: expected a finite number above 0, got {value!r}")
+
+
+def check_int(name: str, value: int, least: int | None = None) -> None:
+    """Is ``value`` an integer (not a bool), and at least ``least``?"""
+    if isinstance(value, bool) or not isinstance(value, Integral) or (least is not None and value < least):
+        bound = "" if least is None else f" >= {least}"
+        raise InputError(f"{name}: expected an integer{bound}, got {value!r}")

@@ -1,0 +1,236 @@
+"""Macro actions: a partition of every response into runs of consecutive tokens (§3.1, §3.2).
+
+Shapes throughout this package: ``B`` responses, ``T`` response tokens, ``S`` macro actions, both right-padded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro._checks import (
+    check_choice,
+    check_int,
+    check_mask,
+    check_matrix,
+    check_tensor,
+    clean,
+    first_true,
+)
+
+SIGMAS = ("equal", "unit", "position", "position_reversed")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MacroActions:
+    """The segmentation of a batch, a different one for each response.
+
+    Every valid token lies in exactly one macro action; none is empty; they are in order; padding lies in none.
+    Build one with `from_lengths`, `from_ids` or `from_starts`, or with a termination rule.
+
+    Raises:
+        InputError (a ValueError): if the tensors are not such a partition; it names the first bad response.
+    """
+
+    ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding
+    lengths: Tensor  # [B,S] int64: tokens in each macro action; 0 on padding
+    mask: Tensor  # [B,S] bool: True where there is a macro action
+
+    def __post_init__(self) -> None:
+        _check_ids(self.ids)
+        _check_counts(self.ids, self.lengths, self.mask)
+
+    def __repr__(self) -> str:
+        tokens, steps = int(self.token_mask.sum()), int(self.mask.sum())
+        return f"MacroActions(responses={len(self.ids)}, tokens={tokens}, macro_actions={steps})"
+
+    # -- constructors ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_starts(cls, starts: Tensor, mask: Tensor) -> "MacroActions":
+        """From a flag per token: does a macro action begin here?
+
+        Args:
+            starts: [B,T] bool. The first valid token begins one whatever its flag; flags on padding are ignored.
+            mask: [B,T] bool, True on valid tokens, right-padded.
+        """
+        check_mask(mask)
+        check_matrix("starts", starts, torch.bool)
+        check_tensor("starts", starts, tuple(mask.shape), mask)
+        begins = starts.clone()
+        begins[:, :1] = True
+        ids = (begins.cumsum(1) - 1).masked_fill(~mask, -1)
+        return cls(ids, *_count(ids))
+
+    @classmethod
+    def from_ids(cls, ids: Tensor) -> "MacroActions":
+        """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding."""
+        _check_ids(ids)
+        return cls(ids, *_count(ids))
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[Sequence[int]], T: int | None = None) -> "MacroActions":
+        """From lists of lengths in tokens, one list a response ([] for an empty response).
+
+        Args:
+            lengths: e.g. ``[[2, 3], [4], []]``.
+            T: width of the padded batch, in tokens; None takes the longest response.
+        """
+        for row, one in enumerate(lengths):
+            for step, n in enumerate(one):
+                check_int(f"lengths: response {row}, macro action {step}", n, least=1)
+        totals = [sum(one) for one in lengths]
+        T = max(totals, default=0) if T is None else T
+        check_int("T", T, least=0)
+        if totals and max(totals) > T:
+            row = next(i for i, total in enumerate(totals) if total > T)
+            raise InputError(f"lengths: response {row} has {totals[row]} tokens, more than T={T}")
+        width = max(map(len, lengths), default=0)
+        grid = torch.tensor([[*one] + [0] * (width - len(one)) for one in lengths], dtype=torch.int64)
+        return cls._from_grid(grid.reshape(len(lengths), width), T)
+
+    @classmethod
+    def _from_grid(cls, lengths: Tensor, T: int) -> "MacroActions":
+        """From a [B,S] tensor of lengths, 0 on padding, each row summing to at most T."""
+        mask = torch.arange(T, device=lengths.device) < lengths.sum(1, keepdim=True)
+        return cls.from_starts(starts_at(lengths.cumsum(1) - lengths, T), mask)
+
+    # -- views ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def token_mask(self) -> Tensor:
+        """[B,T] bool: True on valid tokens."""
+        return self.ids >= 0
+
+    @cached_property
+    def _slot(self) -> Tensor:
+        """[B,T]: ids, with padding sent to one spare column S, so that it meets no macro action."""
+        return self.ids.masked_fill(~self.token_mask, self.lengths.shape[1])
+
+    @cached_property
+    def _offset(self) -> Tensor:
+        """[B,T] int64: i, the place of the token in its macro action, from 0; 0 on padding."""
+        first = self.lengths.cumsum(1) - self.lengths
+        place = torch.arange(self.ids.shape[1], device=self.ids.device) - self._spread(first)
+        return place.masked_fill(~self.token_mask, 0)
+
+    def spans(self) -> list[list[tuple[int, int]]]:
+        """For each response the (start, end) token positions of its macro actions, end excluded."""
+        ends = self.lengths.cumsum(1)
+        pairs = torch.stack([ends - self.lengths, ends], dim=2).tolist()
+        return [[(a, b) for a, b in row if b > a] for row in pairs]
+
+    def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":
+        """Some of the responses, T and S kept, so that [B,S] tensors can be indexed alike."""
+        return MacroActions(self.ids[rows], self.lengths[rows], self.mask[rows])
+
+    def to(self, device: torch.device | str) -> "MacroActions":
+        """The same on another device."""
+        return MacroActions(self.ids.to(device), self.lengths.to(device), self.mask.to(device))
+
+    # -- tokens to macro actions and back ----------------------------------------------------------------------------
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over each macro action: x [B,T] floating → [B,S] float32, 0 on padding. Differentiable."""
+        return self._sum(clean("x", x, self.token_mask))
+
+    def pool(self, x: Tensor, sigma: str = "equal") -> Tensor:
+        """Σ_i σ_i x_i over each macro action (Appendix D.1): x [B,T] floating → [B,S] float32. Differentiable.
+
+        Args:
+            sigma: "equal" 1/|ω|; "unit" the last token alone; "position" σ_i = 1/((|ω|−i)·H), the last token
+                weighs most; "position_reversed" σ_i = 1/((i+1)·H), the first weighs most (the released code).
+        """
+        return self._pool(clean("x", x, self.token_mask), sigma)
+
+    def weights(self, sigma: str = "equal") -> Tensor:
+        """[B,T] float32: the σ_i of every token (see `pool`); they sum to 1 in each macro action, 0 on padding."""
+        check_choice("sigma", sigma, SIGMAS)
+        # |ω| − i counts the tokens from this one to the end of its macro action.
+        left = self._spread(self.lengths) - self._offset
+        if sigma == "unit":
+            return (left == 1).float()
+        if sigma == "equal":
+            raw = self.token_mask.float()
+        else:
+            raw = 1.0 / (left if sigma == "position" else self._offset + 1)
+            raw = raw.masked_fill(~self.token_mask, 0.0)
+        return raw / self._spread(self._sum(raw)).masked_fill(~self.token_mask, 1.0)
+
+    def broadcast(self, y: Tensor) -> Tensor:
+        """Each token gets its macro action's value: y [B,S] → [B,T], 0 on padding. Differentiable.
+
+        Floating tensors come back as float32, integer and bool ones in their own dtype.
+        """
+        if isinstance(y, Tensor) and y.is_floating_point():
+            return self._spread(clean("y", y, self.mask, "macro action"))
+        check_tensor("y", y, tuple(self.mask.shape), self.mask)
+        return self._spread(y)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), self.lengths.shape[1] + 1)
+        return out.scatter_add(1, self._slot, x)[:, :-1]
+
+    def _pool(self, x: Tensor, sigma: str) -> Tensor:
+        check_choice("sigma", sigma, SIGMAS)
+        if sigma == "equal":
+            return self._sum(x) / self.lengths.clamp(min=1)
+        return self._sum(x * self.weights(sigma))
+
+    def _spread(self, y: Tensor) -> Tensor:
+        return torch.nn.functional.pad(y, (0, 1)).gather(1, self._slot)
+
+
+def starts_at(positions: Tensor, T: int) -> Tensor:
+    """[B,T] bool, True at ``positions`` [B,K]; positions from T on are dropped."""
+    flags = torch.zeros(len(positions), T + 1, dtype=torch.bool, device=positions.device)
+    return flags.scatter_(1, positions.clamp(max=T), True)[:, :T]
+
+
+def _count(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """lengths [B,S] and mask [B,S] of sound ids; S is the largest number of macro actions in a response."""
+    S = int(ids.max()) + 1 if ids.numel() else 0
+    slot = ids.masked_fill(ids < 0, S)
+    lengths = ids.new_zeros(len(ids), S + 1).scatter_add_(1, slot, torch.ones_like(ids))[:, :-1]
+    return lengths, lengths > 0
+
+
+def _check_ids(ids: Tensor) -> None:
+    """Padding right only; the first token in macro action 0; then the same one or the next."""
+    check_matrix("ids", ids, torch.int64)
+    valid = ids >= 0
+    check_mask(valid, "ids")
+    step = ids.diff(dim=1, prepend=ids.new_full((len(ids), 1), -1))
+    odd = (valid & ((step < 0) | (step > 1))) | (ids < -1)
+    if odd.any():
+        row, token = first_true(odd)
+        at = f"ids: response {row}, token {token}: found {ids[row, token]}"
+        if ids[row, token] < -1:
+            raise InputError(f"{at}; padding is -1")
+        if token == 0:
+            raise InputError(f"{at}; the first macro action is 0")
+        raise InputError(f"{at} after {ids[row, token - 1]}; a token continues its macro action or begins the next")
+
+
+def _check_counts(ids: Tensor, lengths: Tensor, mask: Tensor) -> None:
+    """lengths and mask agree with sound ids; S may exceed what these responses need."""
+    check_matrix("lengths", lengths, torch.int64)
+    check_tensor("lengths", lengths, (len(ids), lengths.shape[1]), ids)
+    check_matrix("mask", mask, torch.bool)
+    check_tensor("mask", mask, tuple(lengths.shape), ids)
+    counts = torch.nn.functional.pad(got := _count(ids)[0], (0, max(0, lengths.shape[1] - got.shape[1])))
+    if counts.shape != lengths.shape:
+        raise InputError(
+            f"lengths: expected at least {counts.shape[1]} macro actions, got shape {tuple(lengths.shape)}"
+        )
+    if (wrong := lengths != counts).any():
+        row, step = at = first_true(wrong)
+        raise InputError(
+            f"lengths: response {row}, macro action {step} is {lengths[at]}, but ids give it {counts[at]} tokens"
+        )
+    if (wrong := mask != (counts > 0)).any():
+        row, step = at = first_true(wrong)
+        raise InputError(f"mask: response {row}, macro action {step} is {bool(mask[at])}, its length {counts[at]}")

@@ -1,0 +1,166 @@
+"""The two losses of MA-PPO (§3.2.2, Algorithm 1, Appendix E). Each returns (loss, stats).
+
+Both sum over terms (tokens or macro actions) and divide by a count. Pass the count of the whole update as
+``normalizer`` and the gradients do not depend on how it is split into micro-batches or over processes.
+Stats are detached 0-d float32 tensors: the returned loss, and means over this batch's own ``count`` terms.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro._checks import check_choice, check_positive, clean
+from marlhf_lite.macro.actions import MacroActions
+
+LEVELS = ("token", "macro")
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this before exp: against overflow only, exp(20) is far outside any clip range."""
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    macro: MacroActions,
+    clip: float | None = 0.2,
+    ratio: str = "token",
+    normalizer: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow to ``logprobs`` alone.
+
+    Args:
+        logprobs, old_logprobs: [B,T] floating, natural logarithms, under the policy and the one that sampled.
+        advantages: [B,S] floating, Â_τ.
+        macro: the segmentation.
+        clip: ε; None is off.
+        ratio: "token": each token's own ratio against its macro action's advantage, mean over tokens (Appendix E).
+            "macro": the ratio of joint probabilities exp Σ_{t∈ω}(log π − log π_old), one term for each macro action,
+            mean over macro actions (the objective of §3.2.2). A log-ratio beyond ±MAX_LOG_RATIO has no gradient.
+        normalizer: the number to divide the sum by; None: the tokens ("token") or macro actions ("macro") here.
+
+    Returns:
+        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
+        terms where the clipped one was taken), ratio_mean, ratio_max, approx_kl (mean of ratio − 1 − log ratio), count.
+
+    Raises:
+        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or macro action.
+    """
+    check_choice("ratio", ratio, LEVELS)
+    if clip is not None:
+        check_positive("clip", clip)
+    valid = macro.token_mask
+    log_ratio = clean("logprobs", logprobs, valid) - clean("old_logprobs", old_logprobs, valid).detach()
+    gain = clean("advantages", advantages, macro.mask, "macro action").detach()
+    if ratio == "token":
+        gain = macro._spread(gain)
+    else:
+        log_ratio, valid = macro._sum(log_ratio), macro.mask
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratios = log_ratio.exp()
+    # Padding has gain 0, so its terms and their gradients are 0.
+    plain = -gain * ratios
+    clipped = plain if clip is None else -gain * ratios.clamp(1.0 - clip, 1.0 + clip)
+    loss, count = _average(torch.maximum(plain, clipped), valid, normalizer)
+    return loss, _policy_stats(loss, count, clipped > plain, ratios, log_ratio, valid)
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    macro: MacroActions,
+    clip: float | None = 0.2,
+    target: str = "token",
+    sigma: str = "equal",
+    normalizer: float | Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """½·max((V − Q̂_τ)², (V_clipped − Q̂_τ)²), averaged. Gradients flow to ``values`` alone.
+
+    V_clipped is V kept within ±clip of the old value.
+
+    Args:
+        values, old_values: [B,T] floating, V(s_t) now and when the responses were sampled.
+        returns: [B,S] floating, Q̂_τ.
+        macro: the segmentation.
+        clip: the range; None is off.
+        target: "token": each V(s_t) regresses to its macro action's return, mean over tokens (Appendix E).
+            "macro": V(s_τ, ω_τ), pooled by ``sigma``, regresses to it, mean over macro actions (Algorithm 1).
+        sigma: the weights of target "macro"; see `MacroActions.pool`. Not used by "token".
+        normalizer: the number to divide the sum by; None: the tokens ("token") or macro actions ("macro") here.
+
+    Returns:
+        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
+        terms where the clipped one was taken), explained_variance (1 − Var(Q̂ − V)/Var(Q̂) over what is regressed;
+        0 where the returns do not vary), count.
+
+    Raises:
+        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or macro action.
+    """
+    check_choice("target", target, LEVELS)
+    if clip is not None:
+        check_positive("clip", clip)
+    valid = macro.token_mask
+    now, old = clean("values", values, valid), clean("old_values", old_values, valid).detach()
+    goal = clean("returns", returns, macro.mask, "macro action").detach()
+    if target == "token":
+        goal = macro._spread(goal)
+    else:
+        now, old, valid = macro._pool(now, sigma), macro._pool(old, sigma), macro.mask
+    # Padding has now = old = goal = 0, so its terms and their gradients are 0.
+    plain = (now - goal).square()
+    clipped = plain if clip is None else (old + (now - old).clamp(-clip, clip) - goal).square()
+    loss, count = _average(0.5 * torch.maximum(plain, clipped), valid, normalizer)
+    return loss, _value_stats(loss, count, clipped > plain, now, goal, valid)
+
+
+def _average(terms: Tensor, valid: Tensor, normalizer: float | Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of the terms over the normalizer, and the number of terms."""
+    count = valid.sum().float()
+    if normalizer is None:
+        return terms.sum() / count.clamp(min=1.0), count
+    if isinstance(normalizer, Tensor) and normalizer.dim() > 0:
+        raise InputError(f"normalizer: expected a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
+    number = float(normalizer)
+    if not 0.0 <= number < math.inf or (number == 0.0 and count > 0):
+        raise InputError(f"normalizer: expected a finite number above 0, got {number}")
+    return terms.sum() / (number or 1.0), count
+
+
+@torch.no_grad()
+def _policy_stats(
+    loss: Tensor, count: Tensor, took_clipped: Tensor, ratios: Tensor, log_ratio: Tensor, valid: Tensor
+) -> dict[str, Tensor]:
+    share = count.clamp(min=1.0)
+    inside = ratios.masked_fill(~valid, 0.0)
+    return {
+        "loss": loss.detach(),
+        "clip_fraction": took_clipped.sum() / share,
+        "ratio_mean": inside.sum() / share,
+        "ratio_max": inside.amax() if inside.numel() else torch.zeros_like(count),
+        # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
+        "approx_kl": (log_ratio.expm1() - log_ratio).sum() / share,
+        "count": count,
+    }
+
+
+@torch.no_grad()
+def _value_stats(
+    loss: Tensor, count: Tensor, took_clipped: Tensor, now: Tensor, goal: Tensor, valid: Tensor
+) -> dict[str, Tensor]:
+    share = count.clamp(min=1.0)
+
+    def variance(x: Tensor) -> Tensor:
+        return (x - x.sum() / share).masked_fill(~valid, 0.0).square().sum() / share
+
+    spread = variance(goal)
+    # Returns that differ by rounding alone do not vary.
+    flat = spread <= 1e-12 * goal.square().sum() / share
+    explained = 1.0 - variance(goal - now) / torch.where(flat, 1.0, spread)
+    return {
+        "loss": loss.detach(),
+        "clip_fraction": took_clipped.sum() / share,
+        "explained_variance": explained.masked_fill(flat, 0.0),
+        "count": count,
+    }

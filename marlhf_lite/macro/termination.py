@@ -1,0 +1,118 @@
+"""Termination conditions ζ: where a macro action ends (§3.2.1).
+
+A rule is a small frozen object, called as ``rule(mask, **context)``. All rules take the same context, and each reads
+only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``row_ids`` [B], ``step``.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro._checks import check_int, check_mask, check_tensor
+from marlhf_lite.macro.actions import MacroActions, starts_at
+
+
+@runtime_checkable
+class TerminationRule(Protocol):
+    """Anything that segments a batch of responses."""
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        """mask: [B,T] bool, True on valid tokens, right-padded. Context that a rule does not use is ignored."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedNGram:
+    """Every n tokens, the last macro action may be shorter (§3.2.1, the default rule; n=5 in the paper's runs).
+
+    n=1 is token-level PPO; n=math.inf makes one macro action of each response, the contextual bandit (§3.2.3).
+    """
+
+    n: int | float = 5
+
+    def __post_init__(self) -> None:
+        if self.n != math.inf:
+            try:
+                check_int("n", self.n, least=1)
+            except InputError as error:
+                raise InputError(f"{error}; math.inf makes one macro action of a response") from None
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        check_mask(mask)
+        place = torch.arange(mask.shape[1], device=mask.device)
+        starts = place % self.n == 0 if self.n < mask.shape[1] else place == 0
+        return MacroActions.from_starts(starts.expand_as(mask), mask)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One macro action for the whole response, the same as ``FixedNGram(math.inf)``."""
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        return FixedNGram(math.inf)(mask)
+
+
+@dataclass(frozen=True)
+class RandomizedNGram:
+    """Lengths from a list, each ``repeats`` times, shuffled anew for each response (§3.2.1, Appendix E).
+
+    Tokens left over when the list is used up form one last macro action. The released code uses (1, 2, 3, 5, 10).
+
+    The shuffle of a response depends on ``seed`` and on two context values alone, never on the rest of the batch:
+        row_ids: [B] integer tensor, one name for each response; default 0 … B−1. Pass them to get the same
+            segmentation however a batch is split or ordered.
+        step: int, default 0. Pass the update's number to get new lengths at every update.
+    """
+
+    lengths: tuple[int, ...] = (2, 3, 5, 10)
+    repeats: int = 3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", tuple(self.lengths))
+        if not self.lengths:
+            raise InputError("lengths: expected at least one length")
+        for place, n in enumerate(self.lengths):
+            check_int(f"lengths[{place}]", n, least=1)
+        check_int("repeats", self.repeats, least=1)
+        check_int("seed", self.seed)
+
+    def __call__(self, mask: Tensor, *, row_ids: Tensor | None = None, step: int = 0, **context: Any) -> MacroActions:
+        check_mask(mask)
+        check_int("step", step)
+        if row_ids is None:
+            row_ids = torch.arange(len(mask), device=mask.device)
+        check_tensor("row_ids", row_ids, (len(mask),), mask)
+        if row_ids.dtype == torch.bool or row_ids.is_floating_point():
+            raise InputError(f"row_ids: expected an integer dtype, got {row_ids.dtype}")
+        ends = self._shuffled(row_ids.long(), step).cumsum(1)
+        return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
+
+    def _shuffled(self, row_ids: Tensor, step: int) -> Tensor:
+        """[B,K]: the repeated list in each response's own order, by sorting one pseudo-random key per entry."""
+        bag = torch.tensor(self.lengths * self.repeats, device=row_ids.device)
+        seed, step = row_ids.new_tensor([_signed(self.seed), _signed(step)])
+        state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), row_ids)[:, None]
+        keys = _hash(state, torch.arange(len(bag), device=row_ids.device))
+        return bag[keys.argsort(dim=1, stable=True)]
+
+
+def _signed(number: int) -> int:
+    """The low 64 bits of any integer, read as int64."""
+    return (int(number) + 2**63) % 2**64 - 2**63
+
+
+def _hash(state: Tensor, value: Tensor) -> Tensor:
+    """One step of a counter-based generator (the splitmix64 finaliser) on int64 with wrap-around.
+
+    Unlike torch.Generator it needs no loop over responses and gives the same numbers on every device.
+    """
+    x = state + (value + 1) * _signed(0x9E3779B97F4A7C15)
+    # >> keeps the sign of an int64; the & makes it the shift of an unsigned number.
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
+    return x ^ ((x >> 31) & (2**33 - 1))

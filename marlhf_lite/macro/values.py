@@ -1,0 +1,104 @@
+"""Value and reward of a macro action, from those of its tokens (§3.2.2, Appendix D.1, Appendix E)."""
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro._checks import check_choice, check_mask, check_positive, check_unit, clean
+from marlhf_lite.macro.actions import MacroActions
+
+POOLINGS = ("sum", "mean")
+
+
+def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> Tensor:
+    """V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}), Σσ = 1 (Appendix D.1).
+
+    Args:
+        values: [B,T] floating, the critic's V(s_t).
+        macro: the segmentation.
+        sigma: "equal", "unit", "position" or "position_reversed"; see `MacroActions.pool`.
+
+    Returns:
+        [B,S] float32, 0 on padding. Differentiable.
+
+    Raises:
+        InputError: wrong shape or dtype, or NaN/inf on a valid token.
+    """
+    return macro._pool(clean("values", values, macro.token_mask), sigma)
+
+
+def macro_rewards(
+    token_rewards: Tensor,
+    scores: Tensor,
+    macro: MacroActions,
+    pooling: str = "sum",
+    rho: float = 1.0,
+    sigma: str = "equal",
+) -> Tensor:
+    """R_τ: the KL rewards inside a macro action, pooled, plus the score on the last one (§3.2.2, Appendix E).
+
+    The score is added once and unaveraged, whatever the pooling. A response without tokens has no last macro action:
+    its score is not used.
+
+    Args:
+        token_rewards: [B,T] floating, the per-token rewards without the score; see `kl_rewards`.
+        scores: [B] floating, the reward model's score of each response; see `clip_scores`.
+        macro: the segmentation.
+        pooling: "sum" Σ_i ρ^i r_{t_τ+i} (the paper); "mean" Σ_i σ_i r_{t_τ+i} (the released code, which shrinks the
+            KL coefficient by about the mean length of a macro action).
+        rho: the discount ρ inside a macro action, 0 to 1; "sum" only.
+        sigma: the weights of "mean"; see `MacroActions.pool`.
+
+    Returns:
+        [B,S] float32, 0 on padding.
+
+    Raises:
+        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or on the score of a non-empty response.
+    """
+    check_choice("pooling", pooling, POOLINGS)
+    check_unit("rho", rho)
+    if pooling == "mean" and rho != 1.0:
+        raise InputError(f"rho: pooling 'mean' weighs tokens by sigma and takes rho=1 only, got {rho!r}")
+    rewards = clean("token_rewards", token_rewards, macro.token_mask)
+    counts = macro.mask.sum(1)
+    scores = clean("scores", scores, counts > 0)
+    if pooling == "mean":
+        pooled = macro._pool(rewards, sigma)
+    else:
+        pooled = macro._sum(rewards if rho == 1.0 else rewards * rho**macro._offset)
+    steps = torch.arange(pooled.shape[1], device=pooled.device)
+    return pooled + (steps == (counts - 1)[:, None]) * scores[:, None]
+
+
+def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float) -> Tensor:
+    """r_t = −β·(log π_old(a_t) − log π_ref(a_t)), the k1 estimate of the KL penalty for each token (§2).
+
+    Args:
+        logprobs, ref_logprobs: [B,T] floating, natural logarithms, of the sampling policy and of the reference.
+        mask: [B,T] bool, True on valid tokens, right-padded.
+        beta: the KL coefficient β, >= 0.
+
+    Returns:
+        [B,T] float32, 0 on padding.
+
+    Raises:
+        InputError: wrong shape, dtype or range, or NaN/inf on a valid token.
+    """
+    check_mask(mask)
+    if beta != 0:
+        check_positive("beta", beta)
+    return -beta * (clean("logprobs", logprobs, mask) - clean("ref_logprobs", ref_logprobs, mask))
+
+
+def clip_scores(scores: Tensor, clip: float | None = None) -> Tensor:
+    """Scores [B] as float32, clamped to ±clip; None leaves them (the released code clamps to ±2.5).
+
+    Raises:
+        InputError: not one-dimensional, or NaN/inf anywhere: a clamp would hide an infinite score.
+    """
+    if clip is not None:
+        check_positive("clip", clip)
+    if not isinstance(scores, Tensor) or scores.dim() != 1:
+        raise InputError(f"scores: expected a tensor of shape [B], got {getattr(scores, 'shape', type(scores))}")
+    scores = clean("scores", scores, torch.ones_like(scores, dtype=torch.bool))
+    return scores if clip is None else scores.clamp(-clip, clip)

@@ -1,0 +1,200 @@
+"""Policy, reference, reward model and critic: four modules over one set of frozen base weights.
+
+The base is loaded once. `share` copies its module tree but not its parameters, and each role then gets a LoRA adapter
+(and a score head) of its own. No adapter is ever switched, so a role can neither lose its gradients to another nor be
+evaluated with the wrong adapter. What each stage starts from (paper, Appendix B.2) is a copied adapter:
+
+    SFT adapter -> policy, reference, reward model        reward adapter and head -> critic
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as hf_logging
+
+from marlhf_lite.config import ModelOptions
+from marlhf_lite.errors import InputError
+
+EMBEDDED_MODEL = "tiny-gemma"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def model_path(name: str) -> str:
+    """Where a model is: the embedded one by its name, a local folder as it is, else a name on the hub.
+
+    Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
+    """
+    if name == EMBEDDED_MODEL:
+        packed = Path(str(files("marlhf_lite"))) / "_data" / EMBEDDED_MODEL
+        return str(packed if packed.is_dir() else Path(__file__).parent.parent / "data" / EMBEDDED_MODEL)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return str(folder)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"--model {name}: no such folder: give {EMBEDDED_MODEL}, a folder, or a hub name (owner/name)")
+    return name
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        hint = "it holds an adapter: give it as --sft or --rm, and its base as --model" if adapter else "save one there"
+        raise InputError(f"--model {folder}: no config.json: {hint}")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise InputError(f"--model {folder}: a config but no weights ({_WEIGHTS[0]}): copy them there")
+
+
+def load_tokenizer(name: str):
+    """The model's fast tokenizer. Without a pad token it gets one: EOS, which is safe because masks come from lengths."""
+    tokenizer = _load(AutoTokenizer, name)
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_base(options: ModelOptions) -> PreTrainedModel:
+    """The causal LM with every parameter frozen, in eval mode."""
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    base = _load(AutoModelForCausalLM, options.model, dtype=dtype, attn_implementation=options.attention)
+    return base.requires_grad_(False).eval()
+
+
+def _load(kind, name: str, **kwargs):
+    path = model_path(name)
+    quiet = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        return kind.from_pretrained(path, **kwargs)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder") from None
+    finally:
+        if quiet:
+            hf_logging.enable_progress_bar()
+
+
+def share(model: nn.Module) -> nn.Module:
+    """A copy of the module tree whose parameters and buffers are the original's: no memory, gradients apart."""
+    kept = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept})
+
+
+def lora_config(options: ModelOptions, task: TaskType) -> LoraConfig:
+    """LoRA on every linear layer of the blocks; a score model trains its head in full."""
+    return LoraConfig(
+        task_type=task,
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
+        target_modules=options.lora_targets,
+        modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
+    )
+
+
+def new_policy(base: PreTrainedModel, options: ModelOptions) -> PeftModel:
+    """The base with a fresh adapter: where SFT starts."""
+    return get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM))
+
+
+def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
+    """The base with a saved adapter: policy (trainable) or reference (frozen)."""
+    return _load_adapter(share(base), adapter, trainable)
+
+
+def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> PeftModel:
+    """A score model that starts from the SFT adapter, with a new head (paper, Appendix B.2)."""
+    config = LoraConfig.from_pretrained(_check_adapter(sft))
+    config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
+    model = get_peft_model(_with_head(share(base), seed), config)
+    set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)))
+    return model
+
+
+def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> PeftModel:
+    """A saved reward adapter with its head: the reward model (frozen) or the critic (trainable)."""
+    return _load_adapter(_with_head(share(base), 0), adapter, trainable)
+
+
+def _device(model: nn.Module) -> str:
+    return str(next(model.parameters()).device)
+
+
+def _check_adapter(folder: str | Path) -> str:
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise InputError(f"{folder}: no adapter_config.json: give a folder that `marlhf sft` or `marlhf rm` wrote")
+    return str(folder)
+
+
+def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
+    return PeftModel.from_pretrained(model, _check_adapter(folder), is_trainable=trainable).train(trainable)
+
+
+def _with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The backbone of a causal LM under a score head of one output, as a sequence classifier of the same family."""
+    config = copy.deepcopy(causal_lm.config)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
+    with torch.device("meta"):  # only the shell is wanted: the weights are the base's
+        model = AutoModelForSequenceClassification.from_config(config)
+    setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
+    width = config.get_text_config().hidden_size
+    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) / (width + 1) ** 0.5
+    model.score = nn.Linear(width, 1, bias=False)
+    model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
+    return model.requires_grad_(False)
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """[B, L] positions that count attended tokens only, so left padding shifts nothing."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+class PolicyRole(nn.Module):
+    """A causal LM asked for the log-probabilities of a response. Called as a whole, so wrappers (DDP) see the pass."""
+
+    def __init__(self, model: PeftModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
+        """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], in float32, nats."""
+        logits = self.model(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=position_ids(attention_mask),
+            logits_to_keep=length + 1,
+            use_cache=False,
+        ).logits[:, :-1]
+        log_p = torch.log_softmax(logits.float() / temperature, dim=-1)
+        entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        return log_p.gather(-1, tokens[:, -length:, None]).squeeze(-1), entropy
+
+
+class ScoreRole(nn.Module):
+    """A score model asked for its score at every position."""
+
+    def __init__(self, model: PeftModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, L] scores in float32: a reward model reads the one at the last response token, a critic V(s_t) at the
+        token before action t."""
+        classifier = self.model.get_base_model()
+        hidden = getattr(classifier, classifier.base_model_prefix)(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=position_ids(attention_mask),
+            use_cache=False,
+        ).last_hidden_state
+        return classifier.score(hidden.to(classifier.score.weight.dtype)).squeeze(-1).float()

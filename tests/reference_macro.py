@@ -1,0 +1,222 @@
+"""The equations as plain float64 loops, and ragged batches to try them on.
+
+Nothing here uses marlhf_lite. Responses are lists of scalars: floats, or 0-d float64 tensors for gradients.
+A segmentation is a list of lengths for each response.
+"""
+
+import random
+
+import torch
+
+SIGMAS = ("equal", "unit", "position", "position_reversed")
+
+
+# -- batches ------------------------------------------------------------------------------------------------------
+
+
+def random_lengths(rng: random.Random, tokens: int) -> list[int]:
+    """A random partition of so many tokens."""
+    out = []
+    while tokens:
+        out.append(rng.randint(1, min(tokens, 6)))
+        tokens -= out[-1]
+    return out
+
+
+def fixed_lengths(tokens: int, n: float) -> list[int]:
+    """n tokens each, the last may be shorter."""
+    out = []
+    while tokens:
+        out.append(int(min(n, tokens)))
+        tokens -= out[-1]
+    return out
+
+
+class Batch:
+    """Ragged random data: a full-width row, a length-1 row, a length-0 row, random ones, an all-padding tail.
+
+    Padding holds NaN in every tensor.
+    """
+
+    def __init__(self, seed: int, T: int = 23, rows: int = 7, tail: int = 3, noise: float = 0.3):
+        rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
+        self.counts = [T, 1, 0] + [rng.randint(2, T - 1) for _ in range(rows - 3)]
+        self.B, self.T = rows, T + tail
+        self.mask = torch.tensor([[t < c for t in range(self.T)] for c in self.counts])
+        self.parts = [random_lengths(rng, c) for c in self.counts]
+        self.old_logprobs = self._pad(-torch.rand(rows, self.T, generator=g) * 4)
+        self.logprobs = self._pad(self.old_logprobs + noise * torch.randn(rows, self.T, generator=g))
+        self.ref_logprobs = self._pad(self.old_logprobs + 0.4 * torch.randn(rows, self.T, generator=g))
+        self.old_values = self._pad(torch.randn(rows, self.T, generator=g))
+        self.values = self._pad(self.old_values + 0.3 * torch.randn(rows, self.T, generator=g))
+        self.scores = torch.randn(rows, generator=g)
+        self.generator = g
+
+    def _pad(self, x):
+        return x.masked_fill(~self.mask, float("nan"))
+
+    def steps(self, parts=None):
+        """A random [B,S] tensor with NaN on padding."""
+        parts = parts or self.parts
+        x = torch.randn(self.B, max(map(len, parts)), generator=self.generator)
+        return x.masked_fill(~torch.tensor([[s < len(p) for s in range(x.shape[1])] for p in parts]), float("nan"))
+
+    def rows(self, x):
+        """[B,T] → lists of floats, valid tokens only."""
+        return [row[:c].double().tolist() for row, c in zip(x, self.counts)]
+
+    def leaves(self, x):
+        """[B,T] → a float64 leaf with zeros on padding, and lists of its valid scalars."""
+        leaf = x.double().nan_to_num(0.0).requires_grad_()
+        return leaf, [list(row[:c].unbind()) for row, c in zip(leaf, self.counts)]
+
+
+def valid(x, parts):
+    """[B,S] → lists of floats, real macro actions only."""
+    return [row[: len(p)].double().tolist() for row, p in zip(x, parts)]
+
+
+def padded(lists, width):
+    """Lists of floats → [B,width] float64, 0 on padding."""
+    return torch.tensor([list(map(float, row)) + [0.0] * (width - len(row)) for row in lists], dtype=torch.float64)
+
+
+# -- macro actions ----------------------------------------------------------------------------------------------------
+
+
+def split(xs, lengths):
+    """One list for each macro action."""
+    out, at = [], 0
+    for n in lengths:
+        out.append(xs[at : at + n])
+        at += n
+    assert at == len(xs)
+    return out
+
+
+def sigma_weights(n, sigma):
+    if sigma == "equal":
+        return [1 / n] * n
+    if sigma == "unit":
+        return [0.0] * (n - 1) + [1.0]
+    raw = [1 / (n - i) if sigma == "position" else 1 / (i + 1) for i in range(n)]
+    return [w / sum(raw) for w in raw]
+
+
+def pool(xs, lengths, sigma="equal"):
+    return [sum(w * x for w, x in zip(sigma_weights(len(p), sigma), p)) for p in split(xs, lengths)]
+
+
+def rewards(xs, score, lengths, pooling="sum", rho=1.0, sigma="equal"):
+    if pooling == "sum":
+        out = [sum(rho**i * x for i, x in enumerate(p)) for p in split(xs, lengths)]
+    else:
+        out = pool(xs, lengths, sigma)
+    if out:
+        out[-1] = out[-1] + score
+    return out
+
+
+def gae(rs, vs, gamma=1.0, lam=0.95):
+    """The backward recursion Â_t = δ_t + γλ·Â_{t+1}."""
+    advantages, running, following = [], 0.0, 0.0
+    for r, v in zip(reversed(rs), reversed(vs)):
+        running = r + gamma * following - v + gamma * lam * running
+        following = v
+        advantages.insert(0, running)
+    return advantages, [a + v for a, v in zip(advantages, vs)]
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def clamp(x, low, high):
+    return min(max(x, low), high)
+
+
+def policy_terms(new, old, advantages, lengths, clip=0.2, ratio="token"):
+    """The terms of one response."""
+    terms = []
+    for p, q, gain in zip(split(new, lengths), split(old, lengths), advantages):
+        log_ratios = [a - b for a, b in zip(p, q)]
+        for log_ratio in log_ratios if ratio == "token" else [sum(log_ratios)]:
+            r = torch.as_tensor(log_ratio, dtype=torch.float64).exp()
+            term = r * gain if clip is None else min(r * gain, clamp(r, 1 - clip, 1 + clip) * gain)
+            terms.append(-torch.as_tensor(term, dtype=torch.float64))
+    return terms
+
+
+def value_terms(new, old, returns, lengths, clip=0.2, target="token", sigma="equal"):
+    """The terms of one response."""
+    if target == "token":
+        goals = [g for g, n in zip(returns, lengths) for _ in range(n)]
+    else:
+        new, old, goals = pool(new, lengths, sigma), pool(old, lengths, sigma), returns
+    terms = []
+    for v, u, goal in zip(new, old, goals):
+        plain = (v - goal) ** 2
+        terms.append(0.5 * (plain if clip is None else max(plain, (clamp(v, u - clip, u + clip) - goal) ** 2)))
+    return terms
+
+
+def mean(terms_by_response):
+    terms = [t for row in terms_by_response for t in row]
+    return sum(terms) / len(terms)
+
+
+# -- two textbook algorithms without macro actions --------------------------------------------------------------------
+
+
+def token_ppo(batch, beta, gamma=1.0, lam=0.95, clip=0.2):
+    """PPO as in the books, on tokens: advantages, returns, both losses and their gradients."""
+    new_leaf, new = batch.leaves(batch.logprobs)
+    value_leaf, values = batch.leaves(batch.values)
+    old, ref, old_values = map(batch.rows, (batch.old_logprobs, batch.ref_logprobs, batch.old_values))
+    policy, value, count, all_advantages, all_returns = 0.0, 0.0, 0, [], []
+    for i in range(batch.B):
+        length = len(old[i])
+        r = [-beta * (old[i][t] - ref[i][t]) for t in range(length)]
+        if length:
+            r[-1] += float(batch.scores[i])
+        advantages, returns = [0.0] * length, [0.0] * length
+        for t in range(length):
+            for k in range(t, length):
+                after = old_values[i][k + 1] if k + 1 < length else 0.0
+                advantages[t] += (gamma * lam) ** (k - t) * (r[k] + gamma * after - old_values[i][k])
+            returns[t] = advantages[t] + old_values[i][t]
+            ratio = (new[i][t] - old[i][t]).exp()
+            bound = ratio.clamp(1 - clip, 1 + clip)
+            policy = policy - torch.minimum(ratio * advantages[t], bound * advantages[t])
+            v, u = values[i][t], old_values[i][t]
+            bound = v.clamp(u - clip, u + clip)
+            value = value + 0.5 * torch.maximum((v - returns[t]) ** 2, (bound - returns[t]) ** 2)
+            count += 1
+        all_advantages.append(advantages)
+        all_returns.append(returns)
+    policy, value = policy / count, value / count
+    policy.backward()
+    value.backward()
+    return all_advantages, all_returns, policy.detach(), value.detach(), new_leaf.grad, value_leaf.grad
+
+
+def bandit(batch, beta, clip=0.2, sequence_ratio=False):
+    """The whole response is one action: advantage = total reward − mean value."""
+    new_leaf, new = batch.leaves(batch.logprobs)
+    value_leaf, values = batch.leaves(batch.values)
+    old, ref, old_values = map(batch.rows, (batch.old_logprobs, batch.ref_logprobs, batch.old_values))
+    policy, value = [], []
+    for i, length in enumerate(batch.counts):
+        if not length:
+            continue
+        total = float(batch.scores[i]) - beta * (sum(old[i]) - sum(ref[i]))
+        gain = total - sum(old_values[i]) / length
+        logs = [new[i][t] - old[i][t] for t in range(length)]
+        for log_ratio in [sum(logs)] if sequence_ratio else logs:
+            r = log_ratio.exp()
+            policy.append(-torch.minimum(r * gain, r.clamp(1 - clip, 1 + clip) * gain))
+        for v, u in zip(values[i], old_values[i]):
+            value.append(0.5 * torch.maximum((v - total) ** 2, (v.clamp(u - clip, u + clip) - total) ** 2))
+    policy, value = torch.stack(policy).mean(), torch.stack(value).mean()
+    policy.backward()
+    value.backward()
+    return policy.detach(), value.detach(), new_leaf.grad, value_leaf.grad

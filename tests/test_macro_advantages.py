@@ -1,0 +1,156 @@
+"""GAE against the backward recursion, and whitening."""
+
+import math
+
+import pytest
+import reference_macro as ref
+import torch
+
+from marlhf_lite.macro import gae, whiten
+from marlhf_lite.macro.advantages import discounted_sums
+
+
+def steps(counts, tail, seed):
+    """Rewards, values with NaN on padding, and the mask."""
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(counts, default=0) + tail) < torch.tensor(counts, dtype=torch.int64)[:, None]
+    return *(torch.randn(mask.shape, generator=g).masked_fill(~mask, math.nan) for _ in range(2)), mask
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("counts", [[5, 1, 0, 3], [600, 1, 0, 599, 64], [8, 7, 9, 16, 17], [1], [0]])
+def test_gae_matches_the_recursion(counts, gamma, lam):
+    rewards, values, mask = steps(counts, 2, seed=sum(counts))
+    advantages, returns = gae(rewards, values, mask, gamma, lam)
+    rows = [ref.gae(r[:n].tolist(), v[:n].tolist(), gamma, lam) for r, v, n in zip(rewards, values, counts)]
+    S = mask.shape[1]
+    for got, expected in ((advantages, [a for a, _ in rows]), (returns, [q for _, q in rows])):
+        torch.testing.assert_close(got.double(), ref.padded(expected, S), rtol=2e-6, atol=1e-5)
+        assert got.dtype == torch.float32 and (got[~mask] == 0).all()
+
+
+def test_gae_by_hand():
+    rewards, values = torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
+    mask = torch.tensor([[True, True, False]])
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.5)
+    # δ_1 = 2 − 0.25, the value after the end being 0; δ_0 = 1 + 0.25 − 0.5
+    assert advantages.tolist() == [[0.75 + 0.5 * 1.75, 1.75, 0.0]]
+    assert returns.tolist() == [[1.625 + 0.5, 2.0, 0.0]]
+    plain = gae(rewards, values, mask, lam=1.0)
+    assert plain[1].tolist() == [[3.0, 2.0, 0.0]]  # λ=1: the sum of the rewards to come
+    assert torch.equal(gae(rewards, values, mask)[0], gae(rewards, values, mask, 1.0, 0.95)[0])
+
+
+@pytest.mark.parametrize("discount", [0.0, 1e-30, 0.3, 0.95, 0.999, 1.0])
+def test_discounted_sums_hold_at_4096_steps(discount):
+    x = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0))
+    expected, running = [], torch.zeros(2, dtype=torch.float64)
+    for t in reversed(range(4096)):
+        running = x[:, t].double() + discount * running
+        expected.insert(0, running)
+    expected = torch.stack(expected, 1)
+    got = discounted_sums(x, discount).double()
+    assert (got - expected).abs().max() < 2e-6 * expected.abs().max() + 1e-6
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0), (2, 3)])
+def test_gae_without_steps(shape):
+    x = torch.full(shape, math.nan)
+    for out in gae(x, x, torch.zeros(shape, dtype=torch.bool)):
+        assert torch.equal(out, torch.zeros(shape))
+
+
+def test_gae_does_not_depend_on_the_other_responses_or_on_padding():
+    counts = [33, 1, 0, 20]
+    rewards, values, mask = steps(counts, 5, seed=0)
+    together = gae(rewards, values, mask)
+    for i, n in enumerate(counts):
+        alone = gae(rewards[i : i + 1, :n], values[i : i + 1, :n], mask[i : i + 1, :n])
+        for a, b in zip(together, alone):
+            torch.testing.assert_close(a[i : i + 1, :n], b, rtol=1e-6, atol=1e-6)
+
+
+def test_gae_gradient_is_finite_with_nan_on_padding():
+    rewards, values, mask = steps([4, 2], 1, seed=0)
+    rewards.requires_grad_()
+    gae(rewards, values, mask)[0].sum().backward()
+    assert rewards.grad.isfinite().all() and (rewards.grad[~mask] == 0).all() and (rewards.grad[mask] != 0).all()
+
+
+def test_bad_arguments_of_gae():
+    x, mask = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+    for name, bad in (("gamma", 1.1), ("gamma", -0.1), ("lam", math.nan), ("lam", True), ("lam", "1")):
+        with pytest.raises(ValueError, match=f"{name}: expected a number from 0 to 1"):
+            gae(x, x, mask, **{name: bad})
+    with pytest.raises(ValueError, match=r"values: expected shape \(2, 3\), got \(2, 2\)"):
+        gae(x, x[:, :2], mask)
+    with pytest.raises(ValueError, match="rewards: nan at response 1, step 2"):
+        gae(torch.tensor([[0.0, 0, 0], [0, 0, math.nan]]), x, mask)
+    with pytest.raises(ValueError, match="mask: response 0 is not right-padded: position 2 is valid, position 1"):
+        gae(x, x, torch.tensor([[True, False, True], [True, True, True]]))
+    with pytest.raises(ValueError, match="mask: expected dtype torch.bool, got torch.float32"):
+        gae(x, x, x)
+
+
+@pytest.mark.parametrize("shift, scale", [(0.0, 1.0), (100.0, 1e-2), (-3.0, 1e4), (0.0, 1e-6)])
+def test_whiten(shift, scale):
+    x, _, mask = steps([40, 1, 0, 17], 3, seed=1)
+    x = shift + scale * x
+    got = whiten(x, mask)
+    kept = x[mask].double()
+    expected = (kept - kept.mean()) / kept.std(unbiased=False)
+    torch.testing.assert_close(got[mask].double(), expected, rtol=1e-4, atol=1e-5)
+    assert abs(got[mask].mean()) < 1e-5 and abs(got[mask].std(unbiased=False) - 1) < 1e-5
+    assert (got[~mask] == 0).all() and got.dtype == torch.float32
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e6, 1e-8])
+def test_whiten_of_equal_or_single_or_no_elements_is_zero(value):
+    mask = torch.arange(1001) < torch.tensor([[1001], [333], [0]])
+    x = torch.full((3, 1001), value).masked_fill(~mask, math.nan)
+    assert torch.equal(whiten(x, mask), torch.zeros(3, 1001))
+    assert torch.equal(whiten(x[:1, :1], mask[:1, :1]), torch.zeros(1, 1))
+    for shape in ((0, 0), (2, 3)):
+        assert torch.equal(
+            whiten(torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)), torch.zeros(shape)
+        )
+
+
+def test_whiten_does_not_blow_up_rounding():
+    x = torch.full((2, 50), 0.1)
+    x[:, ::2] = torch.nextafter(x[:, ::2], torch.tensor(1.0))
+    assert x.std() > 0 and torch.equal(whiten(x, torch.ones(2, 50, dtype=torch.bool)), torch.zeros(2, 50))
+
+
+def test_whiten_over_processes():
+    """Two halves, whitened by the statistics of both, equal the whole: the sums are exchanged in lockstep."""
+    x, _, mask = steps([40, 9, 3, 17], 3, seed=2)
+    whole = whiten(x, mask)
+    halves = [slice(0, 2), slice(2, 4)]
+    gathered: list = []
+
+    def first_pass(rows):  # learn what each half contributes at each exchange, given the totals known so far
+        sent = []
+
+        def reduce(t):
+            sent.append(t)
+            return gathered[len(sent) - 1] if len(sent) <= len(gathered) else t
+
+        return whiten(x[rows], mask[rows], reduce), sent
+
+    for exchange in range(2):
+        gathered.append(sum(first_pass(rows)[1][exchange] for rows in halves))
+    parts = [first_pass(rows)[0] for rows in halves]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(torch.cat([whiten(x[rows], mask[rows]) for rows in halves]), whole, atol=1e-3)
+
+
+def test_bad_arguments_of_whiten():
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="mask: expected dtype torch.bool"):
+        whiten(x, x)
+    with pytest.raises(ValueError, match=r"x: expected shape \(2, 3\), got \(2, 2\)"):
+        whiten(x[:, :2], x == 0)
+    with pytest.raises(ValueError, match="x: inf at response 1, step 0"):
+        whiten(torch.tensor([[0.0], [math.inf]]), torch.ones(2, 1, dtype=torch.bool))

@@ -1,0 +1,133 @@
+"""Values and rewards of macro actions."""
+
+import math
+
+import pytest
+import reference_macro as ref
+import torch
+
+from marlhf_lite.macro import MacroActions, Whole, clip_scores, kl_rewards, macro_rewards, macro_values
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("sigma", ref.SIGMAS)
+def test_values_match_loops(seed, sigma):
+    batch = ref.Batch(seed)
+    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    expected = [ref.pool(x, n, sigma) for x, n in zip(batch.rows(batch.values), batch.parts)]
+    got = macro_values(batch.values, macro, sigma)
+    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rho": 0.9},
+        {"rho": 0.0},
+        {"pooling": "mean"},
+        {"pooling": "mean", "sigma": "unit"},
+        {"pooling": "mean", "sigma": "position"},
+        {"pooling": "mean", "sigma": "position_reversed"},
+    ],
+)
+def test_rewards_match_loops(seed, options):
+    batch = ref.Batch(seed)
+    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
+    scores = batch.scores.masked_fill(torch.tensor(batch.counts) == 0, NAN)  # the score of nothing is not used
+    got = macro_rewards(r, scores, macro, **options)
+    rows = zip(batch.rows(batch.old_logprobs), batch.rows(batch.ref_logprobs), batch.scores.double(), batch.parts)
+    expected = [ref.rewards([-0.05 * (a - b) for a, b in zip(x, y)], s, n, **options) for x, y, s, n in rows]
+    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean"])
+def test_the_score_is_added_once_and_unaveraged(pooling):
+    batch = ref.Batch(1)
+    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    got = macro_rewards(torch.zeros(batch.B, batch.T), batch.scores, macro, pooling)
+    for row, one, score in zip(got.tolist(), batch.parts, batch.scores.tolist()):
+        last = [score] if one else []
+        assert row == [0.0] * (len(one) - 1) + last + [0.0] * (len(row) - max(len(one), len(last)))
+
+
+def test_rewards_by_hand_and_argument_order():
+    macro = MacroActions.from_lengths([[2, 3]])
+    r, score = torch.tensor([[1.0, 2.0, 3.0, 4.0, 8.0]]), torch.tensor([100.0])
+    assert macro_rewards(r, score, macro).tolist() == [[3.0, 115.0]]
+    assert macro_rewards(r, score, macro, "sum", 0.5).tolist() == [[2.0, 107.0]]
+    assert macro_rewards(r, score, macro, "mean").tolist() == [[1.5, 105.0]]
+    assert macro_rewards(r, score, macro, "mean", 1.0, "unit").tolist() == [[2.0, 108.0]]
+    assert macro_rewards(r, score, Whole()(torch.ones(1, 5).bool())).tolist() == [[118.0]]
+
+
+def test_kl_rewards():
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    new, old = torch.full((2, 3), NAN), torch.full((2, 3), math.inf)
+    new[0, :2], old[0, :2] = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    assert kl_rewards(new, old, mask, 0.1).tolist() == [pytest.approx([-0.05, 0.1, 0.0]), [0.0, 0.0, 0.0]]
+    assert (kl_rewards(new, old, mask, 0) == 0).all()
+    assert kl_rewards(new.bfloat16(), old.double(), mask, 0.1).dtype == torch.float32
+
+
+def test_clip_scores():
+    scores = torch.tensor([-9.0, 0.5, 3.0], dtype=torch.float64)
+    assert clip_scores(scores).tolist() == [-9.0, 0.5, 3.0]
+    assert clip_scores(scores, 2.5).tolist() == [-2.5, 0.5, 2.5]
+    assert clip_scores(scores, 2.5).dtype == clip_scores(scores).dtype == torch.float32
+    for clip in (0, -1.0, NAN, math.inf, True):
+        with pytest.raises(ValueError, match="clip: expected a finite number above 0"):
+            clip_scores(scores, clip)
+    with pytest.raises(ValueError, match="scores: inf at response 1"):
+        clip_scores(torch.tensor([0.0, math.inf]), 2.5)
+    with pytest.raises(ValueError, match=r"scores: expected a tensor of shape \[B\], got torch.Size\(\[2, 1\]\)"):
+        clip_scores(torch.zeros(2, 1), 2.5)
+    with pytest.raises(ValueError, match=r"scores: expected a tensor of shape \[B\], got <class 'list'>"):
+        clip_scores([1.0])
+
+
+def test_padding_garbage_reaches_no_gradient():
+    batch = ref.Batch(2)
+    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    values = batch.values.clone().requires_grad_()
+    logprobs = batch.logprobs.clone().requires_grad_()
+    r = kl_rewards(logprobs, batch.ref_logprobs, batch.mask, 0.1)
+    loss = macro_values(values, macro, "position").sum() + macro_rewards(r, batch.scores, macro, rho=0.5).sum()
+    loss.backward()
+    assert loss.isfinite()
+    for leaf in (values, logprobs):
+        assert leaf.grad.isfinite().all() and (leaf.grad[~batch.mask] == 0).all() and (leaf.grad[batch.mask] != 0).any()
+
+
+def test_bad_arguments():
+    macro = MacroActions.from_lengths([[2, 1], [2]])
+    x, scores = torch.zeros(2, 3), torch.zeros(2)
+    with pytest.raises(ValueError, match=r"values: expected shape \(2, 3\), got \(2, 2\)"):
+        macro_values(x[:, :2], macro)
+    with pytest.raises(ValueError, match="values: expected a floating dtype, got torch.int64"):
+        macro_values(x.long(), macro)
+    with pytest.raises(ValueError, match="sigma: expected one of"):
+        macro_values(x, macro, "last")
+    with pytest.raises(ValueError, match="token_rewards: nan at response 0, token 2"):
+        macro_rewards(x.index_fill(1, torch.tensor([2]), NAN), scores, macro)
+    with pytest.raises(ValueError, match=r"scores: expected shape \(2,\), got \(2, 1\)"):
+        macro_rewards(x, scores[:, None], macro)
+    with pytest.raises(ValueError, match="scores: nan at response 1"):
+        macro_rewards(x, torch.tensor([0.0, NAN]), macro)
+    with pytest.raises(ValueError, match="pooling: expected one of 'sum', 'mean', got 'max'"):
+        macro_rewards(x, scores, macro, "max")
+    with pytest.raises(ValueError, match="rho: expected a number from 0 to 1, got 1.5"):
+        macro_rewards(x, scores, macro, rho=1.5)
+    with pytest.raises(ValueError, match="rho: pooling 'mean' weighs tokens by sigma"):
+        macro_rewards(x, scores, macro, "mean", 0.9)
+    with pytest.raises(ValueError, match="ref_logprobs: -inf at response 1, token 0"):
+        kl_rewards(x, torch.tensor([[0.0, 0, 0], [-math.inf, 0, 0]]), macro.token_mask, 0.1)
+    for beta in (-0.1, NAN, math.inf, None):
+        with pytest.raises(ValueError, match="beta: expected a finite number"):
+            kl_rewards(x, x, macro.token_mask, beta)
+    with pytest.raises(ValueError, match="mask: expected dtype torch.bool"):
+        kl_rewards(x, x, macro.token_mask.long(), 0.1)
