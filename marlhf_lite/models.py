@@ -14,8 +14,16 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model, load_peft_weights, set_peft_model_state_dict
-from torch import Tensor, nn
+from peft import (
+    LoraConfig,
+    PeftModel,
+    TaskType,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
@@ -116,7 +124,8 @@ def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> P
     config = LoraConfig.from_pretrained(_check_adapter(sft))
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
     model = get_peft_model(_with_head(share(base), seed), config)
-    set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)))
+    head = {k: v for k, v in get_peft_model_state_dict(model).items() if ".score." in k}
+    set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)) | head)
     return model
 
 
@@ -148,53 +157,7 @@ def _with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
         model = AutoModelForSequenceClassification.from_config(config)
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
     width = config.get_text_config().hidden_size
-    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) / (width + 1) ** 0.5
+    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 0.1 / width**0.5
     model.score = nn.Linear(width, 1, bias=False)
     model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
     return model.requires_grad_(False)
-
-
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """[B, L] positions that count attended tokens only, so left padding shifts nothing."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-class PolicyRole(nn.Module):
-    """A causal LM asked for the log-probabilities of a response. Called as a whole, so wrappers (DDP) see the pass."""
-
-    def __init__(self, model: PeftModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
-        """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], in float32, nats."""
-        logits = self.model(
-            input_ids=tokens,
-            attention_mask=attention_mask,
-            position_ids=position_ids(attention_mask),
-            logits_to_keep=length + 1,
-            use_cache=False,
-        ).logits[:, :-1]
-        log_p = torch.log_softmax(logits.float() / temperature, dim=-1)
-        entropy = -(log_p.detach().exp() * log_p.detach()).sum(-1)
-        return log_p.gather(-1, tokens[:, -length:, None]).squeeze(-1), entropy
-
-
-class ScoreRole(nn.Module):
-    """A score model asked for its score at every position."""
-
-    def __init__(self, model: PeftModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """[B, L] scores in float32: a reward model reads the one at the last response token, a critic V(s_t) at the
-        token before action t."""
-        classifier = self.model.get_base_model()
-        hidden = getattr(classifier, classifier.base_model_prefix)(
-            input_ids=tokens,
-            attention_mask=attention_mask,
-            position_ids=position_ids(attention_mask),
-            use_cache=False,
-        ).last_hidden_state
-        return classifier.score(hidden.to(classifier.score.weight.dtype)).squeeze(-1).float()

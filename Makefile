@@ -1,0 +1,62 @@
+# On a fresh machine with Python 3.11 or newer, one command does all: `make demo` or `make test`.
+#
+# Variables, given as `make test ARGS="-k macro"`:
+#   PYTHON       the interpreter that creates the environment
+#   VENV         the environment's folder
+#   ARGS         more arguments for demo, test and bench
+#   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
+#                without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them. Read at installation only:
+#                `make distclean` first if torch is installed already.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+STAMP := $(VENV)/.installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## Create the environment with the tested versions (again only if they change)
+
+demo: $(STAMP) ## SFT, reward model, PPO and MA-PPO on the embedded task, with a picture
+	$(BIN)/marlhf demo $(ARGS)
+
+test: $(STAMP) ## Run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Report lint and formatting
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+format: $(STAMP) ## Mend what the linter can, and format
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: $(STAMP) ## Time the macro-action functions against plain loops
+	$(BIN)/python benchmarks/macro_ops.py $(ARGS)
+
+clean: ## Remove caches and builds; keep the environment and the runs
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	find marlhf_lite tests benchmarks data -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environment too
+	rm -rf $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "Python 3.11 or newer is needed. If it has another name: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV) || \
+	{ echo "No environment could be made. On Debian and Ubuntu, install the package python3-venv." >&2; exit 1; }
+ifneq ($(strip $(TORCH_INDEX)),)
+	$(PIP) install --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch
+endif
+	$(PIP) install -c constraints.txt -e '.[notebooks,dev]'
+	@touch $@

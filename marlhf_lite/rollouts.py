@@ -1,0 +1,139 @@
+"""Prompts to responses: sampling, and the `Rollout` that the rest of an update works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.tokens import encode_prompts, encode_responses, pad
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' own default is 50)."""
+
+    max_new_tokens: int
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 1.0
+
+    def arguments(self) -> dict:
+        """Arguments of `generate`, every one passed so that no model's own defaults slip in."""
+        common = {"max_new_tokens": self.max_new_tokens, "num_beams": 1, "repetition_penalty": 1.0}
+        if self.temperature == 0:
+            return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return common | {"do_sample": True} | chosen
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """B prompts with their responses. L = P + T: prompts padded on the left to P, responses on the right to T."""
+
+    prompts: list[str]
+    responses: list[str]  # without special tokens
+    tokens: Tensor  # [B, L] token ids
+    attention_mask: Tensor  # [B, L] 1 on tokens
+    mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
+    ended: Tensor  # [B] True where the response ends with EOS
+    ref_logprobs: Tensor | None = None  # [B, T] under the reference model, nats
+    scores: Tensor | None = None  # [B] reward, unclipped
+    logprobs: Tensor | None = None  # [B, T] under the policy that sampled; kept when an update has several steps
+    values: Tensor | None = None  # [B, T] of the critic before the update; likewise
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def prompt_width(self) -> int:
+        """P."""
+        return self.tokens.shape[1] - self.mask.shape[1]
+
+    @property
+    def response_ids(self) -> Tensor:
+        """[B, T] response tokens, padding included."""
+        return self.tokens[:, self.prompt_width :]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] response tokens, EOS included."""
+        return self.mask.sum(1)
+
+    def select(self, rows: slice | Tensor) -> Rollout:
+        """Some of the responses, with the same T (so [B, S] tensors of macro actions slice alike)."""
+        if isinstance(rows, slice):
+            rows = torch.arange(len(self))[rows]
+        picked = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in picked.items():
+            if isinstance(value, Tensor):
+                picked[name] = value[rows.to(value.device)]
+            elif value is not None:
+                picked[name] = [value[i] for i in rows.tolist()]
+        return Rollout(**picked)
+
+    def trim(self) -> Rollout:
+        """Without the columns of `tokens` that are padding in every prompt; T stays."""
+        used = int(self.attention_mask[:, : self.prompt_width].sum(1).max()) if len(self) else 0
+        start = self.prompt_width - used
+        return replace(self, tokens=self.tokens[:, start:], attention_mask=self.attention_mask[:, start:])
+
+    def at_last_token(self, scores: Tensor) -> Tensor:
+        """[B, L] scores at every position to [B], read at the last response token (EOS where there is one)."""
+        last = self.prompt_width + (self.lengths - 1).clamp(min=0)
+        return scores.gather(1, last[:, None].to(scores.device)).squeeze(1)
+
+    def before_tokens(self, scores: Tensor) -> Tensor:
+        """[B, L] scores at every position to [B, T]: V(s_t), read at the token before response token t."""
+        return scores[:, self.prompt_width - 1 : -1]
+
+
+def end_of_text(model, tokenizer) -> list[int]:
+    """Ids that end a response: the tokenizer's EOS and what the model's generation config adds to it."""
+    more = getattr(model, "generation_config", None)
+    more = more.eos_token_id if more is not None else None
+    more = more if isinstance(more, list) else [more]
+    return sorted({tokenizer.eos_token_id, *(i for i in more if i is not None)})
+
+
+def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """`(mask [B, T], ended [B])`: tokens up to and including the first end token of each row, all if there is none."""
+    is_end = torch.isin(response_ids, torch.tensor(list(ends), device=response_ids.device))
+    before = is_end.long().cumsum(1) - is_end.long()
+    return before == 0, is_end.any(1)
+
+
+@torch.no_grad()
+def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+    """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
+    device = next(model.parameters()).device
+    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
+    ends = end_of_text(model, tokenizer)
+    tokens = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=attention_mask.to(device),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ends,
+        **sampling.arguments(),
+    )
+    mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
+    return _rollout(tokenizer, prompts, tokens, attention_mask.to(device), mask, ended)
+
+
+def from_texts(tokenizer, prompts: Sequence[str], responses: Sequence[str], limit: int) -> Rollout:
+    """A rollout of given responses instead of sampled ones; each ends with EOS unless it is cut at `limit` tokens."""
+    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
+    response_ids, mask = pad(encode_responses(tokenizer, responses, limit), tokenizer.pad_token_id, left=False)
+    last = response_ids.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
+    tokens = torch.cat([ids, response_ids], 1)
+    return _rollout(tokenizer, prompts, tokens, attention_mask, mask.bool(), last == tokenizer.eos_token_id)
+
+
+def _rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
+    response_ids = tokens[:, prompt_mask.shape[1] :]
+    kept = [row[m].tolist() for row, m in zip(response_ids, mask, strict=True)]
+    responses = tokenizer.batch_decode(kept, skip_special_tokens=True)
+    attention_mask = torch.cat([prompt_mask, mask.long()], 1)
+    return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)

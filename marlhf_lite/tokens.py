@@ -1,0 +1,51 @@
+"""Text to tokens, the same way in every stage: prompt tokens, response tokens, and EOS at the end of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import datasets
+import torch
+from torch import Tensor
+
+
+def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Token ids of prompts, with the special tokens the tokenizer puts first (BOS for Gemma)."""
+    return tokenizer(list(prompts))["input_ids"]
+
+
+def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:
+    """Token ids of responses, ended by EOS; longer ones are cut to `limit` tokens and have no EOS."""
+    ids = tokenizer(list(responses), add_special_tokens=False)["input_ids"]
+    return [(row + [tokenizer.eos_token_id])[:limit] for row in ids]
+
+
+def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
+    """Columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them."""
+    prompts = encode_prompts(tokenizer, rows["prompt"])
+    chosen = encode_responses(tokenizer, rows["chosen"], limit)
+    return datasets.Dataset.from_dict(
+        {
+            "input_ids": [p + c for p, c in zip(prompts, chosen, strict=True)],
+            "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, chosen, strict=True)],
+        }
+    )
+
+
+def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
+    """Columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
+    prompts = encode_prompts(tokenizer, rows["prompt"])
+    sides = {side: encode_responses(tokenizer, rows[side], limit) for side in ("chosen", "rejected")}
+    return datasets.Dataset.from_dict(
+        {f"{side}_ids": [p + r for p, r in zip(prompts, ids, strict=True)] for side, ids in sides.items()}
+    )
+
+
+def pad(rows: Sequence[Sequence[int]], value: int, left: bool) -> tuple[Tensor, Tensor]:
+    """`(ids [B, L], mask [B, L])`, padded on one side; the mask comes from the lengths, never from the ids."""
+    width = max(map(len, rows), default=0)
+    fill = [[value] * (width - len(row)) for row in rows]
+    zeros = [[0] * len(gap) for gap in fill]
+    ones = [[1] * len(row) for row in rows]
+    order = (lambda gap, row: [*gap, *row]) if left else (lambda gap, row: [*row, *gap])
+    return torch.tensor(list(map(order, fill, rows))), torch.tensor(list(map(order, zeros, ones)))

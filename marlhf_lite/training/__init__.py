@@ -1,0 +1,1 @@
+"""SFT, reward model and PPO."""

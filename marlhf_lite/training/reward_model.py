@@ -1,0 +1,95 @@
+"""The reward model: Bradley-Terry on preference pairs, through `trl.RewardTrainer` (paper, section 2.2 and Appendix B.2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+import torch
+from peft import PeftModel
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from trl import RewardConfig, RewardTrainer
+
+from marlhf_lite.config import DataOptions, RMOptions
+from marlhf_lite.rewards import ModelReward
+from marlhf_lite.roles import ScoreRole
+from marlhf_lite.rollouts import from_texts
+from marlhf_lite.tokens import pair_dataset
+from marlhf_lite.training.sft import run_trainer, shared_arguments
+
+
+def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
+    """[B, L] scores to [B]: the one at the last token of each right-padded row, found by the mask (pad may be EOS)."""
+    return scores.gather(1, mask.long().sum(1, keepdim=True) - 1).squeeze(1)
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """-log sigmoid(r+ - r-), mean over pairs. Both [B]."""
+    return -logsigmoid(chosen - rejected).mean()
+
+
+def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, rejected_ids: Tensor, masks) -> Tensor:
+    """The released code's loss: per pair, the mean over all tokens from where it diverges to the longer one's end.
+
+    Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. Past its own end the shorter
+    response keeps its last score. This shapes the scores before the last token, which the critic starts from.
+    """
+    differs = (chosen_ids != rejected_ids) | (masks[0] != masks[1])
+    from_divergence = differs.long().cumsum(1) > 0
+    counted = from_divergence & (masks[0] | masks[1])
+    held = [torch.where(m, s, last_scores(s, m)[:, None]) for s, m in zip((chosen, rejected), masks, strict=True)]
+    terms = -logsigmoid(held[0] - held[1])
+    per_pair = (terms * counted).sum(1) / counted.sum(1).clamp(min=1)
+    return per_pair.mean()
+
+
+class PairTrainer(RewardTrainer):
+    """TRL's trainer with the score read by the mask, and with the released code's loss as an option."""
+
+    loss_kind = "last"
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        mask = inputs["attention_mask"].bool()
+        scores = ScoreRole(model)(inputs["input_ids"], mask)
+        chosen, rejected = last_scores(scores, mask).chunk(2)
+        if self.loss_kind == "last":
+            loss = bradley_terry(chosen, rejected)
+        else:
+            loss = bradley_terry_all(*scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2))
+        metrics = self._metrics["train" if model.training else "eval"]
+        metrics["accuracy"].append((chosen > rejected).float().mean().item())
+        metrics["margin"].append((chosen - rejected).mean().item())
+        return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
+
+
+def train_reward_model(
+    model: PeftModel,
+    tokenizer,
+    rows: datasets.Dataset,
+    options: RMOptions,
+    data: DataOptions,
+    output: Path,
+    seed: int = 0,
+) -> list[dict]:
+    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head; TRL's log, a row a step."""
+    trainer = PairTrainer(
+        model=model,
+        args=RewardConfig(
+            max_length=None,
+            num_train_epochs=options.rm_epochs,
+            per_device_train_batch_size=options.rm_batch_size,
+            learning_rate=options.rm_learning_rate,
+            **shared_arguments(output, seed, warmup_ratio=options.rm_warmup_ratio),
+        ),
+        train_dataset=pair_dataset(tokenizer, rows, data.max_response_length),
+        processing_class=tokenizer,
+    )
+    trainer.loss_kind = options.rm_loss
+    return run_trainer(trainer, tokenizer, output, "reward model")
+
+
+def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:
+    """Share of pairs whose chosen response scores higher; ties count half."""
+    chosen, rejected = (reward(from_texts(tokenizer, rows["prompt"], rows[s], limit)) for s in ("chosen", "rejected"))
+    return (torch.sign(chosen - rejected) / 2 + 0.5).mean().item()

@@ -1,0 +1,139 @@
+"""One update of MA-PPO: from a scored rollout to gradients (paper, Algorithm 1).
+
+With one optimizer step per rollout the old log-probabilities and values *are* the new ones, detached: policy and critic
+each run forward once and backward once, and nothing else does. More steps, or whitening over the whole update, need
+the old ones beforehand: `freeze` runs one forward pass more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.macro import (
+    MacroActions,
+    clip_scores,
+    gae,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+    policy_loss,
+    value_loss,
+    whiten,
+)
+from marlhf_lite.roles import Roles
+from marlhf_lite.rollouts import Rollout
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Advantages and returns of a batch, per macro action: both [B, S], 0 on padding."""
+
+    advantages: Tensor
+    returns: Tensor
+
+    def select(self, rows: slice | Tensor) -> Estimate:
+        return Estimate(self.advantages[rows], self.returns[rows])
+
+
+def estimate(
+    batch: Rollout, macro: MacroActions, logprobs: Tensor, values: Tensor, how: MacroOptions, ppo: PPOOptions
+) -> Estimate:
+    """KL-shaped macro rewards and macro values into GAE (section 3.2.2, Appendix D.1). All inputs [B, T], no gradient."""
+    token_rewards = kl_rewards(logprobs, batch.ref_logprobs, batch.mask, ppo.kl_coef)
+    scores = clip_scores(batch.scores, ppo.score_clip)
+    rewards = macro_rewards(token_rewards, scores, macro, how.reward_pooling, how.rho, sigma=how.sigma)
+    return Estimate(*gae(rewards, macro_values(values, macro, how.sigma), macro.mask, ppo.gamma, ppo.lam))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the models said of a micro-batch, all [B, T]."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+
+    @classmethod
+    def cat(cls, parts: list[Pass]) -> Pass:
+        return cls(*(torch.cat([getattr(p, name) for p in parts]) for name in ("logprobs", "entropy", "values")))
+
+    def detach(self) -> Pass:
+        return Pass(self.logprobs.detach(), self.entropy.detach(), self.values.detach())
+
+
+def run_models(roles: Roles, batch: Rollout, ppo: PPOOptions) -> Pass:
+    """One forward pass of policy and critic, with gradients where they are on."""
+    part = batch.trim()
+    temperature = ppo.temperature if ppo.logprobs_at_temperature else 1.0
+    logprobs, entropy = roles.policy(part.tokens, part.attention_mask, part.mask.shape[1], temperature)
+    values = part.before_tokens(roles.critic(part.tokens, part.attention_mask))
+    return Pass(logprobs, entropy, values)
+
+
+@torch.no_grad()
+def freeze(
+    roles: Roles, rollout: Rollout, macro: MacroActions, how: MacroOptions, ppo: PPOOptions, reduce: Callable
+) -> tuple[Rollout, Pass, Estimate]:
+    """The rollout with old log-probabilities and values, the pass they come from, and the estimate for all its steps.
+
+    `reduce` sums a tensor over processes, for whitening.
+    """
+    rows = torch.arange(len(rollout)).split(ppo.micro_batch_size)
+    before = Pass.cat([run_models(roles, rollout.select(r), ppo) for r in rows])
+    made = estimate(rollout, macro, before.logprobs, before.values, how, ppo)
+    if ppo.whiten:
+        made = replace(made, advantages=whiten(made.advantages, macro.mask, reduce))
+    return replace(rollout, logprobs=before.logprobs, values=before.values), before, made
+
+
+def needs_freeze(ppo: PPOOptions) -> bool:
+    """Whether an update has several optimizer steps, or whitens: then old values must be kept."""
+    return ppo.ppo_epochs > 1 or ppo.minibatches > 1 or ppo.whiten
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses of a micro-batch (scalars with gradients), and its stats: sums over terms divided by `counts`."""
+
+    policy: Tensor
+    value: Tensor
+    stats: dict[str, float]
+
+
+def micro_losses(
+    now: Pass,
+    batch: Rollout,
+    macro: MacroActions,
+    made: Estimate,
+    how: MacroOptions,
+    ppo: PPOOptions,
+    counts: Tensor,
+) -> Losses:
+    """Losses of one micro-batch, divided by `counts` [2] (policy terms, value terms) of the whole optimizer step."""
+    old_logprobs = now.logprobs.detach() if batch.logprobs is None else batch.logprobs
+    old_values = now.values.detach() if batch.values is None else batch.values
+    policy, on_policy = policy_loss(
+        now.logprobs, old_logprobs, made.advantages, macro, ppo.clip, how.ratio, normalizer=counts[0]
+    )
+    value, on_value = value_loss(
+        now.values, old_values, made.returns, macro, ppo.value_clip, how.value_target, how.sigma, normalizer=counts[1]
+    )
+    stats = {
+        "policy_loss": policy.item(),
+        "value_loss": value.item(),
+        "clip_fraction": (on_policy["clip_fraction"] * on_policy["count"] / counts[0]).item(),
+        "value_clip_fraction": (on_value["clip_fraction"] * on_value["count"] / counts[1]).item(),
+    }
+    return Losses(policy, value, stats)
+
+
+def term_counts(macro: MacroActions, how: MacroOptions) -> Tensor:
+    """[2] how many terms the policy and the value loss average over: tokens, or macro actions."""
+    tokens, actions = macro.token_mask.sum(), macro.mask.sum()
+    by_token = (how.ratio == "token", how.value_target == "token")
+    return torch.stack([tokens if token else actions for token in by_token]).float()

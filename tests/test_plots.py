@@ -1,0 +1,260 @@
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.colors import same_color
+
+from marlhf_lite import plots
+from marlhf_lite.errors import InputError
+
+
+def run(seed, gain, actions, updates=60):
+    """A run as the trainer logs it: a score that rises and levels off, a gold score that turns, falling norms."""
+    noise, rows = np.random.default_rng(seed), []
+    for update in range(1, updates + 1):
+        done = 1 - np.exp(-update * gain / 25)
+        kl = 6 * done + noise.normal(0, 0.1)
+        advantage, q = 0.4 - 0.2 * done + noise.normal(0, 0.02), 1 - 0.3 * done + noise.normal(0, 0.03)
+        rows.append(
+            {
+                "update": update,
+                "rm_score_mean": None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07),
+                "gold_mean": None if update % 2 else -0.9 + 0.6 * done - 0.05 * max(0, kl - 4) ** 2,
+                "kl_k1": kl,
+                "response_length": 20 + 5 * done,
+                "advantage_norm": advantage * actions**0.5,
+                "q_norm": q * actions**0.5,
+                "advantage_rms": advantage,
+                "q_rms": q,
+            }
+        )
+    return rows
+
+
+ONE = {"PPO": [run(0, 0.7, 1280)], "MA-PPO": [run(1, 1.4, 256)]}
+SEEDS = {"PPO": [run(s, 0.7, 1280) for s in (0, 1, 2)], "MA-PPO": [run(s, 1.4, 256) for s in (3, 4, 5)]}
+SCORES = {name: np.random.default_rng(i).normal(i, 1, 200 + i) for i, name in enumerate(["SFT", "PPO", "MA-PPO"])}
+
+
+@pytest.fixture(autouse=True)
+def close():
+    settings = dict(mpl.rcParams)
+    yield
+    assert dict(mpl.rcParams) == settings
+    plt.close("all")
+
+
+def find(ax, gid):
+    return [artist for artist in ax.get_children() if artist.get_gid() == gid]
+
+
+def data(ax, gid):
+    (line,) = find(ax, gid)
+    return line.get_xdata(), line.get_ydata()
+
+
+def values(rows, metric):
+    pairs = [(row["update"], row[metric]) for row in rows if row[metric] is not None]
+    return np.array(pairs).T
+
+
+def smoothed(series, window=5):
+    return np.array([series[max(0, end - window) : end].mean() for end in range(1, len(series) + 1)])
+
+
+ALL = {
+    "one run": lambda: plots.reward_curves(ONE),
+    "seeds": lambda: plots.reward_curves(SEEDS),
+    "length": lambda: plots.reward_curves(ONE, "response_length"),
+    "distribution": lambda: plots.score_distribution(SCORES),
+    "norms": lambda: plots.l2_norms(SEEDS),
+    "gold": lambda: plots.reward_against_gold(ONE),
+    "gold seeds": lambda: plots.reward_against_gold(SEEDS),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_figure_is_labelled_captioned_and_in_place(name):
+    axes = np.ravel(ALL[name]())
+    figure = axes[0].figure
+    figure.draw_without_rendering()
+    assert figure.get_figwidth() == pytest.approx(10 / 2.54)
+    for ax in axes:
+        assert ax.get_xlabel() and ax.get_ylabel() and "_" not in ax.get_xlabel() + ax.get_ylabel()
+        assert ax.xaxis.get_gridlines()[0].get_visible()
+        assert len(ax.get_xticks()) >= 3 and len(ax.get_yticks()) >= 3
+    boxes = [ax.get_tightbbox() for ax in axes] + [legend.get_window_extent() for legend in figure.legends]
+    (words,) = [text.get_window_extent() for text in figure.texts]
+    assert len(figure.legends) == 1
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert words.width <= 1.02 * figure.bbox.width and words.y1 <= min(box.y0 for box in boxes)
+
+
+def test_labels_carry_units():
+    assert plots.reward_curves(ONE, "response_length").get_ylabel() == "response length (tokens)"
+    assert [ax.get_xlabel() for ax in plots.reward_against_gold(ONE)] == ["KL, k1 (nats)"] * 2
+
+
+def test_one_run_shows_raw_and_trailing_average():
+    ax = plots.reward_curves(ONE)
+    for name, (rows,) in ONE.items():
+        updates, scores = values(rows, "rm_score_mean")
+        assert len(updates) == 59
+        for gid, expected in (("raw", scores), ("line", smoothed(scores))):
+            x, y = data(ax, f"{name} {gid}")
+            assert (x == updates).all() and y == pytest.approx(expected)
+        assert not find(ax, f"{name} band") and not find(ax, f"{name} seed")
+    bold = data(plots.reward_curves(ONE, smooth=1), "PPO line")
+    assert bold[1] == pytest.approx(values(ONE["PPO"][0], "rm_score_mean")[1])
+
+
+def test_seeds_show_mean_band_and_each():
+    ax = plots.reward_curves(SEEDS, smooth=3)
+    for name, runs in SEEDS.items():
+        each = np.stack([smoothed(values(rows, "rm_score_mean")[1], 3) for rows in runs])
+        x, y = data(ax, f"{name} line")
+        assert y == pytest.approx(each.mean(0))
+        assert [line.get_ydata()[-1] for line in find(ax, f"{name} seed")] == pytest.approx(each[:, -1])
+        (band,) = find(ax, f"{name} band")
+        corners = band.get_paths()[0].vertices
+        for update, middle, spread in zip(x, y, each.std(0, ddof=1), strict=True):
+            edges = corners[corners[:, 0] == update, 1]
+            assert (edges.min(), edges.max()) == pytest.approx((middle - spread, middle + spread))
+    assert "3 seeds" in ax.figure.texts[0].get_text() and "±1 std" in ax.figure.texts[0].get_text()
+
+
+def test_methods_keep_their_colours_and_differ_in_both_cues():
+    styles = plots.method_styles(["DPO", "SFT", "MA-PPO", "RLOO", "PPO", *(f"n={n}" for n in range(10))])
+    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 15
+    alone = plots.method_styles(["PPO", "MA-PPO", "SFT"])
+    assert alone == {name: styles[name] for name in alone}
+    assert len({style["color"] for style in alone.values()}) == len({s["linestyle"] for s in alone.values()}) == 3
+    axes = [plots.reward_curves(ONE), plots.reward_curves({"MA-PPO": ONE["MA-PPO"]}), *plots.l2_norms(SEEDS).flat]
+    lines = [find(ax, "MA-PPO line")[0] for ax in axes]
+    assert all(same_color(line.get_color(), styles["MA-PPO"]["color"]) for line in lines)
+
+
+def test_draws_into_axes_of_the_caller():
+    figure, (left, right) = plt.subplots(1, 2)
+    assert plots.reward_curves(ONE, ax=left) is left
+    assert plots.score_distribution(SCORES, ax=right, label="tests passed (share)") is right
+    assert right.get_xlabel() == "tests passed (share)"
+    assert left.get_legend() and right.get_legend()
+    assert not figure.texts and plt.get_fignums() == [figure.number]
+
+
+def test_distribution_is_a_share_over_common_bins_with_means():
+    ax = plots.score_distribution(SCORES)
+    edges = [find(ax, f"{name} line")[0].get_data().edges for name in SCORES]
+    for name, scores in SCORES.items():
+        steps = find(ax, f"{name} line")[0].get_data()
+        assert steps.values == pytest.approx(np.histogram(scores, edges[0])[0] / len(scores))
+        assert steps.values.sum() == pytest.approx(1) and (steps.edges == edges[0]).all()
+        assert data(ax, f"{name} mean")[0] == pytest.approx([scores.mean()] * 2)
+    words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+    assert words == [f"{name}, mean {scores.mean():.2f}".replace("mean -", "mean −") for name, scores in SCORES.items()]
+
+
+@pytest.mark.parametrize("scores", [[1.0], [0.5] * 40, [-1.0, -0.6, 1.0] * 9])
+def test_distribution_of_few_or_equal_scores(scores):
+    ax = plots.score_distribution({"MA-PPO": scores})
+    assert find(ax, "MA-PPO line")[0].get_data().values.sum() == pytest.approx(1)
+    assert data(ax, "MA-PPO mean")[0][0] == pytest.approx(np.mean(scores))
+
+
+def test_minus_signs_are_minus_signs():
+    words = plots.score_distribution({"MA-PPO": [-1.5, -0.5], "best-of-8": [-0.001]}).figure.legends[0].get_texts()
+    assert [text.get_text() for text in words] == ["MA-PPO, mean −1.00", "best-of-8, mean 0.00"]
+
+
+def test_norms_and_their_root_mean_squares():
+    axes = plots.l2_norms(ONE)
+    assert axes.shape == (2, 2)
+    for ax, metric in zip(axes.flat, ["advantage_norm", "q_norm", "advantage_rms", "q_rms"], strict=True):
+        for name, (rows,) in ONE.items():
+            assert data(ax, f"{name} line")[1] == pytest.approx(smoothed(values(rows, metric)[1]))
+    assert "fewer terms" in axes[0, 0].figure.texts[0].get_text()
+
+
+@pytest.mark.parametrize("runs", [ONE, SEEDS])
+def test_gold_is_a_path_over_kl(runs):
+    axes = plots.reward_against_gold(runs)
+    assert axes.shape == (2,)
+    for ax, metric in zip(axes, ["rm_score_mean", "gold_mean"], strict=True):
+        for name, group in runs.items():
+            pairs = [[(row["kl_k1"], row[metric]) for row in rows if row[metric] is not None] for rows in group]
+            mean = np.mean([[smoothed(column) for column in np.array(pair).T] for pair in pairs], axis=0)
+            assert np.array(data(ax, f"{name} line")) == pytest.approx(mean)
+            assert np.array(data(ax, f"{name} end"))[:, 0] == pytest.approx(mean[:, -1])
+            assert len(find(ax, f"{name} seed")) == (len(group) if len(group) > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: plots.reward_curves({}), "runs is empty"),
+        (lambda: plots.reward_curves({"PPO": []}), "PPO: give a list of runs"),
+        (lambda: plots.reward_curves({"PPO": ONE["PPO"][0]}), r"for a single run \[rows\]"),
+        (lambda: plots.reward_curves({"PPO": [[]]}), "PPO: no 'update'"),
+        (
+            lambda: plots.reward_curves(ONE, "reward"),
+            "PPO: no 'reward' in its rows; there are: update, rm_score_mean, ",
+        ),
+        (lambda: plots.reward_curves(ONE, smooth=0), "window 0"),
+        (lambda: plots.l2_norms({"PPO": [[{"update": 1, "q_norm": 1}]]}), "no 'advantage_norm'"),
+        (lambda: plots.reward_against_gold({"PPO": [[{"update": 1, "kl_k1": 1, "rm_score_mean": 1}]]}), "'gold_mean'"),
+        (lambda: plots.score_distribution({}), "scores is empty"),
+        (lambda: plots.score_distribution({"PPO": []}), "PPO: no values"),
+        (lambda: plots.score_distribution({"PPO": [1.0, float("nan")]}), r"PPO\[1\] is nan"),
+    ],
+)
+def test_bad_input_is_named_and_leaves_no_figure(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
+    assert not plt.get_fignums()
+
+
+def test_caption_is_wrapped_and_replaced():
+    ax = plots.reward_curves(ONE)
+    long = "It costs $5 and $6 to read, and  goes on\nfor longer than one line has room at this width. " * 2
+    plots.caption(ax.figure, long)
+    (item,) = ax.figure.texts
+    assert item.get_text().count("\n") >= 2 and item.get_text().split() == long.split()
+    plots.caption(ax.figure, "Short.")
+    assert [text.get_text() for text in ax.figure.texts] == ["Short."]
+
+
+@pytest.mark.parametrize("dpi", [72, 100, 150])
+def test_caption_is_no_wider_than_the_figure(tmp_path, dpi):
+    figure, ax = plt.subplots(figsize=(8, 2), dpi=dpi, layout="constrained")
+    plots.reward_curves(ONE, ax=ax)
+    width = plt.imread(plots.save(ax, tmp_path / "x.png")).shape[1]
+    plots.caption(figure, "Words of many lengths, narrow and wide, that ill fit in one line at any resolution. " * 3)
+    assert plt.imread(plots.save(ax, tmp_path / "x.png")).shape[1] <= width + 0.05 * 8 * 150
+
+
+def test_no_caption_where_there_is_nothing_to_say():
+    assert plots.reward_curves(ONE, smooth=1).figure.texts[0].get_text() == ""
+
+
+def test_caption_is_in_the_saved_picture(tmp_path):
+    ax = plots.reward_curves(ONE)
+    plots.save(ax, tmp_path / "with.png")
+    ax.figure.texts[0].remove()
+    plots.save(ax, tmp_path / "without.png")
+    heights = [plt.imread(tmp_path / name).shape[0] for name in ("with.png", "without.png")]
+    assert heights[0] > heights[1] + 10
+
+
+def test_saved_pictures_are_the_same_bytes(tmp_path):
+    axes = plots.l2_norms(ONE)
+    first = plots.save(axes, tmp_path / "new" / "a.png").read_bytes()
+    assert plots.save(axes[0, 0].figure, tmp_path / "b.png").read_bytes() == first
+    plt.close("all")
+    assert plots.save(plots.l2_norms(ONE)[1, 1], tmp_path / "c.png").read_bytes() == first
+    assert b"matplotlib" not in first.lower()
+    with pytest.raises(InputError, match=r"x.pdf: figures are saved as PNG"):
+        plots.save(axes, tmp_path / "x.pdf")

@@ -1,0 +1,241 @@
+import datetime
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlhf_lite import records
+from marlhf_lite.errors import InputError
+from marlhf_lite.records import RunFolder, environment, write_json
+
+CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "runs" / "x", CONFIG)
+
+
+def test_config_is_written_in_order_with_its_environment(run):
+    text = (run.path / "config.yaml").read_text(encoding="utf-8")
+    found = yaml.safe_load(text)
+    assert list(found) == [*CONFIG, "environment"]
+    assert {key: found[key] for key in CONFIG} == CONFIG | {"lengths": [2, 3]}
+    assert "größer" in text
+    assert found == run.config == RunFolder.open(run.path).config
+    assert os.listdir(run.path) == ["config.yaml"]
+
+
+def test_environment_says_what_ran():
+    found = environment()
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert set(records.PACKAGES) <= set(found)
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(found["date"])
+    assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
+
+
+def test_missing_package_has_no_version(monkeypatch):
+    monkeypatch.setattr(records, "PACKAGES", ("no-such-package-anywhere",))
+    assert environment()["no-such-package-anywhere"] is None
+
+
+def test_git_commit_and_dirty(tmp_path, monkeypatch):
+    copy = tmp_path / "package" / "records.py"
+    copy.parent.mkdir()
+    copy.write_text("")
+    monkeypatch.setattr(records, "__file__", str(copy))
+    assert (environment()["git_commit"], environment()["git_dirty"]) == (None, None)
+
+    def git(*arguments):
+        names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        return subprocess.run(["git", *names, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "another project, with this package installed inside it")
+    assert environment()["git_commit"] is None
+    git("add", ".")
+    git("commit", "-m", "this project")
+    (tmp_path / "untracked").write_text("")
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, False)
+    copy.write_text("changed")
+    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, True)
+    monkeypatch.setenv("PATH", "")
+    assert environment()["git_commit"] is None
+
+
+def test_create_refuses_what_is_there(run, tmp_path):
+    message = f"--output_dir {run.path} exists already: choose another name, or add --overwrite"
+    with pytest.raises(InputError) as caught:
+        RunFolder.create(run.path, CONFIG)
+    assert str(caught.value) == message
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file cannot be made"):
+        RunFolder.create(tmp_path / "file", CONFIG, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty", {}).config.keys() == {"environment"}
+
+
+def test_overwrite_empties_a_run(run):
+    run.log_metrics({"update": 1})
+    (run.path / "checkpoint-1").mkdir()
+    (run.path / "checkpoint-1" / "weights").write_text("")
+    again = RunFolder.create(run.path, run.config | {"n": 1}, overwrite=True)
+    assert os.listdir(run.path) == ["config.yaml"]
+    assert again.metrics() == [] and again.config["n"] == 1
+    assert list(again.config).count("environment") == 1
+
+
+@pytest.mark.parametrize("files", [{"letter.txt": "dear"}, {"config.yaml": "site: mine"}, {"config.yaml": "[: broken"}])
+def test_overwrite_leaves_what_is_not_a_run(tmp_path, files):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="not a run"):
+        RunFolder.create(tmp_path, CONFIG, overwrite=True)
+    assert {item.name: item.read_text() for item in tmp_path.iterdir()} == files
+
+
+def test_overwrite_does_not_follow_links(run, tmp_path):
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "weights").write_text("dear")
+    (run.path / "checkpoint").symlink_to(kept)
+    RunFolder.create(run.path, {}, overwrite=True)
+    assert (kept / "weights").read_text() == "dear" and not (run.path / "checkpoint").exists()
+
+
+def test_open_names_what_is_missing(tmp_path):
+    with pytest.raises(InputError, match="no such folder"):
+        RunFolder.open(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="no config.yaml"):
+        RunFolder.open(tmp_path)
+    for text in ("a: [1", "just words"):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(InputError, match="config.yaml.*mend it") as caught:
+            RunFolder.open(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_rows_come_back_as_plain_strict_json(run):
+    assert run.metrics() == run.samples() == []
+    run.log_metrics(
+        {
+            "update": np.int64(1),
+            "loss": torch.tensor(0.5, requires_grad=True),
+            "half": torch.tensor(0.25, dtype=torch.bfloat16),
+            "norm": np.float32("inf"),
+            "kl": float("nan"),
+            "curve": np.array([1.0, np.nan]),
+            "done": np.True_,
+        }
+    )
+    run.log_metrics({"update": 2})
+    first = {"update": 1, "loss": 0.5, "half": 0.25, "norm": None, "kl": None, "curve": [1.0, None], "done": True}
+    assert run.metrics() == RunFolder.open(run.path).metrics() == [first, {"update": 2}]
+    text = (run.path / "metrics.jsonl").read_text()
+    assert text.count("\n") == 2 and "NaN" not in text and "Infinity" not in text
+    assert type(run.metrics()[0]["update"]) is int
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(st.characters(codec=None, exclude_categories=()), max_size=20))
+def test_any_text_comes_back(tmp_path_factory, text):
+    run = RunFolder(tmp_path_factory.mktemp("run"), {})
+    run.log_samples([{"response": text}, {"response": "next"}])
+    assert run.samples() == [{"response": text}, {"response": "next"}]
+
+
+def test_unusual_line_breaks_and_lone_surrogates_stay_inside_a_row(run):
+    rows = [{"response": "a\nb\r\u2028\x85c\ud800 ’"}] * 2
+    run.log_samples(rows)
+    assert run.samples() == rows
+    assert "’".encode() in (run.path / "samples.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("row", [{"model": object()}, {"deep": {"set": {1}}}, {"bytes": b""}])
+def test_what_json_cannot_hold_is_named(run, row):
+    with pytest.raises(InputError, match=f"metrics.jsonl: {next(iter(row))}.* is a "):
+        run.log_metrics(row)
+    assert run.metrics() == []
+    with pytest.raises(InputError, match="config: "):
+        RunFolder.create(run.path.parent / "y", row)
+    assert not (run.path.parent / "y").exists()
+
+
+@given(cut=st.integers(0, 60))
+def test_truncated_last_line_is_ignored_then_cut(tmp_path_factory, cut):
+    run = RunFolder(tmp_path_factory.mktemp("run"), {})
+    rows = [{"update": update, "text": "größer"} for update in (1, 2)]
+    for row in rows:
+        run.log_metrics(row)
+    file = run.path / "metrics.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: max(0, len(whole) - cut)])
+    left = run.metrics()
+    assert left == rows[: len(left)] and len(left) == (2 if cut <= 1 else 1 if cut <= len(whole) // 2 + 1 else 0)
+    run.log_metrics({"update": 3})
+    assert run.metrics() == [*left, {"update": 3}]
+
+
+@pytest.mark.parametrize("broken", ['{"update": 2', "[1]", "", "\udcff"])
+def test_broken_line_in_the_middle_is_named(run, broken):
+    line = broken.encode(errors="surrogateescape")
+    (run.path / "metrics.jsonl").write_bytes(b'{"update": 1}\n' + line + b'\n{"update": 3}\n')
+    with pytest.raises(InputError, match="metrics.jsonl, line 2: not a JSON object"):
+        run.metrics()
+
+
+def test_a_killed_writer_leaves_whole_lines(run):
+    code = (
+        "import sys; from pathlib import Path; from marlhf_lite.records import RunFolder\n"
+        "run = RunFolder(Path(sys.argv[1]), {})\n"
+        "while True: run.log_samples({'text': 'x' * 5000} for _ in range(10))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(run.path)])
+    deadline = time.monotonic() + 30
+    while len(run.samples()) < 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    data = (run.path / "samples.jsonl").read_bytes()
+    assert data.endswith(b"\n") and len(run.samples()) >= 50
+
+
+def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
+    path = tmp_path / "results" / "x.json"
+    write_json(path, {"score": np.float32(0.5), "curve": (1.0, float("inf")), 5: path})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"score": 0.5, "curve": [1.0, None], "5": str(path)}
+    before = path.read_bytes()
+    with pytest.raises(InputError, match="x.json: model is a object"):
+        write_json(path, {"model": object()})
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_json(path, {"score": 1})
+    assert path.read_bytes() == before and os.listdir(path.parent) == ["x.json"]
+
+
+def test_a_full_disk_is_no_silent_loss(run, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, line):
+            return super().write(line[:5])
+
+    run.log_metrics({"update": 1})
+    monkeypatch.setattr(records, "open", lambda path, mode, buffering: Full(path, "a+"), raising=False)
+    with pytest.raises(OSError, match="disk full"):
+        run.log_metrics({"update": 2})
+    monkeypatch.undo()
+    assert run.metrics() == [{"update": 1}]
+    run.log_metrics({"update": 2})
+    assert run.metrics() == [{"update": 1}, {"update": 2}]

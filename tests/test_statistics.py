@@ -1,0 +1,200 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.evaluation import statistics
+from marlhf_lite.evaluation.statistics import (
+    Interval,
+    bootstrap_mean,
+    final_score,
+    paired_bootstrap,
+    seed_curves,
+    trailing_mean,
+    updates_to_reach,
+)
+
+SCORES = np.random.default_rng(7).normal(1.5, 2.0, 60)
+numbers = st.floats(-1e3, 1e3)
+lists = st.lists(numbers, min_size=1, max_size=30)
+
+
+def test_bootstrap_agrees_with_scipy():
+    scipy_stats = pytest.importorskip("scipy.stats")
+    for data in (SCORES, np.random.default_rng(1).exponential(3.0, 40), np.repeat([0.0, 1.0], [30, 10])):
+        for level in (0.8, 0.95):
+            theirs = scipy_stats.bootstrap(
+                (data,), np.mean, confidence_level=level, n_resamples=20_000, method="percentile", rng=0
+            ).confidence_interval
+            ours = bootstrap_mean(data, level, n=20_000)
+            # The ends are themselves random: about 0.02 standard errors at 20 000 resamples.
+            tolerance = 0.1 * data.std() / len(data) ** 0.5
+            assert ours[1:3] == pytest.approx(tuple(theirs), abs=tolerance)
+
+
+def test_bootstrap_agrees_with_recorded_scipy():
+    # For where scipy is not installed: 1.17.1's bootstrap(..., n_resamples=200_000, method="percentile", rng=0).
+    assert bootstrap_mean(SCORES, 0.95)[1:3] == pytest.approx((0.6356, 1.5265), abs=0.025)
+    assert bootstrap_mean(np.repeat([0.0, 1.0], [30, 10]), 0.8)[1:3] == pytest.approx((0.175, 0.35), abs=1e-9)
+
+
+def test_bootstrap_agrees_with_a_plain_loop():
+    generator = np.random.default_rng(3)
+    means = sorted(np.mean([SCORES[generator.integers(60)] for _ in range(60)]) for _ in range(4000))
+    found = bootstrap_mean(SCORES, level=0.9)
+    assert found.mean == pytest.approx(SCORES.mean())
+    tolerance = 0.2 * SCORES.std() / 60**0.5
+    assert (found.low, found.high) == pytest.approx((means[200], means[3800]), abs=tolerance)
+
+
+def test_interval_of_a_two_sided_coin_is_exact():
+    # Two values: a resampled mean is 0, 1/2 or 1 with chances 1/4, 1/2 and 1/4.
+    assert bootstrap_mean([0, 1], level=0.4) == Interval(0.5, 0.5, 0.5, 0.4)
+    assert bootstrap_mean([0, 1], level=0.6) == Interval(0.5, 0.0, 1.0, 0.6)
+
+
+def test_coverage_for_normal_data():
+    generator = np.random.default_rng(0)
+    hits = 0
+    for trial in range(400):
+        interval = bootstrap_mean(generator.normal(2.0, 1.0, 50), level=0.9, n=500, seed=trial)
+        hits += interval.low <= 2.0 <= interval.high
+    # 400 trials: a standard error of 0.015; the percentile interval is known to cover a little less than asked.
+    assert 0.84 < hits / 400 < 0.95
+
+
+def test_seed_decides_and_chunks_do_not(monkeypatch):
+    whole = bootstrap_mean(SCORES, seed=5)
+    assert whole == bootstrap_mean(list(SCORES), seed=5)
+    assert whole != bootstrap_mean(SCORES, seed=6)
+    for size in (1, 60 * 7):
+        monkeypatch.setattr(statistics, "CHUNK", size)
+        assert bootstrap_mean(SCORES, seed=5) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=lists, level=st.floats(0.05, 0.99), shift=numbers)
+def test_interval_lies_in_the_data_and_moves_with_it(values, level, shift):
+    found = bootstrap_mean(values, level, n=200)
+    assert min(values) - 1e-9 <= found.low <= found.high <= max(values) + 1e-9
+    wider = bootstrap_mean(values, (1 + level) / 2, n=200)
+    assert wider.low <= found.low and found.high <= wider.high
+    moved = bootstrap_mean([value + shift for value in values], level, n=200)
+    assert moved[:3] == pytest.approx([part + shift for part in found[:3]], abs=1e-6)
+
+
+def test_one_value_and_a_small_spread_on_a_large_mean():
+    assert bootstrap_mean([3.0]) == Interval(3.0, 3.0, 3.0, 0.95)
+    small = bootstrap_mean(SCORES - SCORES.mean())
+    large = bootstrap_mean(SCORES - SCORES.mean() + 1e6)
+    assert large.high - large.low == pytest.approx(small.high - small.low, rel=1e-6)
+
+
+def test_pairs_share_their_prompts():
+    easy = np.random.default_rng(2).normal(0, 10, 80)
+    a, b = easy + 0.5, easy + np.random.default_rng(3).normal(0, 0.1, 80)
+    found = paired_bootstrap(a, b)
+    assert found == bootstrap_mean(a - b)
+    assert 0 < found.low < found.high < 1
+    backward = paired_bootstrap(b, a)
+    assert backward.mean == pytest.approx(-found.mean)
+    assert (backward.low, backward.high) == pytest.approx((-found.high, -found.low), abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: paired_bootstrap([1, 2], [1]), "a has 2 values and b 1"),
+        (lambda: paired_bootstrap([], []), "a: no values"),
+        (lambda: paired_bootstrap([1, 2], [1, float("nan")]), r"b\[1\] is nan"),
+        (lambda: bootstrap_mean([1, None]), r"values\[1\] is nan"),
+        (lambda: bootstrap_mean([1, float("inf")]), r"values\[1\] is inf"),
+        (lambda: bootstrap_mean(["high"]), "expected a list of numbers"),
+        (lambda: bootstrap_mean([[1.0], [2.0]]), r"shape \(2, 1\)"),
+        (lambda: bootstrap_mean([1.0], level=95), "level 95"),
+        (lambda: bootstrap_mean([1.0], n=0), "n 0"),
+        (lambda: updates_to_reach([], 1.0), "no values"),
+        (lambda: final_score([]), "no values"),
+        (lambda: final_score([1.0, None, None], 2), "none of the last 2"),
+        (lambda: final_score([1.0], 0), "window 0"),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def test_trailing_mean_leaves_out_what_is_missing():
+    assert trailing_mean([1, 2, 3, 6], 2).tolist() == [1, 1.5, 2.5, 4.5]
+    assert np.isnan(trailing_mean([None, 1.0], 3)[0])
+    assert trailing_mean([4, None, 2, None, None], 2)[:4].tolist() == [4, 4, 2, 2]
+    assert trailing_mean([], 3).shape == (0,)
+
+
+def test_updates_to_reach_counts_whole_windows_from_one():
+    curve = [3, 0, 0, 1, 2, 3, 3, 3]
+    assert updates_to_reach(curve, 2, window=3) == 6
+    assert updates_to_reach(curve, 3, window=1) == 1
+    assert updates_to_reach(curve, 3, window=3) == 8
+    assert updates_to_reach(curve, 3.01, window=3) is None
+    assert updates_to_reach(curve, -5, window=3) == 3
+    assert updates_to_reach([1, 3], 2, window=5) == 2
+    assert updates_to_reach([1, None, 3, 5], 4, window=2) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=lists, window=st.integers(1, 40))
+def test_every_curve_reaches_its_own_final_score(values, window):
+    score = final_score(values, window)
+    assert score == pytest.approx(np.mean(values[-window:]), abs=1e-9)
+    update = updates_to_reach(values, score, window)
+    assert min(window, len(values)) <= update <= len(values)
+    earlier = updates_to_reach(values, score - 1, window)
+    assert earlier <= update
+
+
+def rows(*values, start=1):
+    return [{"update": start + index, "score": value} for index, value in enumerate(values)]
+
+
+def test_one_run_is_its_own_mean():
+    found = seed_curves([rows(1.0, 3.0, None, 5.0)], ["score"], smooth=2)
+    assert found.raw[0].tolist() == [[1, 1], [2, 3], [4, 5]]
+    assert found.smoothed[0].tolist() == [[1, 1], [2, 2], [4, 4]]
+    assert (found.mean == found.smoothed[0]).all() and found.std.tolist() == [[0], [0], [0]]
+
+
+def test_seeds_are_compared_at_the_updates_they_share():
+    found = seed_curves([rows(1.0, 2.0, 3.0), rows(4.0, 9.0, start=2)], ["score"], smooth=1)
+    assert found.mean.tolist() == [[2, 3], [3, 6]]
+    assert found.std[:, 0] == pytest.approx([np.std([2, 4], ddof=1), np.std([3, 9], ddof=1)])
+    assert [len(table) for table in found.smoothed] == [3, 2]
+
+
+def test_rows_of_a_resumed_run_replace_earlier_ones():
+    again = [*rows(1.0, 2.0, 3.0), *rows(7.0, 8.0, start=2)]
+    assert seed_curves([again], ["score"], 1).mean.tolist() == [[1, 1], [2, 7], [3, 8]]
+
+
+def test_several_metrics_need_a_value_in_the_same_row():
+    data = [{"update": 1, "a": 1, "b": 2}, {"update": 2, "a": 1}, {"update": 3, "a": float("nan"), "b": 1}]
+    assert seed_curves([data], ["a", "b"]).mean.tolist() == [[1, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([], "PPO: give a list of runs"),
+        (rows(1.0), r"PPO: give a list of runs.*\[rows\]"),
+        ([[]], "PPO: no 'update' in its rows; there are: none"),
+        ([[{"update": 1, "gold": 2, "kl": 3}]], "no 'score' in its rows; there are: update, gold, kl"),
+        ([rows(None, float("inf"))], "score have no value together"),
+        ([rows("high")], "score or null"),
+        ([[*rows(1.0), {"score": 1.0}]], "update must be a number in every row"),
+        ([rows(1.0), rows(1.0, start=2)], "no update in common"),
+    ],
+)
+def test_bad_runs_are_named(runs, words):
+    with pytest.raises(InputError, match=words):
+        seed_curves(runs, ["score"], name="PPO")
