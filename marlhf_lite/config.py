@@ -6,10 +6,11 @@ Presets (`presets/*.yaml`) and `--config` files hold the same names; flags win o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 def option(default, help: str, **metadata):
-    """A dataclass field whose help text is shown on the command line."""
+    """A dataclass field whose help text is shown on the command line. `least` and `above` bound a number."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -19,6 +20,7 @@ class RunOptions:
 
     output_dir: str = option("", "Folder for config, metrics, samples and checkpoints. Default: runs/<command>-<time>.")
     overwrite: bool = option(False, "Replace the run in --output_dir if there is one.")
+    figures: str = option("", "Folder for figures. Default: figures/ inside the run; for demo, figures/ here.")
     seed: int = option(0, "Seeds model initialisation, data order and sampling.")
 
 
@@ -27,11 +29,11 @@ class ModelOptions:
     """Which model, and its LoRA adapters. The paper trains all weights; adapters want higher learning rates."""
 
     model: str = option("tiny-gemma", "tiny-gemma (embedded), a local folder, or a hub name such as google/gemma-2b.")
-    dtype: str = option("float32", "Of the frozen base: float32, bfloat16, float16, or auto (as saved).")
-    attention: str = option("sdpa", "Attention implementation: sdpa, eager, flash_attention_2.")
-    lora_r: int = option(16, "Rank of every adapter.")
-    lora_alpha: int = option(32, "Adapters are scaled by alpha / r.")
-    lora_dropout: float = option(0.0, "Dropout inside adapters. PPO's ratio wants 0.")
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option("float32", "Of the frozen base; auto: as saved.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = option("sdpa", "Attention implementation.")
+    lora_r: int = option(16, "Rank of every adapter.", least=1)
+    lora_alpha: int = option(32, "Adapters are scaled by alpha / r.", least=1)
+    lora_dropout: float = option(0.0, "Dropout inside adapters. PPO's ratio wants 0.", least=0)
     lora_targets: str = option("all-linear", "Which layers get an adapter: all-linear, or a regular expression.")
 
 
@@ -40,32 +42,32 @@ class DataOptions:
     """Which preference data, and its limits."""
 
     dataset: str = option("tiny-tldr", "tiny-tldr (embedded), a file (.jsonl .json .csv .parquet, .gz), or a hub name.")
-    size: int | None = option(None, "Use this many pairs, drawn at random. Default: all.")
+    size: int | None = option(None, "Use this many pairs, drawn at random. Default: all.", least=1)
     split_seed: int = option(1234, "Seeds the 20/40/40 split into SFT, reward model and PPO.")
-    bad_rows: str = option("error", "Faulty rows: error (stop at the first), or drop (and count).")
-    max_prompt_length: int = option(512, "Prompts of more tokens are dropped and counted.")
-    max_response_length: int = option(96, "Responses are cut here; generation stops here. Table 5: 512.")
+    bad_rows: Literal["error", "drop"] = option("error", "Faulty rows: stop at the first, or drop and count.")
+    max_prompt_length: int = option(512, "Prompts of more tokens are dropped and counted.", least=1)
+    max_response_length: int = option(96, "Responses are cut here; generation stops here. Table 5: 512.", least=1)
 
 
 @dataclass
 class SFTOptions:
     """Supervised fine-tuning on prompt and chosen response, loss on the response alone."""
 
-    sft_epochs: float = option(3.0, "Passes over the SFT part.")
-    sft_batch_size: int = option(32, "Sequences per update.")
-    sft_learning_rate: float = option(2e-3, "Peak learning rate (cosine, for LoRA).")
-    sft_warmup_ratio: float = option(0.1, "Share of updates that warm up.")
+    sft_epochs: float = option(3.0, "Passes over the SFT part.", above=0)
+    sft_batch_size: int = option(32, "Sequences per update.", least=1)
+    sft_learning_rate: float = option(2e-3, "Peak learning rate (cosine, for LoRA).", above=0)
+    sft_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0)
 
 
 @dataclass
 class RMOptions:
     """Reward model: Bradley-Terry on preference pairs, from the SFT adapter."""
 
-    rm_epochs: float = option(1.0, "Passes over the reward-model part.")
-    rm_batch_size: int = option(32, "Pairs per update.")
-    rm_learning_rate: float = option(1e-3, "Peak learning rate (cosine, for LoRA).")
-    rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.")
-    rm_loss: str = option("last", "last: compare scores at the last token. all: as the released code, the mean over all "
+    rm_epochs: float = option(1.0, "Passes over the reward-model part.", above=0)
+    rm_batch_size: int = option(32, "Pairs per update.", least=1)
+    rm_learning_rate: float = option(1e-3, "Peak learning rate (cosine, for LoRA).", above=0)
+    rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0)
+    rm_loss: Literal["last", "all"] = option("last", "last: compare scores at the last token. all: as the released code, the mean over all "
                           "tokens from where the pair diverges.")  # fmt: skip
 
 
@@ -73,52 +75,90 @@ class RMOptions:
 class MacroOptions:
     """What a macro action is, what it is worth and how it enters the losses."""
 
-    termination: str = option("fixed", "Rule that ends a macro action: fixed, randomized, whole.")
+    termination: Literal["fixed", "randomized", "whole"] = option(
+        "fixed", "Rule that ends a macro action (section 3.2.1)."
+    )
     n: str = option("5", "Tokens per macro action for fixed: an integer, or inf. 1 is token-level PPO.")
     lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10).")
-    repeats: int = option(3, "How often randomized repeats its lengths.")
-    sigma: str = option("equal", "Value of a macro action: equal, unit, position, position_reversed (Appendix D.1).")
-    reward_pooling: str = option("sum", "KL reward inside a macro action: sum (paper) or mean (released code; this "
-                                 "shrinks beta by about the macro length).")  # fmt: skip
-    rho: float = option(1.0, "Discount inside a macro action, for sum.")
-    ratio: str = option("token", "Importance ratio: token (Appendix E) or macro (joint probability, section 3.2.2).")
-    value_target: str = option("token", "Critic regression: token (Appendix E) or macro (Algorithm 1).")
+    repeats: int = option(3, "How often randomized repeats its lengths.", least=1)
+    sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
+        "equal", "Weights of token values in a macro action's value (Appendix D.1)."
+    )
+    reward_pooling: Literal["sum", "mean"] = option("sum", "KL reward inside a macro action: sum (paper), or mean (released code; this shrinks "
+                                                          "beta by about the macro length).")  # fmt: skip
+    rho: float = option(1.0, "Discount inside a macro action, for sum.", above=0)
+    ratio: Literal["token", "macro"] = option(
+        "token", "Importance ratio: of each token (Appendix E), or of the macro action (section 3.2.2)."
+    )
+    value_target: Literal["token", "macro"] = option(
+        "token", "What regresses to the return: every token's value (Appendix E), or the macro value (Algorithm 1)."
+    )
 
 
 @dataclass
 class PPOOptions:
     """PPO with a critic. `marlhf ppo --n 1` is token-level PPO, everything else alike."""
 
-    updates: int = option(40, "Rollout-and-update rounds.")
-    batch_size: int = option(64, "Responses per update.")
-    micro_batch_size: int = option(32, "Responses per forward and backward pass; changes memory, not gradients.")
-    ppo_epochs: int = option(1, "Passes over each rollout.")
-    minibatches: int = option(1, "Optimizer steps per pass over a rollout.")
-    policy_learning_rate: float = option(1e-3, "Of the policy's adapter.")
-    critic_learning_rate: float = option(1e-3, "Of the critic's adapter and head.")
-    warmup_updates: int = option(5, "Updates of linear warm-up; then constant.")
-    max_grad_norm: float = option(1.0, "Gradient clipping, for policy and critic apart.")
-    kl_coef: float = option(0.05, "beta of the KL reward to the SFT model.")
-    score_clip: float | None = option(None, "Clamp reward scores to +-this (released code: 2.5). Default: off.")
-    clip: float = option(0.2, "Clip range of the policy ratio.")
-    value_clip: float | None = option(0.2, "Clip range of value changes; none turns it off.")
-    gamma: float = option(1.0, "Discount per macro action.")
-    lam: float = option(0.95, "GAE's lambda per macro action.")
+    updates: int = option(40, "Rollout-and-update rounds.", least=1)
+    batch_size: int = option(64, "Responses per update.", least=1)
+    micro_batch_size: int = option(
+        32, "Responses per forward and backward pass; changes memory, not gradients.", least=1
+    )
+    ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
+    minibatches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
+    policy_learning_rate: float = option(1e-3, "Of the policy's adapter.", above=0)
+    critic_learning_rate: float = option(1e-3, "Of the critic's adapter and head.", above=0)
+    warmup_updates: int = option(5, "Updates of linear warm-up; then constant.", least=0)
+    max_grad_norm: float = option(1.0, "Gradient clipping, for policy and critic apart.", above=0)
+    kl_coef: float = option(0.05, "beta of the KL reward to the SFT model.", least=0)
+    score_clip: float = option(0.0, "Clamp reward scores to +-this (released code: 2.5); 0 is off.", least=0)
+    clip: float = option(0.2, "Clip range of the policy ratio.", above=0)
+    value_clip: float = option(0.2, "Clip range of value changes; 0 is off.", least=0)
+    gamma: float = option(1.0, "Discount per macro action.", above=0)
+    lam: float = option(0.95, "GAE's lambda per macro action.", least=0)
     whiten: bool = option(False, "Whiten advantages over the whole update.")
-    critic_init: str = option("rm", "The critic starts from: rm (adapter and head) or sft (new head).")
-    temperature: float = option(0.8, "Of sampling.")
-    top_k: int = option(50, "Of sampling; 0 turns it off.")
-    top_p: float = option(1.0, "Of sampling.")
+    critic_init: Literal["rm", "sft"] = option("rm", "The critic starts from: rm (adapter and head) or sft (new head).")
+    temperature: float = option(0.8, "Of sampling.", above=0)
+    top_k: int = option(50, "Of sampling; 0 turns it off.", least=0)
+    top_p: float = option(1.0, "Of sampling.", above=0)
     logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of 1.")
-    sample_every: int = option(10, "Updates between samples written to samples.jsonl.")
+    sample_every: int = option(10, "Updates between samples written to samples.jsonl.", least=1)
 
 
 @dataclass
 class EvalOptions:
     """Evaluation on held-out prompts."""
 
-    eval_prompts: int = option(256, "Held-out prompts to answer.")
-    eval_batch_size: int = option(128, "Prompts per generation batch.")
+    eval_prompts: int = option(256, "Held-out prompts to answer.", least=1)
+    eval_batch_size: int = option(128, "Prompts per generation batch.", least=1)
 
 
-ALL = (RunOptions, ModelOptions, DataOptions, SFTOptions, RMOptions, MacroOptions, PPOOptions, EvalOptions)
+@dataclass
+class InputOptions:
+    """What earlier stages made."""
+
+    sft: str = option("", "Folder of the SFT adapter, or the run it stands in.")
+    rm: str = option("", "Folder of the reward adapter, or the run it stands in.")
+    reward: str = option("rm", "What PPO optimises: rm, gold (embedded task only), or your own function, "
+                         "package.module:function, (prompts, responses) -> scores.")  # fmt: skip
+
+
+@dataclass
+class PolicyOptions:
+    """What to evaluate."""
+
+    policies: str = option("", "Folders of policy adapters, comma-separated, each as name=folder.")
+
+
+GROUPS = {
+    "run": RunOptions,
+    "model": ModelOptions,
+    "data": DataOptions,
+    "inputs": InputOptions,
+    "sft": SFTOptions,
+    "rm": RMOptions,
+    "macro": MacroOptions,
+    "ppo": PPOOptions,
+    "policies": PolicyOptions,
+    "eval": EvalOptions,
+}

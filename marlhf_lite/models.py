@@ -85,7 +85,9 @@ def _load(kind, name: str, **kwargs):
         return kind.from_pretrained(path, **kwargs)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder") from None
+        raise InputError(
+            f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder"
+        ) from None
     finally:
         if quiet:
             hf_logging.enable_progress_bar()

@@ -21,7 +21,9 @@ def _pattern(template: str) -> re.Pattern:
     return re.compile(r"\b" + re.sub(r"\s+", r"\\s+", words).replace("SLOT", r"(\w+)") + r"\b")
 
 
-PATTERNS = {"who": re.compile(_pattern(WHO).pattern.replace("My", "[Mm]y"))} | {k: _pattern(t) for k, t in FACTS.items()}
+PATTERNS = {"who": re.compile(_pattern(WHO).pattern.replace("My", "[Mm]y"))} | {
+    k: _pattern(t) for k, t in FACTS.items()
+}
 
 
 @dataclass(frozen=True)

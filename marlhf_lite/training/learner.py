@@ -86,7 +86,9 @@ class Learner:
             self.schedulers[name].step()
             self.optimizers[name].zero_grad(set_to_none=True)
             if before and all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)):
-                raise RuntimeError(f"the first update moved no weight of the {name}: is its learning rate or gradient 0?")
+                raise RuntimeError(
+                    f"the first update moved no weight of the {name}: is its learning rate or gradient 0?"
+                )
         return norms
 
     def _check_start(self, row: dict[str, float], rollout: Rollout) -> None:

@@ -45,7 +45,7 @@ def estimate(
 ) -> Estimate:
     """KL-shaped macro rewards and macro values into GAE (section 3.2.2, Appendix D.1). All inputs [B, T], no gradient."""
     token_rewards = kl_rewards(logprobs, batch.ref_logprobs, batch.mask, ppo.kl_coef)
-    scores = clip_scores(batch.scores, ppo.score_clip)
+    scores = clip_scores(batch.scores, ppo.score_clip or None)
     rewards = macro_rewards(token_rewards, scores, macro, how.reward_pooling, how.rho, sigma=how.sigma)
     return Estimate(*gae(rewards, macro_values(values, macro, how.sigma), macro.mask, ppo.gamma, ppo.lam))
 
@@ -121,7 +121,14 @@ def micro_losses(
         now.logprobs, old_logprobs, made.advantages, macro, ppo.clip, how.ratio, normalizer=counts[0]
     )
     value, on_value = value_loss(
-        now.values, old_values, made.returns, macro, ppo.value_clip, how.value_target, how.sigma, normalizer=counts[1]
+        now.values,
+        old_values,
+        made.returns,
+        macro,
+        ppo.value_clip or None,
+        how.value_target,
+        how.sigma,
+        normalizer=counts[1],
     )
     stats = {
         "policy_loss": policy.item(),

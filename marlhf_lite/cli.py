@@ -1,0 +1,192 @@
+"""`marlhf <command> [options]`; `accelerate launch -m marlhf_lite <command> [options]` runs the same."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from marlhf_lite.errors import InputError
+
+USAGE = """usage: marlhf <command> [options]
+
+RLHF with macro actions: PPO in which runs of tokens are the actions.
+
+{commands}
+
+marlhf <command> --help lists a command's options.
+Everything may also stand in a YAML file: marlhf run --config my.yaml
+"""
+SHARED = ("run", "model", "data")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: what it says of itself, which groups of options it takes, what it does."""
+
+    help: str
+    groups: tuple[str, ...]
+    action: Callable[[SimpleNamespace], None]
+    example: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(argv)
+    except InputError as error:
+        print(f"marlhf: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nmarlhf: interrupted; what was recorded so far is whole", file=sys.stderr)
+        return 130
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
+        print(USAGE.format(commands="\n".join(lines)))
+        return 0
+    if argv[0] not in COMMANDS:
+        raise InputError(f"unknown command {argv[0]}: choose from {', '.join(COMMANDS)}")
+    command = COMMANDS[argv[0]]
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from marlhf_lite.options import parse
+
+    options = parse(argv[0], argv[1:], command.groups, f"{command.help}\n\nexample: {command.example}")
+    if not options.run.output_dir:
+        options.run.output_dir = str(Path("runs") / f"{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}")
+    _be_quiet()
+    command.action(options)
+    print(f"records: {options.run.output_dir}")
+    return 0
+
+
+def _be_quiet() -> None:
+    """Our bars and tables speak; the libraries' own bars and warnings of what we do on purpose do not."""
+    import warnings
+
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _sft(options: SimpleNamespace) -> None:
+    from marlhf_lite import pipeline
+
+    print(f"adapter: {pipeline.sft_stage(pipeline.open_workspace(options))}")
+
+
+def _rm(options: SimpleNamespace) -> None:
+    from marlhf_lite import pipeline
+
+    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
+    print(f"adapter: {pipeline.rm_stage(pipeline.open_workspace(options), sft)}")
+
+
+def _ppo(options: SimpleNamespace) -> None:
+    from marlhf_lite import pipeline
+    from marlhf_lite.rules import make_rule
+
+    make_rule(options.macro)  # a bad rule is named before anything loads
+    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
+    wants_rm = options.inputs.reward == "rm" or options.inputs.rm
+    rm = pipeline.adapter("rm", options.inputs.rm, "rm") if wants_rm else None
+    work = pipeline.open_workspace(options)
+    print(f"adapter: {pipeline.ppo_stage(work, sft, rm, options.macro, 'ppo')}")
+
+
+def _evaluate(options: SimpleNamespace) -> None:
+    from marlhf_lite import pipeline
+
+    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
+    rm = pipeline.adapter("rm", options.inputs.rm, "rm") if options.inputs.rm else None
+    policies = {}
+    for item in filter(None, options.policies.policies.split(",")):
+        name, _, folder = item.rpartition("=")
+        policies[name or Path(folder).parent.name or folder] = pipeline.adapter("policies", folder, "policy")
+    work = pipeline.open_workspace(options)
+    _finish(work, pipeline.evaluate_stage(work, policies, sft, rm), {})
+
+
+def _chain(options: SimpleNamespace, methods: dict) -> None:
+    """All stages; `methods` are names and macro options of the PPO runs, from the same start and seed."""
+    from marlhf_lite import pipeline
+    from marlhf_lite.records import RunFolder
+    from marlhf_lite.rules import make_rule
+
+    for how in methods.values():
+        make_rule(how)
+    work = pipeline.open_workspace(options)
+    sft = pipeline.sft_stage(work)
+    rm = pipeline.rm_stage(work, sft)
+    policies = {name: pipeline.ppo_stage(work, sft, rm, how, name) for name, how in methods.items()}
+    rows = pipeline.evaluate_stage(work, policies, sft, rm)
+    _finish(work, rows, {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()})
+
+
+def _finish(work, rows: list[dict], histories: dict) -> None:
+    from marlhf_lite.report import report
+
+    figures = Path(work.options.run.figures or work.path / "figures")
+    text = report(work.path, rows, histories, figures, work.run.config)
+    print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over SFT [95 % interval]\n\n{text}\n")
+    print(f"figures: {figures}")
+
+
+def _run(options: SimpleNamespace) -> None:
+    _chain(options, {"MA-PPO": options.macro})
+
+
+def _demo(options: SimpleNamespace) -> None:
+    options.run.figures = options.run.figures or "figures"
+    _chain(options, {"PPO": replace(options.macro, termination="fixed", n="1"), "MA-PPO": options.macro})
+
+
+STAGES = ("inputs", "sft", "rm", "macro", "ppo", "eval")
+COMMANDS = {
+    "demo": Command(
+        "SFT, reward model, PPO and MA-PPO from one start, compared: minutes on two cores.",
+        (*SHARED, *STAGES),
+        _demo,
+        "marlhf demo --updates 60 --seed 1",
+    ),
+    "run": Command(
+        "All stages on your data: SFT, reward model, MA-PPO, evaluation.",
+        (*SHARED, *STAGES),
+        _run,
+        "marlhf run --dataset pairs.jsonl --model google/gemma-2b --dtype bfloat16",
+    ),
+    "sft": Command(
+        "Supervised fine-tuning of an adapter on chosen responses.",
+        (*SHARED, "sft"),
+        _sft,
+        "marlhf sft --output_dir runs/a",
+    ),
+    "rm": Command(
+        "Reward model from preference pairs.",
+        (*SHARED, "inputs", "rm"),
+        _rm,
+        "marlhf rm --sft runs/a --output_dir runs/b",
+    ),
+    "ppo": Command(
+        "PPO over macro actions; --n 1 is token-level PPO.",
+        (*SHARED, "inputs", "macro", "ppo"),
+        _ppo,
+        "marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c",
+    ),
+    "evaluate": Command(
+        "Answers, scores and intervals on held-out prompts.",
+        (*SHARED, "inputs", "policies", "ppo", "eval"),
+        _evaluate,
+        "marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c/ppo/policy",
+    ),
+}

@@ -1,0 +1,159 @@
+"""Command line and config files to options: one set of names for flags, YAML files and presets."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from types import SimpleNamespace
+
+import yaml
+from transformers import HfArgumentParser
+
+from marlhf_lite.config import GROUPS
+from marlhf_lite.errors import InputError
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """One name an option, and its default behind the text."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size().columns))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        value = (
+            ""
+            if action.nargs == 0
+            else " " + ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "X")
+        )
+        return action.option_strings[0] + value
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        shown = action.default not in (None, "", argparse.SUPPRESS) and action.option_strings != ["-h", "--help"]
+        return f"{action.help} [%(default)s]" if shown else action.help
+
+
+class Parser(HfArgumentParser):
+    """transformers' dataclass parser whose errors are one line that names the option and the mend."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser, field):
+        plain = copy.copy(field)  # argparse takes every metadata entry as an argument of its own
+        plain.metadata = {k: v for k, v in field.metadata.items() if k not in ("least", "above")}
+        HfArgumentParser._parse_dataclass_field(parser, plain)
+
+    def error(self, message: str):
+        raise InputError(f"{self.prog}: {message}: see {self.prog} --help")
+
+    def unknown(self, words: Sequence[str]):
+        known = [s for action in self._actions for s in action.option_strings]
+        word = words[0].split("=")[0]
+        close = difflib.get_close_matches(word.replace("-", "_").replace("__", "--", 1), known, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise InputError(f"{self.prog}: unknown option {word}: {meant}see {self.prog} --help")
+
+
+@dataclass
+class Source:
+    """Where options come from."""
+
+    preset: str = ""
+    config: str = ""
+
+
+def parse(command: str, argv: Sequence[str], groups: Sequence[str], description: str) -> SimpleNamespace:
+    """Options of a command, one dataclass a group, by name. Flags win over `--config`, that over `--preset`.
+
+    Raises `InputError` for an unknown option, preset or key, a wrong type, and a value out of range.
+    """
+    parser = _parser(command, groups, description)
+    source, rest = parser.parse_known_args(argv)
+    given = _preset(source.preset, groups) + _config(source.config, groups)
+    parsed = parser.parse_args_into_dataclasses(given + list(argv), return_remaining_strings=True)
+    if parsed[-1]:
+        parser.unknown(parsed[-1])
+    options = SimpleNamespace(**dict(zip(groups, parsed, strict=False)))
+    for group in groups:
+        check(getattr(options, group))
+    return options
+
+
+def _parser(command: str, groups: Sequence[str], description: str) -> Parser:
+    kinds = [GROUPS[name] for name in groups]
+    for kind in kinds:
+        kind._argument_group_name = kind.__doc__.rstrip(".")
+    name = f"marlhf {command}"
+    parser = Parser(
+        kinds,
+        prog=name,
+        usage=f"{name} [options]",
+        description=description,
+        formatter_class=Formatter,
+        allow_abbrev=False,
+    )
+    where = parser.add_argument_group("Where options come from: flags win over --config, that over --preset")
+    where.add_argument("--config", default="", help="YAML file with option names as keys.")
+    where.add_argument("--preset", default="", help=f"Named settings: {', '.join(presets())}.")
+    return parser
+
+
+def presets() -> list[str]:
+    """Names of the presets that come with the library."""
+    root = files("marlhf_lite") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in root.iterdir() if entry.name.endswith(".yaml"))
+
+
+def _preset(name: str, groups: Sequence[str]) -> list[str]:
+    if not name:
+        return []
+    if name not in presets():
+        raise InputError(f"--preset {name}: unknown: choose from {', '.join(presets())}")
+    return _flags(str(files("marlhf_lite") / "presets" / f"{name}.yaml"), f"--preset {name}", groups)
+
+
+def _config(path: str, groups: Sequence[str]) -> list[str]:
+    return _flags(path, f"--config {path}", groups) if path else []
+
+
+def _flags(path: str, source: str, groups: Sequence[str]) -> list[str]:
+    """A YAML file as flags. Keys of other commands' groups are left out; keys of none are errors."""
+    try:
+        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
+    flags = []
+    mine = {f.name for name in groups for f in fields(GROUPS[name])}
+    for key, value in values.items():
+        _check_key(key, source)
+        if key in mine and value is not None:
+            flags += [f"--{key}", str(value)]
+    return flags
+
+
+def _check_key(key: str, source: str) -> None:
+    known = [f.name for kind in GROUPS.values() for f in fields(kind)]
+    if key not in (*known, "environment"):  # a run's own config.yaml can be given again
+        close = difflib.get_close_matches(str(key), known, n=1)
+        raise InputError(f"{source}: unknown key {key}" + (f": did you mean {close[0]}?" if close else ""))
+
+
+def check(options) -> None:
+    """Every number against the least value its field names. Raises `InputError` that names the option."""
+    for f in fields(options):
+        value, least, above = getattr(options, f.name), f.metadata.get("least"), f.metadata.get("above")
+        if value is None:
+            continue
+        if (least is not None and not value >= least) or (above is not None and not value > above):
+            bound = f"at least {least}" if least is not None else f"above {above}"
+            raise InputError(f"--{f.name} {value}: it must be {bound}")
