@@ -1,0 +1,18 @@
+"""RLHF with macro actions (MA-RLHF, arXiv 2410.02743). Which idea of the paper is where, in the paper's order:
+
+    section 2.2     SFT, reward model, KL-shaped reward     training.sft, training.reward_model, macro.kl_rewards
+    section 3.1     macro actions                           macro.MacroActions
+    section 3.2.1   termination conditions                  macro.FixedNGram and its neighbours, named in rules
+    section 3.2.2   macro rewards, values, objective        macro.macro_rewards, macro_values, policy_loss
+    section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
+    section 4.1     tasks and data                          tasks
+    Appendix B.2    data split, what starts from what       tasks.split, roles.build_roles
+    Appendix D.1    value of a macro action, sigma          macro.macro_values
+    Appendix E      Algorithm 1, losses                     training.step, macro.policy_loss, macro.value_loss
+    figures         2, 3, 11 and their kin                  plots
+
+Data walks one way: text -> tokens -> rollout -> macro actions -> rewards, values -> advantages -> losses -> update ->
+records -> pictures.
+"""
+
+__version__ = "0.1.0"

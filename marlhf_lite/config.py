@@ -67,8 +67,11 @@ class RMOptions:
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
     rm_learning_rate: float = option(1e-3, "Peak learning rate (cosine, for LoRA).", above=0)
     rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0)
-    rm_loss: Literal["last", "all"] = option("last", "last: compare scores at the last token. all: as the released code, the mean over all "
-                          "tokens from where the pair diverges.")  # fmt: skip
+    rm_loss: Literal["last", "all"] = option(
+        "last",
+        "last: compare scores at the last token. all: as the released code, the mean over all tokens from where the "
+        "pair diverges.",
+    )
 
 
 @dataclass
@@ -84,8 +87,11 @@ class MacroOptions:
     sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
         "equal", "Weights of token values in a macro action's value (Appendix D.1)."
     )
-    reward_pooling: Literal["sum", "mean"] = option("sum", "KL reward inside a macro action: sum (paper), or mean (released code; this shrinks "
-                                                          "beta by about the macro length).")  # fmt: skip
+    reward_pooling: Literal["sum", "mean"] = option(
+        "sum",
+        "KL reward inside a macro action: sum (paper), or mean (released code; this shrinks beta by about the macro "
+        "length).",
+    )
     rho: float = option(1.0, "Discount inside a macro action, for sum.", above=0)
     ratio: Literal["token", "macro"] = option(
         "token", "Importance ratio: of each token (Appendix E), or of the macro action (section 3.2.2)."
@@ -139,8 +145,11 @@ class InputOptions:
 
     sft: str = option("", "Folder of the SFT adapter, or the run it stands in.")
     rm: str = option("", "Folder of the reward adapter, or the run it stands in.")
-    reward: str = option("rm", "What PPO optimises: rm, gold (embedded task only), or your own function, "
-                         "package.module:function, (prompts, responses) -> scores.")  # fmt: skip
+    reward: str = option(
+        "rm",
+        "What PPO optimises: rm, gold (embedded task only), or your own function, package.module:function, that takes "
+        "(prompts, responses) and returns scores.",
+    )
 
 
 @dataclass

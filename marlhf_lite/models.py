@@ -61,7 +61,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_tokenizer(name: str):
-    """The model's fast tokenizer. Without a pad token it gets one: EOS, which is safe because masks come from lengths."""
+    """The model's fast tokenizer. Without a pad token it gets EOS as one, which is safe: masks come from lengths."""
     tokenizer = _load(AutoTokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")

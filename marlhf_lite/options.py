@@ -74,7 +74,7 @@ def parse(command: str, argv: Sequence[str], groups: Sequence[str], description:
     Raises `InputError` for an unknown option, preset or key, a wrong type, and a value out of range.
     """
     parser = _parser(command, groups, description)
-    source, rest = parser.parse_known_args(argv)
+    source, _ = parser.parse_known_args(argv)
     given = _preset(source.preset, groups) + _config(source.config, groups)
     parsed = parser.parse_args_into_dataclasses(given + list(argv), return_remaining_strings=True)
     if parsed[-1]:

@@ -13,7 +13,7 @@ from marlhf_lite.tokens import encode_prompts, encode_responses, pad
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' own default is 50)."""
+    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' default is 50)."""
 
     max_new_tokens: int
     temperature: float = 0.8

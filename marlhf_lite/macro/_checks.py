@@ -58,7 +58,7 @@ def clean(name: str, x: Tensor, mask: Tensor, place: str = "token") -> Tensor:
     # One bad element makes the sum bad; only then is it worth finding which one (the sum alone may overflow).
     if not math.isfinite(filled.detach().sum().item()) and not (fine := filled.isfinite()).all():
         where = first_true(~fine)
-        spot = ", ".join(f"{noun} {i}" for noun, i in zip(("response", place), where))
+        spot = ", ".join(f"{noun} {i}" for noun, i in zip(("response", place), where, strict=False))
         raise InputError(f"{name}: {x[where].item()} at {spot}, which is valid and must be finite")
     return filled
 

@@ -21,7 +21,7 @@ from marlhf_lite.tasks.templates import tldr_prompt
 SUBREDDITS = ("advice", "family", "roommates", "pets", "travel", "money", "cooking", "tifu")
 DEFAULT_SIZE = 5000
 FACTS_PER_POST = 5  # besides who it is about
-RATER_NOISE = 0.7  # P(a preferred to b) = sigmoid(RATER_NOISE * (gold_a - gold_b))
+RATER_SHARPNESS = 1.0  # P(a preferred to b) = sigmoid(RATER_SHARPNESS * (gold_a - gold_b))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def make_pair(rng: random.Random) -> dict[str, str]:
     while second == first:
         second = summary_text(make_summary(rng, post, Quality.sample(rng)))
     a, b = gold_scores([post.prompt] * 2, [first, second])
-    if rng.random() > 1 / (1 + math.exp(-RATER_NOISE * (a - b))):
+    if rng.random() > 1 / (1 + math.exp(-RATER_SHARPNESS * (a - b))):
         first, second = second, first
     return {"prompt": post.prompt, "chosen": first, "rejected": second}
 

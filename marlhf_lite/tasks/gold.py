@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from marlhf_lite.tasks.grammar import FACTS, SLOT, WHO, fill
+from marlhf_lite.tasks.grammar import FACTS, SLOT, WHO
 
 WRONG, PADDING, LONG, FREE_WORDS = 1.0, 0.5, 0.05, 36
 

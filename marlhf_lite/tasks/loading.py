@@ -114,7 +114,7 @@ def _read_folder(path: Path, embedded: list[str]) -> tuple[list[dict], list[dict
 def _load(name: str, source: str, embedded: list[str], load: Callable) -> tuple[list[dict], list[dict] | None]:
     try:
         loaded = load(name)
-    except Exception as error:  # noqa: BLE001 - the hub client, the network and the file readers each have their own
+    except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise InputError(f"--dataset {source}: cannot be loaded ({reason}): {_choices(embedded)}") from None
     if isinstance(loaded, datasets.Dataset):

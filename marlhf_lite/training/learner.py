@@ -10,7 +10,7 @@ from marlhf_lite.config import MacroOptions, PPOOptions
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.roles import Roles, trainable
 from marlhf_lite.rollouts import Rollout
-from marlhf_lite.training.metrics import measure
+from marlhf_lite.training.metrics import Clock, measure
 from marlhf_lite.training.step import (
     Estimate,
     Pass,
@@ -40,11 +40,13 @@ class Learner:
         prepare = accelerator.prepare
         self.roles = Roles(prepare(roles.policy), roles.reference, roles.reward, prepare(roles.critic))
 
-    def learn(self, rollout: Rollout, macro: MacroActions) -> dict[str, float]:
+    def learn(self, rollout: Rollout, macro: MacroActions, clock: Clock | None = None) -> dict[str, float]:
         """All optimizer steps on one rollout; what `measure` says of the models before them, and means over steps."""
+        self.clock = clock or Clock()
         before, made = None, None
         if needs_freeze(self.ppo):
-            rollout, before, made = freeze(self.roles, rollout, macro, self.how, self.ppo, self._sum)
+            with self.clock.phase("training"):
+                rollout, before, made = freeze(self.roles, rollout, macro, self.how, self.ppo, self._sum)
         stats = []
         for _ in range(self.ppo.ppo_epochs):
             order = torch.arange(len(rollout)) if made is None else torch.randperm(len(rollout))
@@ -65,13 +67,18 @@ class Learner:
         total, seen = {}, []
         for rows in torch.arange(len(batch)).split(self.ppo.micro_batch_size):
             part, actions = batch.select(rows), macro.select(rows)
-            now = run_models(self.roles, part, self.ppo)
-            seen.append((now.detach(), made.select(rows) if made else self._estimate(part, actions, now.detach())))
-            losses = micro_losses(now, part, actions, seen[-1][1], self.how, self.ppo, counts)
-            # DDP averages gradients over processes, while the counts are global: hence the factor.
-            self.accelerator.backward((losses.policy + losses.value) * self.accelerator.num_processes)
+            with self.clock.phase("training"):
+                now = run_models(self.roles, part, self.ppo)
+            with self.clock.phase("macro"):
+                now_made = made.select(rows) if made else self._estimate(part, actions, now.detach())
+                losses = micro_losses(now, part, actions, now_made, self.how, self.ppo, counts)
+            seen.append((now.detach(), now_made))
+            with self.clock.phase("training"):
+                # DDP averages gradients over processes, while the counts are global: hence the factor.
+                self.accelerator.backward((losses.policy + losses.value) * self.accelerator.num_processes)
             total = {k: total.get(k, 0.0) + v for k, v in losses.stats.items()}
-        return total | self._apply(), seen
+        with self.clock.phase("training"):
+            return total | self._apply(), seen
 
     def _estimate(self, part: Rollout, macro: MacroActions, now: Pass) -> Estimate:
         return estimate(part, macro, now.logprobs, now.values, self.how, self.ppo)

@@ -88,8 +88,7 @@ class PPOTrainer:
             rollout = self._score(rollout)
         with clock.phase("macro"):
             macro = self._segment(rollout)
-        with clock.phase("training"):
-            row = self.learner.learn(rollout, macro)
+        row = self.learner.learn(rollout, macro, clock)
         row = {"update": len(self.history) + 1} | row | self._gold(rollout)
         seconds = time.perf_counter() - start
         tokens = int(rollout.lengths.sum()) * self.accelerator.num_processes

@@ -1,4 +1,4 @@
-"""The reward model: Bradley-Terry on preference pairs, through `trl.RewardTrainer` (paper, section 2.2 and Appendix B.2)."""
+"""The reward model: Bradley-Terry on preference pairs, through `trl.RewardTrainer` (section 2.2, Appendix B.2)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def train_reward_model(
     output: Path,
     seed: int = 0,
 ) -> list[dict]:
-    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head; TRL's log, a row a step."""
+    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head; the log, a row a step."""
     trainer = PairTrainer(
         model=model,
         args=RewardConfig(

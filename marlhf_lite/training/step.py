@@ -43,7 +43,7 @@ class Estimate:
 def estimate(
     batch: Rollout, macro: MacroActions, logprobs: Tensor, values: Tensor, how: MacroOptions, ppo: PPOOptions
 ) -> Estimate:
-    """KL-shaped macro rewards and macro values into GAE (section 3.2.2, Appendix D.1). All inputs [B, T], no gradient."""
+    """KL-shaped macro rewards and macro values into GAE (section 3.2.2, Appendix D.1). Inputs [B, T], no gradient."""
     token_rewards = kl_rewards(logprobs, batch.ref_logprobs, batch.mask, ppo.kl_coef)
     scores = clip_scores(batch.scores, ppo.score_clip or None)
     rewards = macro_rewards(token_rewards, scores, macro, how.reward_pooling, how.rho, sigma=how.sigma)

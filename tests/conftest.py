@@ -1,0 +1,126 @@
+"""A tiny random Gemma with adapters of its own, shared by the tests that need a model."""
+
+import copy
+import os
+from types import SimpleNamespace
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from transformers import GemmaConfig, GemmaForCausalLM
+
+from marlhf_lite.config import ModelOptions
+from marlhf_lite.models import EMBEDDED_MODEL, load_base, load_policy, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.roles import build_roles
+
+PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
+RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return load_tokenizer(EMBEDDED_MODEL)
+
+
+@pytest.fixture(scope="session")
+def pad_is_eos(tokenizer):
+    """A tokenizer whose pad token is its EOS token."""
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = other.eos_token
+    assert other.pad_token_id == other.eos_token_id == tokenizer.eos_token_id != tokenizer.pad_token_id
+    return other
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, tokenizer):
+    """A folder with a random two-layer Gemma, and options that name it."""
+    folder = tmp_path_factory.mktemp("model") / "gemma"
+    torch.manual_seed(0)
+    config = GemmaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.1,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    GemmaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return ModelOptions(model=str(folder), lora_r=4, lora_alpha=8)
+
+
+@pytest.fixture(scope="session")
+def base(tiny):
+    return load_base(tiny)
+
+
+@torch.no_grad()
+def nudge(model, seed, size=0.05):
+    """Adds noise to every trainable parameter, so that no adapter is the identity; returns the model."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter += size * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture(scope="session")
+def sft(base, tiny, tmp_path_factory):
+    """Folder of an SFT adapter."""
+    folder = tmp_path_factory.mktemp("sft")
+    nudge(new_policy(base, tiny), 1).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def rm(base, sft, tmp_path_factory):
+    """Folder of a reward adapter with its head."""
+    folder = tmp_path_factory.mktemp("rm")
+    nudge(new_reward_model(base, sft), 2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def roles(base, sft, rm):
+    return build_roles(base, sft, rm)
+
+
+@pytest.fixture
+def moved(roles):
+    """Roles in the middle of training: the policy is no longer the reference, nor the critic the reward model."""
+    nudge(roles.policy, 3, 0.02)
+    nudge(roles.critic, 4, 0.02)
+    return roles
+
+
+@pytest.fixture
+def fresh(base, sft):
+    """A function that loads the SFT adapter once more."""
+    return lambda trainable=True: load_policy(base, sft, trainable)
+
+
+@pytest.fixture
+def texts():
+    return SimpleNamespace(prompts=list(PROMPTS), responses=list(RESPONSES))
+
+
+def snapshot(module):
+    """Copies of all parameters and buffers by name."""
+    return {k: v.detach().clone() for k, v in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def changed(module, before):
+    """Names of parameters and buffers that are not as they were."""
+    return {k for k, v in snapshot(module).items() if not torch.equal(v, before[k])}

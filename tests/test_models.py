@@ -1,0 +1,307 @@
+"""Four roles over one base: what they share, what is their own, what they start from, and what is saved."""
+
+import copy
+import json
+
+import datasets
+import pytest
+import torch
+from conftest import changed, nudge, snapshot
+from peft import load_peft_weights
+from transformers import AutoModelForSequenceClassification
+
+from marlhf_lite.config import DataOptions, MacroOptions, ModelOptions, PPOOptions, RMOptions, SFTOptions
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import FixedNGram
+from marlhf_lite.models import (
+    load_base,
+    load_policy,
+    load_score_model,
+    load_tokenizer,
+    model_path,
+    new_policy,
+    new_reward_model,
+    share,
+)
+from marlhf_lite.rewards import ModelReward
+from marlhf_lite.roles import PolicyRole, ScoreRole, build_roles, position_ids, trainable
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.reward_model import train_reward_model
+from marlhf_lite.training.sft import train_sft
+
+NAMES = ("policy", "reference", "reward", "critic")
+IDS = torch.tensor([[2, 40, 50, 60, 70, 80], [2, 45, 55, 65, 75, 85]])
+LAYERS, TARGETS = 2, 7  # q, k, v, o, gate, up, down
+
+
+def logits(model):
+    model.eval()
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def scores(model):
+    model.eval()
+    with torch.no_grad():
+        return ScoreRole(model)(IDS, torch.ones_like(IDS))
+
+
+def adapter(model):
+    return {k: v for k, v in model.named_parameters() if "lora_" in k or "score.modules_to_save" in k}
+
+
+# -- what is shared ---------------------------------------------------------------------------------------------------
+
+
+def test_roles_share_every_base_weight_and_buffer(base, roles):
+    pointers = {v.data_ptr() for v in [*base.parameters(), *base.buffers()]}
+    for name in NAMES:
+        model = getattr(roles, name).model
+        here = {v.data_ptr() for v in [*model.parameters(), *model.buffers()]}
+        own = {v.data_ptr() for k, v in model.named_parameters() if "lora_" in k or "score" in k}
+        missing = pointers - here
+        assert not missing, f"{name} copied {len(missing)} tensors of the base"
+        assert here - pointers == own, f"{name} holds something that is neither base, adapter nor head"
+
+
+def test_no_two_roles_share_a_weight_of_their_own(roles):
+    seen = {}
+    for name in NAMES:
+        for key, value in adapter(getattr(roles, name).model).items():
+            assert value.data_ptr() not in seen, f"{name} {key} is also {seen.get(value.data_ptr())}"
+            seen[value.data_ptr()] = (name, key)
+
+
+def test_share_leaves_module_trees_apart(base):
+    copied = share(base)
+    assert copied is not base and copied.model.layers[0] is not base.model.layers[0]
+    copied.config.use_cache = not base.config.use_cache
+    assert copied.config.use_cache != base.config.use_cache
+    assert copied.lm_head.weight is copied.model.embed_tokens.weight  # tied stays tied
+
+
+def test_base_is_frozen_and_has_no_adapter(base, roles):
+    assert not base.training and not any(p.requires_grad for p in base.parameters())
+    assert not any("lora" in name for name, _ in base.named_modules())
+
+
+# -- what trains ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exactly_adapter_and_head_train(roles, name):
+    role = getattr(roles, name)
+    names = {k for k, p in role.named_parameters() if p.requires_grad}
+    if name in ("reference", "reward"):
+        assert not names
+        with pytest.raises(RuntimeError, match="no trainable parameters"):
+            trainable(role)
+        return
+    heads = {k for k in names if "lora_" not in k}
+    assert len(names - heads) == 2 * TARGETS * LAYERS
+    assert len(heads) == (name == "critic") and all("score.modules_to_save" in k for k in heads)
+    assert {id(p) for p in trainable(role)} == {id(p) for k, p in role.named_parameters() if k in names}
+
+
+def test_optimizers_hold_exactly_those(roles, tokenizer):
+    trainer = ppo_trainer(roles, tokenizer)
+    for name, optimizer in trainer.learner.optimizers.items():
+        held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+        assert len(held) == len(set(held))
+        assert set(held) == {id(p) for p in adapter(getattr(roles, name).model).values()}
+
+
+def test_gradients_do_not_leak_between_roles(roles):
+    mask = torch.ones_like(IDS)
+    for name, run in (("policy", lambda r: r(IDS, mask, 3)[0]), ("critic", lambda r: r(IDS, mask))):
+        role = getattr(roles, name)
+        run(role).sum().backward()
+        for other in NAMES:
+            with_grad = {k for k, p in getattr(roles, other).named_parameters() if p.grad is not None}
+            assert bool(with_grad) == (other == name)
+            assert all("lora_" in k or "score" in k for k in with_grad)
+        role.zero_grad(set_to_none=True)
+
+
+def test_other_roles_between_forward_and_backward_change_no_gradient(moved):
+    mask, grads = torch.ones_like(IDS), []
+    for others in (False, True):
+        loss = moved.policy(IDS, mask, 3)[0].sum()
+        if others:
+            moved.reference(IDS, mask, 3), moved.reward(IDS, mask), moved.critic(IDS, mask)
+        loss.backward()
+        grads.append([p.grad.clone() for p in trainable(moved.policy)])
+        moved.policy.zero_grad(set_to_none=True)
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+    assert all(g.abs().sum() > 0 for g in grads[0])
+
+
+# -- what starts from what --------------------------------------------------------------------------------------------
+
+
+def test_reference_is_the_sft_policy_and_not_the_base(base, roles):
+    assert torch.equal(logits(roles.policy.model), logits(roles.reference.model))
+    assert (logits(roles.reference.model) - logits(base)).abs().max() > 0.1
+
+
+def test_reference_stays_when_the_policy_moves(roles):
+    before = logits(roles.reference.model)
+    nudge(roles.policy, 9)
+    assert torch.equal(logits(roles.reference.model), before)
+    assert not torch.equal(logits(roles.policy.model), before)
+
+
+def test_reward_model_starts_from_the_sft_adapter(base, sft, fresh):
+    model = new_reward_model(base, sft)
+    lora = {k: v for k, v in adapter(model).items() if "lora_" in k}
+    policy = dict(adapter(fresh()))
+    assert lora.keys() == policy.keys() and len(lora) == 2 * TARGETS * LAYERS
+    assert all(torch.equal(v, policy[k]) and v.abs().sum() > 0 for k, v in lora.items())
+    causal, classifier = fresh().get_base_model(), model.get_base_model()
+    with torch.no_grad():
+        assert torch.equal(causal.model(input_ids=IDS)[0], classifier.model(input_ids=IDS)[0])
+
+
+def test_new_head_depends_on_the_seed_alone(base, sft):
+    torch.manual_seed(1)
+    one = scores(new_reward_model(base, sft, seed=5))
+    torch.manual_seed(2)
+    assert torch.equal(one, scores(new_reward_model(base, sft, seed=5)))
+    assert not torch.equal(one, scores(new_reward_model(base, sft, seed=6)))
+
+
+def test_critic_starts_as_the_reward_model(roles):
+    ours, theirs = adapter(roles.critic.model), adapter(roles.reward.model)
+    assert ours.keys() == theirs.keys() and any("score" in k for k in ours)
+    assert all(torch.equal(v, theirs[k]) for k, v in ours.items())
+    assert torch.equal(scores(roles.critic.model), scores(roles.reward.model))
+    assert scores(roles.critic.model).std() > 0.01
+
+
+@pytest.mark.parametrize("with_rm", [True, False])
+def test_critic_from_sft(base, sft, rm, with_rm):
+    roles = build_roles(base, sft, rm if with_rm else None, critic_init="sft")
+    assert (roles.reward is not None) == with_rm
+    start = load_peft_weights(str(sft))
+    lora = {k.replace(".default", ""): v for k, v in adapter(roles.critic.model).items() if "lora_" in k}
+    assert lora.keys() == start.keys() and all(torch.equal(v, start[k]) for k, v in lora.items())
+    assert trainable(roles.critic)
+
+
+# -- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_score_role_agrees_with_transformers(base, roles, rm):
+    """The classifier of transformers, its weights copied in, scores the last token alike."""
+    model = roles.reward.model.get_base_model()
+    plain = AutoModelForSequenceClassification.from_config(copy.deepcopy(model.config)).eval()
+    merged = copy.deepcopy(roles.reward.model).merge_and_unload()
+    plain.load_state_dict(merged.state_dict())
+    torch.testing.assert_close(scores(roles.reward.model)[:, -1], plain(input_ids=IDS).logits[:, 0])
+
+
+def test_position_ids_skip_padding():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
+    assert position_ids(mask)[0, 2:].tolist() == [0, 1, 2] and position_ids(mask)[1, :3].tolist() == [0, 1, 2]
+    assert position_ids(mask).min() == 0
+
+
+def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
+    half = load_base(ModelOptions(model=tiny.model, dtype="bfloat16"))
+    roles = build_roles(half, sft, rm)
+    mask = torch.ones_like(IDS)
+    assert next(half.parameters()).dtype == torch.bfloat16
+    assert {p.dtype for r in (roles.policy, roles.critic) for p in trainable(r)} == {torch.float32}
+    assert roles.policy(IDS, mask, 2)[0].dtype == roles.critic(IDS, mask).dtype == torch.float32
+
+
+# -- training changes what it should ----------------------------------------------------------------------------------
+
+
+def ppo_trainer(roles, tokenizer, **options):
+    ppo = PPOOptions(updates=1, batch_size=4, micro_batch_size=4, **options)
+    reward = ModelReward(roles.reward)
+    return PPOTrainer(
+        roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), MacroOptions(), ppo, max_response_length=5
+    )
+
+
+def test_no_stage_changes_the_base(base, tiny, tokenizer, tmp_path):
+    before, grads = snapshot(base), lambda: [p for p in base.parameters() if p.grad is not None or p.requires_grad]
+    data = DataOptions(max_response_length=4)
+    rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "chosen": ["x y", "z"], "rejected": ["q", "r s"]})
+    policy = new_policy(base, tiny)
+    start = snapshot(policy)
+    train_sft(policy, tokenizer, rows, SFTOptions(sft_epochs=2, sft_batch_size=1), data, tmp_path / "sft")
+    assert changed(policy, start) == set(adapter(policy))
+    assert not changed(base, before) and not grads()
+    model = new_reward_model(base, tmp_path / "sft")
+    start = snapshot(model)
+    train_reward_model(model, tokenizer, rows, RMOptions(rm_epochs=2, rm_batch_size=1), data, tmp_path / "rm")
+    assert changed(model, start) == set(adapter(model))
+    assert not changed(base, before) and not grads()
+
+    roles = build_roles(base, tmp_path / "sft", tmp_path / "rm")
+    starts = {name: snapshot(getattr(roles, name).model) for name in NAMES}
+    ppo_trainer(roles, tokenizer).train()
+    for name in NAMES:
+        model = getattr(roles, name).model
+        moves = set(adapter(model)) if name in ("policy", "critic") else set()
+        assert changed(model, starts[name]) == moves, name
+    assert not changed(base, before) and not grads()
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_saved_adapters_load_back_identically(base, tokenizer, moved, tmp_path):
+    trainer = ppo_trainer(moved, tokenizer)
+    trainer.save(tmp_path)
+    for trainable_again in (True, False):
+        again = load_policy(base, tmp_path / "policy", trainable_again)
+        assert torch.equal(logits(again), logits(moved.policy.model))
+        again = load_score_model(base, tmp_path / "critic", trainable_again)
+        assert torch.equal(scores(again), scores(moved.critic.model))
+    files = {f.name for f in (tmp_path / "policy").iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= files
+
+
+def test_saved_adapter_is_small(moved, tmp_path):
+    """Adapter (and head) alone: no base weight is saved."""
+    for name, heads in (("policy", 0), ("critic", 1)):
+        model = getattr(moved, name).model
+        model.save_pretrained(tmp_path / name)
+        weights = load_peft_weights(str(tmp_path / name))
+        assert len(weights) == 2 * TARGETS * LAYERS + heads
+        assert all("lora_" in k or k.endswith("score.weight") for k in weights)
+
+
+def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
+    with pytest.raises(InputError, match="no adapter_config.json"):
+        load_policy(base, tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        model_path("/nowhere/at/all")
+    with pytest.raises(InputError, match="it holds an adapter"):
+        model_path(str(sft))
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    with pytest.raises(InputError, match="no weights"):
+        model_path(str(tmp_path))
+
+
+def test_tokenizer_without_pad_gets_eos(tiny, tmp_path, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = None
+    other.save_pretrained(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(f"{tiny.model}/{name}")
+    assert load_tokenizer(str(tmp_path)).pad_token_id == tokenizer.eos_token_id
+
+
+def test_policy_role_counts_from_the_end(roles):
+    """`length` picks the last tokens, each predicted by the one before it."""
+    role, mask = PolicyRole(roles.policy.model), torch.ones_like(IDS)
+    with torch.no_grad():
+        longer, shorter = role(IDS, mask, 4)[0], role(IDS, mask, 2)[0]
+        expected = torch.log_softmax(logits(roles.policy.model), -1)[:, :-1].gather(-1, IDS[:, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(longer[:, -2:], shorter)
+    torch.testing.assert_close(longer, expected[:, -4:])

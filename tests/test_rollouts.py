@@ -1,0 +1,367 @@
+"""Sampling and the Rollout: masks, positions, log-probabilities and scores, against plain loops over single responses."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from transformers import GenerationConfig
+
+from marlhf_lite.models import load_base, new_policy
+from marlhf_lite.rewards import FunctionReward, ModelReward
+from marlhf_lite.rollouts import Rollout, Sampling, end_of_text, from_texts, generate, response_mask
+from marlhf_lite.tokens import encode_prompts, encode_responses, pad
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+ODD = {
+    "do_sample": False,
+    "temperature": 0.1,
+    "top_k": 3,
+    "top_p": 0.2,
+    "min_p": 0.9,
+    "typical_p": 0.3,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "repetition_penalty": 7.0,
+    "no_repeat_ngram_size": 1,
+    "num_return_sequences": 2,
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "max_length": 3,
+    "min_length": 90,
+    "min_new_tokens": 9,
+    "suppress_tokens": list(range(3, 200)),
+    "begin_suppress_tokens": list(range(200, 400)),
+    "bad_words_ids": [[i] for i in range(400, 450)],
+    "sequence_bias": [[[450], -30.0]],
+    "forced_bos_token_id": 77,
+    "forced_eos_token_id": 78,
+    "exponential_decay_length_penalty": (1, 3.0),
+    "max_time": 1e-9,
+    "use_cache": False,
+}
+
+
+class Scripted(nn.Module):
+    """Answers with given rows, padded as transformers pads, and keeps the arguments it was called with."""
+
+    def __init__(self, rows, eos=None):
+        super().__init__()
+        self.rows, self.seen = rows, None
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.generation_config = SimpleNamespace(eos_token_id=eos)
+
+    def generate(self, input_ids, pad_token_id, **arguments):
+        self.seen = arguments
+        ids, _ = pad(self.rows, pad_token_id, left=False)
+        return torch.cat([input_ids, ids], 1)
+
+
+def answer(tokenizer, rows, eos=None):
+    return generate(Scripted(rows, eos), tokenizer, ["a b"] * len(rows), Sampling(8))
+
+
+@pytest.fixture(params=["own pad", "pad is EOS"])
+def either(request, tokenizer, pad_is_eos):
+    return tokenizer if request.param == "own pad" else pad_is_eos
+
+
+# -- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_come_from_lengths(either):
+    e, rows = either.eos_token_id, []
+    rows = [[20, 21, e], [e], [20, 21, 22, 23, e], [20, 21, 22, 23, 24], [20, 21, 22, 23, either.pad_token_id]]
+    rollout = answer(either, rows)
+    pad_counts = either.pad_token_id != e  # a pad token that a model samples is a token like any other
+    assert rollout.lengths.tolist() == [3, 1, 5, 5, 5]
+    assert rollout.ended.tolist() == [True, True, True, False, not pad_counts]
+    assert rollout.mask.tolist() == [[t < n for t in range(5)] for n in (3, 1, 5, 5, 5)]
+    assert torch.equal(rollout.attention_mask[:, rollout.prompt_width :].bool(), rollout.mask)
+    assert rollout.response_ids[0, :3].tolist() == rows[0]
+
+
+def test_whole_batch_without_eos(either):
+    rollout = answer(either, [[20, 21, 22], [23, 24, 25]])
+    assert rollout.mask.all() and not rollout.ended.any() and rollout.lengths.tolist() == [3, 3]
+
+
+def test_whole_batch_ends_at_once(either):
+    e = either.eos_token_id
+    rollout = answer(either, [[e], [e]])
+    assert rollout.lengths.tolist() == [1, 1] and rollout.ended.all() and rollout.responses == ["", ""]
+
+
+def test_several_end_tokens(either):
+    e = either.eos_token_id
+    rollout = answer(either, [[20, 30, e], [20, e, 30], [20, 21, 22]], eos=[e, 30])
+    assert rollout.lengths.tolist() == [2, 2, 3] and rollout.ended.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("configured", [None, 1, [30, 1], [30]])
+def test_end_of_text_joins_tokenizer_and_model(tokenizer, configured):
+    ends = end_of_text(Scripted([], configured), tokenizer)
+    extra = configured if isinstance(configured, list) else []
+    assert ends == sorted({tokenizer.eos_token_id, *extra})
+
+
+def test_end_tokens_are_passed_on(tokenizer):
+    model = Scripted([[20]], [30])
+    generate(model, tokenizer, ["a"], Sampling(8))
+    assert model.seen["eos_token_id"] == sorted({30, tokenizer.eos_token_id})
+
+
+def test_response_mask_keeps_only_the_first_end():
+    mask, ended = response_mask(torch.tensor([[5, 1, 1, 1], [1, 5, 1, 5], [5, 5, 5, 5]]), [1])
+    assert mask.tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
+    assert ended.tolist() == [True, True, False]
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_start_and_responses_end_with_special_tokens(tokenizer):
+    assert encode_prompts(tokenizer, ["ab", ""])[1] == [tokenizer.bos_token_id]
+    short, cut = encode_responses(tokenizer, ["ab", "a much longer response than that"], 4)
+    assert short[-1] == tokenizer.eos_token_id and tokenizer.bos_token_id not in short
+    assert len(cut) == 4 and tokenizer.eos_token_id not in cut
+
+
+def test_pad_either_side():
+    ids, mask = pad([[5], [6, 7, 8], []], 9, left=True)
+    assert ids.tolist() == [[9, 9, 5], [6, 7, 8], [9, 9, 9]] and mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 0, 0]]
+    ids, mask = pad([[5], [6, 7, 8]], 9, left=False)
+    assert ids.tolist() == [[5, 9, 9], [6, 7, 8]] and mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_from_texts(either, texts):
+    rollout = from_texts(either, texts.prompts, texts.responses, limit=6)
+    for i, (prompt, response) in enumerate(zip(texts.prompts, texts.responses)):
+        expected = encode_responses(either, [response], 6)[0]
+        valid = rollout.tokens[i][rollout.attention_mask[i].bool()].tolist()
+        assert valid == encode_prompts(either, [prompt])[0] + expected
+        assert rollout.response_ids[i][rollout.mask[i]].tolist() == expected
+        assert rollout.ended[i] == (expected[-1] == either.eos_token_id)
+    assert rollout.responses[0] == texts.responses[0] and rollout.responses[1] == ""
+    assert not rollout.ended.all() and rollout.ended.any()
+
+
+# -- what models say, padded and alone --------------------------------------------------------------------------------
+
+
+def alone(rollout, row):
+    """Prompt and response of one row, as plain id lists."""
+    split, valid = rollout.prompt_width, rollout.attention_mask[row].bool()
+    ids = rollout.tokens[row]
+    return ids[:split][valid[:split]].tolist(), ids[split:][valid[split:]].tolist()
+
+
+@torch.no_grad()
+def plain_logprobs(model, prompt, response, temperature=1.0):
+    """Log-probabilities and entropies of one response in float64, from all logits of a pass without mask or padding."""
+    logits = model.eval()(input_ids=torch.tensor([prompt + response])).logits[0].double() / temperature
+    log_p = logits - logits.exp().sum(-1, keepdim=True).log()
+    rows = [log_p[len(prompt) + t - 1] for t in range(len(response))]
+    chosen = torch.stack([row[token] for row, token in zip(rows, response)])
+    return chosen, torch.stack([-(row.exp() * row).sum() for row in rows])
+
+
+@torch.no_grad()
+def plain_scores(model, ids):
+    """The score at every position, through the classifier's own modules, without mask or padding."""
+    classifier = model.eval().get_base_model()
+    return classifier.score(classifier.model(input_ids=torch.tensor([ids]))[0])[0, :, 0]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_each_response_alone(moved, either, texts, temperature):
+    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
+    with torch.no_grad():
+        logprobs, entropy = moved.policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], temperature)
+    assert logprobs.shape == rollout.mask.shape == entropy.shape and logprobs.dtype == torch.float32
+    for i in range(len(rollout)):
+        expected, spread = plain_logprobs(moved.policy.model, *alone(rollout, i), temperature)
+        torch.testing.assert_close(logprobs[i][rollout.mask[i]].double(), expected, **CLOSE)
+        torch.testing.assert_close(entropy[i][rollout.mask[i]].double(), spread, **CLOSE)
+    assert logprobs[rollout.mask].std() > 0.1
+
+
+def test_scores_and_values_are_those_of_each_response_alone(moved, either, texts):
+    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
+    with torch.no_grad():
+        everywhere = moved.critic(rollout.tokens, rollout.attention_mask)
+    last, values = rollout.at_last_token(everywhere), rollout.before_tokens(everywhere)
+    assert values.shape == rollout.mask.shape
+    for i in range(len(rollout)):
+        prompt, response = alone(rollout, i)
+        expected = plain_scores(moved.critic.model, prompt + response)
+        torch.testing.assert_close(last[i], expected[-1], **CLOSE)
+        states = expected[len(prompt) - 1 : len(prompt) + len(response) - 1]  # s_0 ends with the prompt's last token
+        torch.testing.assert_close(values[i][rollout.mask[i]], states, **CLOSE)
+
+
+def test_where_scores_are_read(tokenizer):
+    """On numbered columns: the last token itself, EOS included; values one column to the left of each token."""
+    e = tokenizer.eos_token_id
+    rollout = answer(tokenizer, [[20, 21, e], [e], [20, 21, 22]])
+    width = rollout.prompt_width
+    columns = torch.arange(rollout.tokens.shape[1]).expand(3, -1).float()
+    assert rollout.at_last_token(columns).tolist() == [width + 2, width, width + 2]
+    assert rollout.tokens[0, width + 2] == e and rollout.tokens[1, width] == e
+    assert rollout.before_tokens(columns)[0].tolist() == [width - 1, width, width + 1]
+
+
+# -- views ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def whole(either, texts):
+    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
+    rows, T = rollout.mask.shape
+    noise = torch.randn(3, rows, T, generator=torch.Generator().manual_seed(0))
+    fields = {f: getattr(rollout, f) for f in ("prompts", "responses", "tokens", "attention_mask", "mask", "ended")}
+    return Rollout(**fields, ref_logprobs=noise[0], scores=noise[1, :, 0], logprobs=noise[1], values=noise[2])
+
+
+def test_trim_changes_nothing_that_is_asked(moved, whole):
+    part = whole.select(torch.tensor([0, 4]))
+    cut = part.trim()
+    assert cut.tokens.shape[1] < part.tokens.shape[1] and cut.mask.shape == part.mask.shape
+    assert torch.equal(cut.response_ids, part.response_ids)
+    assert cut.attention_mask[:, : cut.prompt_width].sum(1).max() == cut.prompt_width
+    T = part.mask.shape[1]
+    with torch.no_grad():
+        for role, read in (
+            (moved.policy, lambda r: moved.policy(r.tokens, r.attention_mask, T)[0] * r.mask),
+            (moved.critic, lambda r: r.before_tokens(moved.critic(r.tokens, r.attention_mask)) * r.mask),
+            (moved.critic, lambda r: r.at_last_token(moved.critic(r.tokens, r.attention_mask))),
+        ):
+            role.eval()
+            torch.testing.assert_close(read(cut), read(part), **CLOSE)
+    assert whole.trim().tokens.shape == whole.tokens.shape
+
+
+def test_select_takes_the_same_rows_of_everything(whole):
+    for rows in (slice(1, 3), slice(4, 99), torch.tensor([5, 0, 2])):
+        index = torch.arange(len(whole))[rows].tolist()
+        part = whole.select(rows)
+        assert len(part) == len(index) and part.mask.shape[1] == whole.mask.shape[1]
+        assert part.prompts == [whole.prompts[i] for i in index]
+        assert part.responses == [whole.responses[i] for i in index]
+        for name in ("tokens", "attention_mask", "mask", "ended", "ref_logprobs", "scores", "logprobs", "values"):
+            assert torch.equal(getattr(part, name), torch.stack([getattr(whole, name)[i] for i in index])), name
+
+
+def test_select_leaves_missing_fields_missing(tokenizer, texts):
+    part = from_texts(tokenizer, texts.prompts, texts.responses, 12).select(slice(0, 2))
+    assert part.ref_logprobs is part.scores is part.logprobs is part.values is None
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def sampled(model, tokenizer, sampling, seed=0):
+    torch.manual_seed(seed)
+    return generate(model, tokenizer, ["a", "The cat sat"], sampling)
+
+
+def test_generation_continues_the_prompt(fresh, tokenizer):
+    rollout = sampled(fresh(False), tokenizer, Sampling(6))
+    expected, mask = pad(encode_prompts(tokenizer, ["a", "The cat sat"]), tokenizer.pad_token_id, left=True)
+    assert torch.equal(rollout.tokens[:, : rollout.prompt_width], expected)
+    assert torch.equal(rollout.attention_mask[:, : rollout.prompt_width], mask)
+    assert rollout.mask.shape[1] <= 6 and rollout.lengths.min() >= 1
+
+
+def test_greedy_takes_the_likeliest_token(fresh, tokenizer):
+    model = fresh(False)
+    rollout = sampled(model, tokenizer, Sampling(5, temperature=0))
+    assert torch.equal(rollout.tokens, sampled(model, tokenizer, Sampling(5, temperature=0), seed=1).tokens)
+    for i in range(len(rollout)):
+        prompt, response = alone(rollout, i)
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + response])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == response
+
+
+def test_seed_decides_the_sample(fresh, tokenizer):
+    model = fresh(False)
+    one, same, other = (sampled(model, tokenizer, Sampling(6), seed=s).tokens for s in (0, 0, 1))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+def test_top_k_and_its_absence(fresh, tokenizer):
+    """top_k bounds the rank of each sampled token; 0 turns it off, where transformers would fall back on 50."""
+    model, ranks = fresh(False), {}
+    for k in (3, 0):
+        torch.manual_seed(0)
+        rollout = generate(model, tokenizer, ["a"] * 24, Sampling(4, temperature=1.5, top_k=k))
+        ranks[k] = 0
+        with torch.no_grad():
+            logits = model(input_ids=rollout.tokens, attention_mask=rollout.attention_mask).logits
+        for t in range(rollout.mask.shape[1]):
+            at = rollout.prompt_width + t
+            chosen = logits[:, at - 1].gather(1, rollout.tokens[:, at, None])
+            rank = (logits[:, at - 1] > chosen + 1e-5).sum(1)[rollout.mask[:, t]]
+            ranks[k] = max(ranks[k], int(rank.max()) if len(rank) else 0)
+    assert ranks[3] <= 2 and ranks[0] > 55
+
+
+@pytest.mark.parametrize("sampling", [Sampling(5), Sampling(5, temperature=0), Sampling(5, top_k=0, top_p=0.9)])
+def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling):
+    usual, odd = (new_policy(load_base(tiny), tiny).eval() for _ in range(2))
+    odd.get_base_model().generation_config = GenerationConfig(**ODD)
+    odd.generation_config = odd.get_base_model().generation_config
+    expected, got = sampled(usual, tokenizer, sampling), sampled(odd, tokenizer, sampling)
+    assert torch.equal(expected.tokens, got.tokens) and torch.equal(expected.mask, got.mask)
+
+
+def test_each_new_token_is_one_column_of_work(fresh, tokenizer):
+    model, widths = fresh(False), []
+    model.get_base_model().config.use_cache = False  # as trainers leave it
+    model.get_base_model().model.layers[0].register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
+    rollout = sampled(model, tokenizer, Sampling(5))
+    assert widths == [rollout.prompt_width] + [1] * (rollout.mask.shape[1] - 1)
+
+
+# -- rewards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_model_reward_reads_the_last_token_of_each(roles, either, texts, size):
+    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
+    scores = ModelReward(roles.reward, size)(rollout)
+    assert scores.shape == (len(rollout),) and scores.dtype == torch.float32 and not scores.requires_grad
+    for i in range(len(rollout)):
+        prompt, response = alone(rollout, i)
+        torch.testing.assert_close(scores[i], plain_scores(roles.reward.model, prompt + response)[-1], **CLOSE)
+
+
+def test_function_reward(tokenizer, texts):
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=40)
+    seen = {}
+
+    def count(prompts, responses):
+        seen.update(prompts=prompts, responses=responses)
+        return [len(r) for r in responses]
+
+    assert FunctionReward(count)(rollout).tolist() == [len(r) for r in texts.responses]
+    assert seen == {"prompts": texts.prompts, "responses": texts.responses}
+    assert FunctionReward(lambda p, r: torch.ones(len(r)))(rollout).tolist() == [1.0] * len(rollout)
+
+
+@pytest.mark.parametrize(
+    "scores, message",
+    [
+        ([1.0], "reward short: 1 scores for 6 responses"),
+        ([1.0] * 7, "7 scores for 6"),
+        ([0, 0, float("nan"), 0, 0, 0], "score nan for response 2"),
+        ([0, 0, 0, 0, 0, float("inf")], "score inf for response 5"),
+        ([0, None, 0, 0, 0, 0], "score None for response 1"),
+        (None, "reward short"),
+    ],
+)
+def test_bad_function_reward_says_what_is_wrong(tokenizer, texts, scores, message):
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
+    with pytest.raises(ValueError, match=message):
+        FunctionReward(lambda p, r: scores, "short")(rollout)
