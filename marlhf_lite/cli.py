@@ -87,47 +87,57 @@ def _sft(options: SimpleNamespace) -> None:
 
 def _rm(options: SimpleNamespace) -> None:
     from marlhf_lite import pipeline
+    from marlhf_lite.folders import adapter
 
-    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
-    print(f"adapter: {pipeline.rm_stage(pipeline.open_workspace(options), sft)}")
+    sft = adapter("sft", options.inputs.sft)
+    print(f"adapter: {pipeline.rm_stage(pipeline.open_workspace(options, [sft]), sft)}")
 
 
 def _ppo(options: SimpleNamespace) -> None:
     from marlhf_lite import pipeline
+    from marlhf_lite.folders import adapter
     from marlhf_lite.rules import make_rule
 
     make_rule(options.macro)  # a bad rule is named before anything loads
-    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
+    sft = adapter("sft", options.inputs.sft)
     wants_rm = options.inputs.reward == "rm" or options.inputs.rm
-    rm = pipeline.adapter("rm", options.inputs.rm, "rm") if wants_rm else None
-    work = pipeline.open_workspace(options)
+    rm = adapter("rm", options.inputs.rm) if wants_rm else None
+    work = pipeline.open_workspace(options, [sft, *filter(None, [rm])])
     print(f"adapter: {pipeline.ppo_stage(work, sft, rm, options.macro, 'ppo')}")
 
 
 def _evaluate(options: SimpleNamespace) -> None:
     from marlhf_lite import pipeline
+    from marlhf_lite.folders import adapter
 
-    sft = pipeline.adapter("sft", options.inputs.sft, "sft")
-    rm = pipeline.adapter("rm", options.inputs.rm, "rm") if options.inputs.rm else None
+    sft = adapter("sft", options.inputs.sft)
+    rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None
     policies = {}
     for item in filter(None, options.policies.policies.split(",")):
-        name, _, folder = item.rpartition("=")
-        policies[name or Path(folder).parent.name or folder] = pipeline.adapter("policies", folder, "policy")
-    work = pipeline.open_workspace(options)
+        name, _, folder = item.strip().rpartition("=")
+        place = adapter("policies", folder)
+        name = name or place.parent.name
+        if name in policies or name == "SFT":
+            raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
+        policies[name] = place
+    work = pipeline.open_workspace(options, [sft, *filter(None, [rm]), *policies.values()])
     _finish(work, pipeline.evaluate_stage(work, policies, sft, rm), {})
 
 
 def _chain(options: SimpleNamespace, methods: dict) -> None:
-    """All stages; `methods` are names and macro options of the PPO runs, from the same start and seed."""
+    """All stages but those that `--sft` and `--rm` hand in; `methods` are names and macro options of the PPO runs."""
     from marlhf_lite import pipeline
+    from marlhf_lite.folders import adapter
     from marlhf_lite.records import RunFolder
     from marlhf_lite.rules import make_rule
 
     for how in methods.values():
         make_rule(how)
-    work = pipeline.open_workspace(options)
-    sft = pipeline.sft_stage(work)
-    rm = pipeline.rm_stage(work, sft)
+    given = {"sft": options.inputs.sft, "rm": options.inputs.rm}
+    made = {name: adapter(name, folder) for name, folder in given.items() if folder}
+    work = pipeline.open_workspace(options, list(made.values()))
+    sft = made.get("sft") or pipeline.sft_stage(work)
+    rm = made.get("rm") or pipeline.rm_stage(work, sft)
     policies = {name: pipeline.ppo_stage(work, sft, rm, how, name) for name, how in methods.items()}
     rows = pipeline.evaluate_stage(work, policies, sft, rm)
     _finish(work, rows, {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()})

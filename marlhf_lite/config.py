@@ -10,7 +10,7 @@ from typing import Literal
 
 
 def option(default, help: str, **metadata):
-    """A dataclass field whose help text is shown on the command line. `least` and `above` bound a number."""
+    """A dataclass field whose help text is shown on the command line. `least`, `above`, `most`, `below`: its bounds."""
     return field(default=default, metadata={"help": help, **metadata})
 
 
@@ -21,7 +21,7 @@ class RunOptions:
     output_dir: str = option("", "Folder for config, metrics, samples and checkpoints. Default: runs/<command>-<time>.")
     overwrite: bool = option(False, "Replace the run in --output_dir if there is one.")
     figures: str = option("", "Folder for figures. Default: figures/ inside the run; for demo, figures/ here.")
-    seed: int = option(0, "Seeds model initialisation, data order and sampling.")
+    seed: int = option(0, "Seeds model initialisation, data order and sampling.", least=0, most=2**32 - 1)
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ModelOptions:
     attention: Literal["sdpa", "eager", "flash_attention_2"] = option("sdpa", "Attention implementation.")
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Adapters are scaled by alpha / r.", least=1)
-    lora_dropout: float = option(0.0, "Dropout inside adapters. PPO's ratio wants 0.", least=0)
+    lora_dropout: float = option(0.0, "Dropout inside adapters. PPO's ratio wants 0.", least=0, below=1)
     lora_targets: str = option("all-linear", "Which layers get an adapter: all-linear, or a regular expression.")
 
 
@@ -56,7 +56,7 @@ class SFTOptions:
     sft_epochs: float = option(3.0, "Passes over the SFT part.", above=0)
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
     sft_learning_rate: float = option(2e-3, "Peak learning rate (cosine, for LoRA).", above=0)
-    sft_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0)
+    sft_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0, below=1)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class RMOptions:
     rm_epochs: float = option(1.0, "Passes over the reward-model part.", above=0)
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
     rm_learning_rate: float = option(1e-3, "Peak learning rate (cosine, for LoRA).", above=0)
-    rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0)
+    rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0, below=1)
     rm_loss: Literal["last", "all"] = option(
         "last",
         "last: compare scores at the last token. all: as the released code, the mean over all tokens from where the "
@@ -78,12 +78,23 @@ class RMOptions:
 class MacroOptions:
     """What a macro action is, what it is worth and how it enters the losses."""
 
-    termination: Literal["fixed", "randomized", "whole"] = option(
+    termination: Literal["fixed", "randomized", "whole", "perplexity", "sentence", "parsing"] = option(
         "fixed", "Rule that ends a macro action (section 3.2.1)."
     )
     n: str = option("5", "Tokens per macro action for fixed: an integer, or inf. 1 is token-level PPO.")
     lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10).")
     repeats: int = option(3, "How often randomized repeats its lengths.", least=1)
+    perplexity_rule: Literal["macro", "prefix", "token"] = option(
+        "macro",
+        "Whose perplexity may not rise, for perplexity: the macro action's (section 3.2.1), the response's so far "
+        "(Appendix B.4), or a token's own (released code).",
+    )
+    parser: Literal["grammar", "stanza", "link", "python"] = option(
+        "grammar",
+        "For parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python (tree-sitter).",
+    )
+    cutoff: int = option(5, "For parsing: phrases of fewer tokens stay whole.", least=1)
+    inclusive: bool = option(False, "For parsing: so do phrases of just cutoff tokens (the text of section 3.2.1).")
     sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
         "equal", "Weights of token values in a macro action's value (Appendix D.1)."
     )
@@ -92,7 +103,7 @@ class MacroOptions:
         "KL reward inside a macro action: sum (paper), or mean (released code; this shrinks beta by about the macro "
         "length).",
     )
-    rho: float = option(1.0, "Discount inside a macro action, for sum.", above=0)
+    rho: float = option(1.0, "Discount inside a macro action, for sum.", above=0, most=1)
     ratio: Literal["token", "macro"] = option(
         "token", "Importance ratio: of each token (Appendix E), or of the macro action (section 3.2.2)."
     )
@@ -120,13 +131,13 @@ class PPOOptions:
     score_clip: float = option(0.0, "Clamp reward scores to +-this (released code: 2.5); 0 is off.", least=0)
     clip: float = option(0.2, "Clip range of the policy ratio.", above=0)
     value_clip: float = option(0.2, "Clip range of value changes; 0 is off.", least=0)
-    gamma: float = option(1.0, "Discount per macro action.", above=0)
-    lam: float = option(0.95, "GAE's lambda per macro action.", least=0)
+    gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
+    lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
     whiten: bool = option(False, "Whiten advantages over the whole update.")
     critic_init: Literal["rm", "sft"] = option("rm", "The critic starts from: rm (adapter and head) or sft (new head).")
     temperature: float = option(0.8, "Of sampling.", above=0)
     top_k: int = option(50, "Of sampling; 0 turns it off.", least=0)
-    top_p: float = option(1.0, "Of sampling.", above=0)
+    top_p: float = option(1.0, "Of sampling.", above=0, most=1)
     logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of 1.")
     sample_every: int = option(10, "Updates between samples written to samples.jsonl.", least=1)
 

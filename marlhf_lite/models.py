@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from peft import (
     LoraConfig,
     PeftModel,
@@ -71,10 +72,10 @@ def load_tokenizer(name: str):
 
 
 def load_base(options: ModelOptions) -> PreTrainedModel:
-    """The causal LM with every parameter frozen, in eval mode."""
+    """The causal LM, every parameter frozen, in eval mode, on this process's device, where its roles then are too."""
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     base = _load(AutoModelForCausalLM, options.model, dtype=dtype, attn_implementation=options.attention)
-    return base.requires_grad_(False).eval()
+    return base.requires_grad_(False).eval().to(PartialState().device)
 
 
 def _load(kind, name: str, **kwargs):

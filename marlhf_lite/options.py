@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import copy
 import difflib
+import operator
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,6 +20,14 @@ from transformers import HfArgumentParser
 from marlhf_lite.config import GROUPS
 from marlhf_lite.errors import InputError
 
+# Metadata of a field -> how it bounds a number, and in words.
+BOUNDS = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
+
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
     """One name an option, and its default behind the text."""
@@ -28,12 +38,10 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        value = (
-            ""
-            if action.nargs == 0
-            else " " + ("{" + ",".join(map(str, action.choices)) + "}" if action.choices else "X")
-        )
-        return action.option_strings[0] + value
+        if action.nargs in (0, "?"):  # a switch: its value may be left out
+            return action.option_strings[0]
+        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else "X"
+        return f"{action.option_strings[0]} {value}"
 
     def _get_help_string(self, action: argparse.Action) -> str:
         shown = action.default not in (None, "", argparse.SUPPRESS) and action.option_strings != ["-h", "--help"]
@@ -43,14 +51,17 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 class Parser(HfArgumentParser):
     """transformers' dataclass parser whose errors are one line that names the option and the mend."""
 
+    source = ""  # the file that is being read, if it is not the command line
+
     @staticmethod
     def _parse_dataclass_field(parser, field):
         plain = copy.copy(field)  # argparse takes every metadata entry as an argument of its own
-        plain.metadata = {k: v for k, v in field.metadata.items() if k not in ("least", "above")}
+        plain.metadata = {k: v for k, v in field.metadata.items() if k not in BOUNDS}
         HfArgumentParser._parse_dataclass_field(parser, plain)
 
     def error(self, message: str):
-        raise InputError(f"{self.prog}: {message}: see {self.prog} --help")
+        message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough
+        raise InputError(f"{self.source or self.prog}: {message}: see {self.prog} --help")
 
     def unknown(self, words: Sequence[str]):
         known = [s for action in self._actions for s in action.option_strings]
@@ -75,8 +86,8 @@ def parse(command: str, argv: Sequence[str], groups: Sequence[str], description:
     """
     parser = _parser(command, groups, description)
     source, _ = parser.parse_known_args(argv)
-    given = _preset(source.preset, groups) + _config(source.config, groups)
-    parsed = parser.parse_args_into_dataclasses(given + list(argv), return_remaining_strings=True)
+    given = [*_preset(source.preset, parser, groups), *_config(source.config, parser, groups), *argv]
+    parsed = parser.parse_args_into_dataclasses(given, return_remaining_strings=True, look_for_args_file=False)
     if parsed[-1]:
         parser.unknown(parsed[-1])
     options = SimpleNamespace(**dict(zip(groups, parsed, strict=False)))
@@ -110,19 +121,19 @@ def presets() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in root.iterdir() if entry.name.endswith(".yaml"))
 
 
-def _preset(name: str, groups: Sequence[str]) -> list[str]:
+def _preset(name: str, parser: Parser, groups: Sequence[str]) -> list[str]:
     if not name:
         return []
     if name not in presets():
         raise InputError(f"--preset {name}: unknown: choose from {', '.join(presets())}")
-    return _flags(str(files("marlhf_lite") / "presets" / f"{name}.yaml"), f"--preset {name}", groups)
+    return _flags(str(files("marlhf_lite") / "presets" / f"{name}.yaml"), f"--preset {name}", parser, groups)
 
 
-def _config(path: str, groups: Sequence[str]) -> list[str]:
-    return _flags(path, f"--config {path}", groups) if path else []
+def _config(path: str, parser: Parser, groups: Sequence[str]) -> list[str]:
+    return _flags(path, f"--config {path}", parser, groups) if path else []
 
 
-def _flags(path: str, source: str, groups: Sequence[str]) -> list[str]:
+def _flags(path: str, source: str, parser: Parser, groups: Sequence[str]) -> list[str]:
     """A YAML file as flags. Keys of other commands' groups are left out; keys of none are errors."""
     try:
         values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")) or {}
@@ -137,7 +148,10 @@ def _flags(path: str, source: str, groups: Sequence[str]) -> list[str]:
     for key, value in values.items():
         _check_key(key, source)
         if key in mine and value is not None:
-            flags += [f"--{key}", str(value)]
+            flags.append(f"--{key}={value}")  # one word: the value may begin with a dash
+    parser.source = source  # a wrong type is the file's, not the command line's
+    parser.parse_known_args(flags)
+    parser.source = ""
     return flags
 
 
@@ -149,11 +163,11 @@ def _check_key(key: str, source: str) -> None:
 
 
 def check(options) -> None:
-    """Every number against the least value its field names. Raises `InputError` that names the option."""
+    """Every number against the bounds its field names. Raises `InputError` that names the option."""
     for f in fields(options):
-        value, least, above = getattr(options, f.name), f.metadata.get("least"), f.metadata.get("above")
-        if value is None:
+        value = getattr(options, f.name)
+        bounds = {kind: f.metadata[kind] for kind in BOUNDS if kind in f.metadata}
+        if value is None or all(BOUNDS[kind][0](value, bound) for kind, bound in bounds.items()):
             continue
-        if (least is not None and not value >= least) or (above is not None and not value > above):
-            bound = f"at least {least}" if least is not None else f"above {above}"
-            raise InputError(f"--{f.name} {value}: it must be {bound}")
+        words = " and ".join(f"{BOUNDS[kind][1]} {bound}" for kind, bound in bounds.items())
+        raise InputError(f"--{f.name} {value}: it must be {words}")

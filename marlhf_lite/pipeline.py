@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +17,16 @@ from transformers import PreTrainedModel
 from marlhf_lite.config import MacroOptions
 from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.answers import answer
-from marlhf_lite.models import load_base, load_policy, load_score_model, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.folders import check_output
+from marlhf_lite.models import (
+    load_base,
+    load_policy,
+    load_score_model,
+    load_tokenizer,
+    model_path,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.records import RunFolder, write_json
 from marlhf_lite.rewards import FunctionReward, ModelReward
 from marlhf_lite.roles import PolicyRole, ScoreRole, build_roles
@@ -59,21 +72,38 @@ def flat(options: SimpleNamespace) -> dict:
     return {key: value for group in vars(options).values() for key, value in asdict(group).items()}
 
 
-def open_workspace(options: SimpleNamespace) -> Workspace:
-    """Check everything that can be checked without a model, then load tokenizer and base."""
-    task = load_task(
-        options.data.dataset,
-        size=options.data.size,
-        seed=options.data.split_seed,
-        bad_rows=options.data.bad_rows,
-    )
+def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = ()) -> Workspace:
+    """Check everything that can be checked without a model, then load tokenizer and base, then make the run's folder.
+
+    `inputs` are folders of earlier stages, which the run must not overwrite.
+    """
+    data = options.data
+    check_output(options.run, [*inputs, data.dataset, options.model.model])
+    model_path(options.model.model)
+    task = load_task(data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows)
+    if hasattr(options, "macro"):  # a command that trains against a reward
+        text_reward(options.inputs.reward, task)
     tokenizer = load_tokenizer(options.model.model)
-    task, dropped = _drop_long(task, tokenizer, options.data.max_prompt_length)
+    task, dropped = _drop_long(task, tokenizer, data.max_prompt_length)
+    base = load_base(options.model)
+    if hasattr(options, "sft"):  # a command that makes adapters
+        check_targets(base, options.model.lora_targets)
     run = RunFolder.create(options.run.output_dir, flat(options), overwrite=options.run.overwrite)
     write_json(run.path / "data.json", task.counts | {"long_prompts": dropped})
     print(f"{task.name}: " + ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items()), end="")
     print(f"; dropped: {dropped} long prompts" + "".join(f", {v} {k}" for k, v in _dropped(task).items()))
-    return Workspace(options, run, task, tokenizer, load_base(options.model))
+    return Workspace(options, run, task, tokenizer, base)
+
+
+def check_targets(base: PreTrainedModel, targets: str) -> None:
+    """Raises `InputError` where `--lora_targets` names no layer of the base."""
+    try:
+        found = targets == "all-linear" or any(re.fullmatch(targets, name) for name, _ in base.named_modules() if name)
+    except re.error:
+        found = False
+    if not found:
+        mend = "give all-linear, or a regular expression for whole names such as .*q_proj"
+        raise InputError(f"--lora_targets {targets}: matches no layer: {mend}")
 
 
 def _drop_long(task: Task, tokenizer, limit: int) -> tuple[Task, int]:
@@ -81,22 +111,13 @@ def _drop_long(task: Task, tokenizer, limit: int) -> tuple[Task, int]:
     for part, rows in task.splits.items():
         kept[part], gone = drop_long_prompts(rows, tokenizer, limit)
         dropped += gone
-    return replace(task, splits=datasets.DatasetDict(kept)), dropped
+    counts = task.counts | {part: len(rows) for part, rows in kept.items()}
+    return replace(task, splits=datasets.DatasetDict(kept), counts=counts), dropped
 
 
 def _dropped(task: Task) -> dict[str, int]:
     """Why rows were dropped while reading, without the counts of what was kept."""
     return {k: v for k, v in task.counts.items() if v and k not in ("read", "kept", *task.splits)}
-
-
-def adapter(option: str, folder: str, stage: str) -> Path:
-    """The adapter folder that `--sft` or `--rm` means: it, or the stage's folder inside a run."""
-    if not folder:
-        raise InputError(f"--{option}: not given: make one with `marlhf {stage}` and give its folder")
-    for place in (Path(folder), Path(folder) / stage):
-        if (place / "adapter_config.json").is_file():
-            return place
-    raise InputError(f"--{option} {folder}: no adapter there: give a folder that `marlhf {stage}` wrote")
 
 
 def sft_stage(work: Workspace) -> Path:
@@ -152,26 +173,43 @@ def ppo_stage(work: Workspace, sft: Path, rm: Path | None, how: MacroOptions, na
 def make_reward(work: Workspace, rm: Path | None):
     """What `--reward` names, as a function of a rollout."""
     kind = work.options.inputs.reward
-    if kind == "rm":
+    function = text_reward(kind, work.task)
+    if function is None:
         return ModelReward(ScoreRole(load_score_model(work.base, rm)), work.options.ppo.micro_batch_size)
-    if kind == "gold":
-        if work.task.gold is None:
-            raise InputError(f"--reward gold: {work.task.name} has no known truth: only embedded tasks do")
-        return FunctionReward(work.task.gold, "gold")
-    return FunctionReward(import_function(kind), kind)
+    return FunctionReward(function, kind)
 
 
-def import_function(name: str):
-    """`package.module:function` as the function itself. Raises `InputError` where there is none."""
+def text_reward(kind: str, task: Task) -> Callable | None:
+    """The function of texts that `--reward` names; None for rm. Raises `InputError` where there is none."""
+    if kind == "rm":
+        return None
+    if kind != "gold":
+        return import_function(kind)
+    if task.gold is None:
+        raise InputError(f"--reward gold: {task.name} has no known truth: give rm, or package.module:function")
+    return task.gold
+
+
+def import_function(name: str) -> Callable:
+    """`package.module:function` as the function itself, from the current folder too. Raises `InputError` if not."""
+    mend = "give rm, gold, or package.module:function"
     module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"--reward {name}: unknown: {mend}")
+    if os.getcwd() not in sys.path:  # `marlhf` itself does not look there, `python -m` does
+        sys.path.append(os.getcwd())
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"--reward {name}: {error}: give rm, gold, or package.module:function") from None
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(f"--reward {name}: cannot be imported ({reason}): {mend}") from None
+    if not callable(function):
+        raise InputError(f"--reward {name}: a {type(function).__name__}, not a function: {mend}")
+    return function
 
 
 def evaluate_stage(work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None) -> list[dict]:
-    """Answers of SFT and of each policy to the held-out prompts, scored; also written to answers.jsonl."""
+    """Answers of SFT and of each policy to the held-out prompts, scored; also written to samples.jsonl."""
     reference = PolicyRole(load_policy(work.base, sft, trainable=False))
     reward = ModelReward(ScoreRole(load_score_model(work.base, rm))) if rm else None
     rows: list[dict] = []

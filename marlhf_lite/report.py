@@ -41,7 +41,7 @@ def draw(rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path) 
     if runs:
         drawn["reward_curves"] = plots.reward_curves(runs)
         drawn["l2_norms"] = plots.l2_norms(runs)
-        if all("gold_mean" in history[-1] for history in histories.values()):
+        if all("gold_mean" in history[-1] for (history,) in runs.values()):
             drawn["gold_curves"] = plots.reward_curves(runs, "gold_mean")
     for name, label in (("rm_score", "reward model score"), ("gold", "gold score")):
         if rows and name in rows[0]:

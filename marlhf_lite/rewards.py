@@ -22,11 +22,12 @@ class ModelReward:
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores, float32."""
         self.role.eval()
-        parts = [rollout.select(slice(i, i + self.micro_batch_size)).trim() for i in self._starts(rollout)]
-        return torch.cat([part.at_last_token(self.role(part.tokens, part.attention_mask)) for part in parts])
-
-    def _starts(self, rollout: Rollout) -> range:
-        return range(0, len(rollout), self.micro_batch_size)
+        device, scores = next(self.role.parameters()).device, []
+        for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
+            part = rollout.select(rows).trim()
+            everywhere = self.role(part.tokens.to(device), part.attention_mask.to(device))
+            scores.append(part.at_last_token(everywhere))
+        return torch.cat(scores)
 
 
 class FunctionReward:
@@ -36,11 +37,22 @@ class FunctionReward:
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Tensor:
-        """[B] scores, float32. Raises `ValueError` for a wrong number of scores or one that is not finite."""
-        scores = list(self.function(rollout.prompts, rollout.responses))
+        """[B] scores, float32. Raises `ValueError` for a wrong number of scores or one that is not a finite number."""
+        given = self.function(rollout.prompts, rollout.responses)
+        try:
+            scores = list(given)
+        except TypeError:
+            raise ValueError(f"reward {self.name}: returned {given!r}: return one number a response") from None
         if len(scores) != len(rollout):
             raise ValueError(f"reward {self.name}: {len(scores)} scores for {len(rollout)} responses")
-        bad = next((i for i, s in enumerate(scores) if not math.isfinite(s)), None)
+        bad = next((i for i, s in enumerate(scores) if not _finite(s)), None)
         if bad is not None:
             raise ValueError(f"reward {self.name}: score {scores[bad]} for response {bad}: return a finite number")
         return torch.tensor(scores, dtype=torch.float32, device=rollout.tokens.device)
+
+
+def _finite(score) -> bool:
+    try:
+        return math.isfinite(score)
+    except TypeError:
+        return False

@@ -10,6 +10,29 @@ from torch import Tensor
 
 from marlhf_lite.tokens import encode_prompts, encode_responses, pad
 
+# What a model's own generation config might set, switched off: `generate` fills in what is not given from there.
+_NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "return_dict_in_generate": False,
+    "output_scores": False,
+    "output_logits": False,
+    "use_cache": True,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "min_length": 0,
+    "remove_invalid_values": False,
+} | dict.fromkeys(
+    "min_p min_new_tokens max_time stop_strings bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias "
+    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty guidance_scale watermarking_config "
+    "renormalize_logits token_healing penalty_alpha dola_layers prompt_lookup_num_tokens".split()
+)
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -22,7 +45,7 @@ class Sampling:
 
     def arguments(self) -> dict:
         """Arguments of `generate`, every one passed so that no model's own defaults slip in."""
-        common = {"max_new_tokens": self.max_new_tokens, "num_beams": 1, "repetition_penalty": 1.0}
+        common = _NEUTRAL | {"max_new_tokens": self.max_new_tokens}
         if self.temperature == 0:
             return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
         chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

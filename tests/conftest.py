@@ -51,7 +51,7 @@ def tiny(tmp_path_factory, tokenizer):
         num_key_value_heads=1,
         head_dim=16,
         max_position_embeddings=256,
-        initializer_range=0.1,
+        initializer_range=0.3,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

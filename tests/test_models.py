@@ -6,6 +6,7 @@ import json
 import datasets
 import pytest
 import torch
+from accelerate import PartialState
 from conftest import changed, nudge, snapshot
 from peft import load_peft_weights
 from transformers import AutoModelForSequenceClassification
@@ -81,6 +82,7 @@ def test_share_leaves_module_trees_apart(base):
 
 
 def test_base_is_frozen_and_has_no_adapter(base, roles):
+    assert {p.device for p in base.parameters()} == {PartialState().device}
     assert not base.training and not any(p.requires_grad for p in base.parameters())
     assert not any("lora" in name for name, _ in base.named_modules())
 

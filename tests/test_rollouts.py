@@ -1,20 +1,21 @@
-"""Sampling and the Rollout: masks, positions, log-probabilities and scores, against plain loops over single responses."""
+"""Sampling and the Rollout: masks, positions, log-probabilities and scores, against loops over single responses."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from marlhf_lite.models import load_base, new_policy
+from marlhf_lite.config import ModelOptions
+from marlhf_lite.models import load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.rewards import FunctionReward, ModelReward
+from marlhf_lite.roles import PolicyRole, ScoreRole
 from marlhf_lite.rollouts import Rollout, Sampling, end_of_text, from_texts, generate, response_mask
 from marlhf_lite.tokens import encode_prompts, encode_responses, pad
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 ODD = {
-    "do_sample": False,
     "temperature": 0.1,
     "top_k": 3,
     "top_p": 0.2,
@@ -24,7 +25,6 @@ ODD = {
     "eta_cutoff": 0.1,
     "repetition_penalty": 7.0,
     "no_repeat_ngram_size": 1,
-    "num_return_sequences": 2,
     "return_dict_in_generate": True,
     "output_scores": True,
     "max_length": 3,
@@ -34,8 +34,8 @@ ODD = {
     "begin_suppress_tokens": list(range(200, 400)),
     "bad_words_ids": [[i] for i in range(400, 450)],
     "sequence_bias": [[[450], -30.0]],
-    "forced_bos_token_id": 77,
-    "forced_eos_token_id": 78,
+    "forced_bos_token_id": 460,
+    "forced_eos_token_id": 461,
     "exponential_decay_length_penalty": (1, 3.0),
     "max_time": 1e-9,
     "use_cache": False,
@@ -200,6 +200,32 @@ def test_scores_and_values_are_those_of_each_response_alone(moved, either, texts
         torch.testing.assert_close(values[i][rollout.mask[i]], states, **CLOSE)
 
 
+@pytest.fixture
+def absolute(tokenizer, tmp_path):
+    """Policy and critic on a model with learned absolute positions, where a shift by padding shows."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=1
+    )
+    base = GPT2LMHeadModel(config).requires_grad_(False).eval()
+    with torch.no_grad():
+        base.transformer.wpe.weight.mul_(30)
+    new_policy(base, ModelOptions(lora_r=2)).save_pretrained(tmp_path)
+    return PolicyRole(load_policy(base, tmp_path)).eval(), ScoreRole(new_reward_model(base, tmp_path)).eval()
+
+
+def test_padding_shifts_no_absolute_position(absolute, tokenizer, texts):
+    policy, critic = absolute
+    rollout, seen = from_texts(tokenizer, texts.prompts, texts.responses, limit=12), []
+    rows = [slice(i, i + 1) for i in range(len(rollout))]
+    with torch.no_grad():
+        for part in [rollout, *(rollout.select(row).trim() for row in rows)]:
+            logprobs = policy(part.tokens, part.attention_mask, part.mask.shape[1])[0]
+            values = part.before_tokens(critic(part.tokens, part.attention_mask))
+            seen.append(torch.stack([logprobs, values]) * part.mask)
+    torch.testing.assert_close(seen[0], torch.cat(seen[1:], 1), **CLOSE)
+
+
 def test_where_scores_are_read(tokenizer):
     """On numbered columns: the last token itself, EOS included; values one column to the left of each token."""
     e = tokenizer.eos_token_id
@@ -310,7 +336,9 @@ def test_top_k_and_its_absence(fresh, tokenizer):
 @pytest.mark.parametrize("sampling", [Sampling(5), Sampling(5, temperature=0), Sampling(5, top_k=0, top_p=0.9)])
 def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling):
     usual, odd = (new_policy(load_base(tiny), tiny).eval() for _ in range(2))
-    odd.get_base_model().generation_config = GenerationConfig(**ODD)
+    greedy = sampling.temperature == 0
+    more = {"do_sample": True, "num_return_sequences": 2} if greedy else {"do_sample": False}
+    odd.get_base_model().generation_config = GenerationConfig(**ODD, **more)
     odd.generation_config = odd.get_base_model().generation_config
     expected, got = sampled(usual, tokenizer, sampling), sampled(odd, tokenizer, sampling)
     assert torch.equal(expected.tokens, got.tokens) and torch.equal(expected.mask, got.mask)

@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.errors import InputError
-from marlhf_lite.macro._checks import check_int, check_mask, check_tensor
+from marlhf_lite.macro._checks import check_int, check_mask, check_tensor, first_true
 from marlhf_lite.macro.actions import MacroActions, starts_at
 
 
 @runtime_checkable
 class TerminationRule(Protocol):
-    """Anything that segments a batch of responses."""
+    """Anything that segments a batch of responses: one of the rules here, or a function of the user's own.
+
+    A function needs no class::
+
+        def at_full_stops(mask, *, token_ids, tokenizer, **context):
+            stop = token_ids == tokenizer.convert_tokens_to_ids(".")
+            after = torch.nn.functional.pad(stop[:, :-1], (1, 0))  # a macro action begins behind each full stop
+            return MacroActions.from_starts(after, mask)
+
+    A rule may also have two methods that the trainer calls if they are there: ``prepare(mask, **context)`` before the
+    models score (``ref_logprobs`` is not there yet), to begin slow work on the CPU meanwhile; and ``metrics()``, a dict
+    of numbers about the last call, recorded with every update.
+    """
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         """mask: [B,T] bool, True on valid tokens, right-padded. Context that a rule does not use is ignored."""
@@ -99,6 +111,29 @@ class RandomizedNGram:
         state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), row_ids)[:, None]
         keys = _hash(state, torch.arange(len(bag), device=row_ids.device))
         return bag[keys.argsort(dim=1, stable=True)]
+
+
+def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "termination rule") -> MacroActions:
+    """``macro`` itself, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
+
+    Raises:
+        InputError: not `MacroActions` (which are partitions by construction), or not of these tokens; it names the
+            first response that differs.
+    """
+    if not isinstance(macro, MacroActions):
+        raise InputError(
+            f"{rule}: returned {type(macro).__name__}, expected MacroActions: build them with from_starts, from_ids or "
+            "from_lengths"
+        )
+    check_tensor(f"{rule}: ids", macro.ids, tuple(mask.shape), mask)
+    if (differ := macro.token_mask != mask).any():
+        row = first_true(differ)[0]
+        counts = [int(m[row].sum()) for m in (macro.token_mask, mask)]
+        raise InputError(
+            f"{rule}: it left response tokens out of macro actions, or put padding into one: response {row} has "
+            f"{counts[1]} tokens, its macro actions cover {counts[0]}"
+        )
+    return macro
 
 
 def _signed(number: int) -> int:

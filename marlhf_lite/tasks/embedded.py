@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import nltk
 
+from marlhf_lite.errors import InputError
 from marlhf_lite.tasks.gold import gold_scores
 from marlhf_lite.tasks.grammar import FACTS, FILLERS, LEXICON, OPENERS, detokenize, fill, sentence, slots, subject
 from marlhf_lite.tasks.split import Task, split_rows
@@ -119,7 +120,10 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
 def load_tiny_tldr(size: int | None, seed: int) -> Task:
     """The embedded task with `size` pairs (default 5000), split as the paper does, 10 % held out."""
     pairs = make_pairs(size or DEFAULT_SIZE, seed)
-    splits = split_rows(pairs, seed)
+    try:
+        splits = split_rows(pairs, seed)
+    except InputError as error:
+        raise InputError(f"--size {size}: {error}") from None
     counts = {"read": len(pairs), "kept": len(pairs)} | {part: len(rows) for part, rows in splits.items()}
     return Task("tiny-tldr", splits, gold_scores, counts)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from marlhf_lite.tasks.grammar import FACTS, SLOT, WHO
+from marlhf_lite.tasks.grammar import FACTS, LEXICON, SLOT, WHO
 
 WRONG, PADDING, LONG, FREE_WORDS = 1.0, 0.5, 0.05, 36
 
@@ -21,9 +21,10 @@ def _pattern(template: str) -> re.Pattern:
     return re.compile(r"\b" + re.sub(r"\s+", r"\\s+", words).replace("SLOT", r"(\w+)") + r"\b")
 
 
-PATTERNS = {"who": re.compile(_pattern(WHO).pattern.replace("My", "[Mm]y"))} | {
-    k: _pattern(t) for k, t in FACTS.items()
-}
+# Only the known relations name a person: `my red kettle` is part of another fact.
+_RELATION = f"({'|'.join(LEXICON['relation'])})"
+_WHO = _pattern(WHO).pattern.replace("My", "[Mm]y").replace(r"(\w+)", _RELATION, 1)
+PATTERNS = {"who": re.compile(_WHO)} | {kind: _pattern(template) for kind, template in FACTS.items()}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.errors import InputError
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.roles import Roles, trainable
 from marlhf_lite.rollouts import Rollout
@@ -43,6 +44,7 @@ class Learner:
     def learn(self, rollout: Rollout, macro: MacroActions, clock: Clock | None = None) -> dict[str, float]:
         """All optimizer steps on one rollout; what `measure` says of the models before them, and means over steps."""
         self.clock = clock or Clock()
+        _check_input(rollout, macro)
         before, made = None, None
         if needs_freeze(self.ppo):
             with self.clock.phase("training"):
@@ -50,7 +52,7 @@ class Learner:
         stats = []
         for _ in range(self.ppo.ppo_epochs):
             order = torch.arange(len(rollout)) if made is None else torch.randperm(len(rollout))
-            for rows in order.chunk(self.ppo.minibatches):
+            for rows in order.tensor_split(min(self.ppo.minibatches, len(order))):
                 step, seen = self._step(rollout.select(rows), macro.select(rows), made and made.select(rows))
                 stats.append(step)
         if made is None:  # one step on all rows: what it saw is the state before it
@@ -58,6 +60,8 @@ class Learner:
             made = Estimate(*(torch.cat(x) for x in zip(*((m.advantages, m.returns) for _, m in seen), strict=True)))
         row = measure(rollout, macro, made, before, self.how, self.ppo)
         self._check_start(row, rollout)
+        for scheduler in self.schedulers.values():
+            scheduler.step()
         self.updates += 1
         return row | {k: sum(s[k] for s in stats) / len(stats) for k in stats[0]}
 
@@ -90,7 +94,6 @@ class Learner:
             norms[f"{name}_grad_norm"] = float(torch.nn.utils.clip_grad_norm_(parameters, self.ppo.max_grad_norm))
             before = [p.detach().clone() for p in parameters] if self.updates == 0 else []
             self.optimizers[name].step()
-            self.schedulers[name].step()
             self.optimizers[name].zero_grad(set_to_none=True)
             if before and all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True)):
                 raise RuntimeError(
@@ -110,3 +113,11 @@ class Learner:
     def _sum(self, x: Tensor) -> Tensor:
         """Sum over processes."""
         return self.accelerator.reduce(x, reduction="sum")
+
+
+def _check_input(rollout: Rollout, macro: MacroActions) -> None:
+    """A reward and a rule may be anybody's: one score a response, and every response token in a macro action."""
+    if rollout.scores.shape != (len(rollout),):
+        raise InputError(f"scores: expected shape ({len(rollout)},), got {tuple(rollout.scores.shape)}")
+    if macro.token_mask.shape != rollout.mask.shape or (macro.token_mask != rollout.mask).any():
+        raise InputError("the termination rule left response tokens out of macro actions, or put padding into one")

@@ -25,7 +25,7 @@ def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> tuple[Tens
 
 def norms(x: Tensor, mask: Tensor) -> tuple[float, float]:
     """`(L2 norm of a response's [S] values, averaged over responses; root mean square per macro action)`."""
-    x = x.masked_fill(~mask, 0.0).double()
+    x = x.masked_fill(~mask, 0.0)
     count = mask.sum().clamp(min=1)
     return x.norm(dim=1).mean().item(), (x.square().sum() / count).sqrt().item()
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marlhf_lite.config import MacroOptions, PPOOptions
-from marlhf_lite.macro import MacroActions, TerminationRule
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import MacroActions, TerminationRule, check_segmentation
 from marlhf_lite.records import RunFolder
 from marlhf_lite.roles import Roles
 from marlhf_lite.rollouts import Rollout, Sampling, generate
@@ -58,6 +59,8 @@ class PPOTrainer:
         name: str = "ppo",
         accelerator: Accelerator | None = None,
     ):
+        if not len(prompts):
+            raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
         self.accelerator = accelerator or Accelerator()
         self.tokenizer, self.prompts, self.reward, self.rule, self.gold = tokenizer, list(prompts), reward, rule, gold
         self.how, self.ppo, self.seed, self.run, self.name = how, ppo, seed, run, name
@@ -85,11 +88,14 @@ class PPOTrainer:
         with clock.phase("generation"):
             rollout = self._sample(prompts)
         with clock.phase("scoring"):
+            if hasattr(self.rule, "prepare"):  # slow work on the CPU, while the models score
+                self.rule.prepare(rollout.mask, **self._context(rollout))
             rollout = self._score(rollout)
         with clock.phase("macro"):
             macro = self._segment(rollout)
         row = self.learner.learn(rollout, macro, clock)
         row = {"update": len(self.history) + 1} | row | self._gold(rollout)
+        row |= self.rule.metrics() if hasattr(self.rule, "metrics") else {}
         seconds = time.perf_counter() - start
         tokens = int(rollout.lengths.sum()) * self.accelerator.num_processes
         row |= {"tokens_per_second": tokens / seconds, "seconds": seconds}
@@ -125,14 +131,18 @@ class PPOTrainer:
             parts.append(self.roles.reference(part.tokens, part.attention_mask, part.mask.shape[1], temperature)[0])
         return replace(rollout, ref_logprobs=torch.cat(parts), scores=self.reward(rollout))
 
+    def _context(self, rollout: Rollout) -> dict:
+        """What every termination rule is called with, besides the mask."""
+        return {
+            "token_ids": rollout.response_ids,
+            "ref_logprobs": rollout.ref_logprobs,
+            "tokenizer": self.tokenizer,
+            "step": len(self.history),
+        }
+
     def _segment(self, rollout: Rollout) -> MacroActions:
-        return self.rule(
-            rollout.mask,
-            token_ids=rollout.response_ids,
-            ref_logprobs=rollout.ref_logprobs,
-            tokenizer=self.tokenizer,
-            step=len(self.history),
-        )
+        macro = self.rule(rollout.mask, **self._context(rollout))
+        return check_segmentation(macro, rollout.mask, "termination rule")
 
     def _gold(self, rollout: Rollout) -> dict[str, float]:
         if self.gold is None:
@@ -145,7 +155,7 @@ class PPOTrainer:
         if self.run is None or not self.accelerator.is_main_process:
             return
         self.run.log_metrics(row)
-        if row["update"] % self.ppo.sample_every in (0, 1):
+        if row["update"] == 1 or row["update"] % self.ppo.sample_every == 0:
             self.run.log_samples(_samples(row["update"], rollout, macro))
 
     def save(self, folder: Path) -> None:

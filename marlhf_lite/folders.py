@@ -1,0 +1,81 @@
+"""Folders that options name, checked before anything loads: what earlier stages made, and where a run may go."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from marlhf_lite.config import RunOptions
+from marlhf_lite.errors import InputError
+from marlhf_lite.records import RunFolder
+
+# Option -> the command that makes its folder, what peft calls such an adapter, and where in a run it may stand.
+ADAPTERS = {
+    "sft": ("sft", "CAUSAL_LM", ("sft",)),
+    "rm": ("rm", "SEQ_CLS", ("rm",)),
+    "policies": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
+}
+
+
+def adapter(option: str, folder: str) -> Path:
+    """The adapter folder that `--sft`, `--rm` or one of `--policies` means: it, or the stage's folder inside a run."""
+    command, kind, inside = ADAPTERS[option]
+    if not folder:
+        raise InputError(f"--{option}: not given: make one with `marlhf {command}` and give its folder")
+    root = Path(folder).expanduser()
+    for pattern in ("", *inside):
+        places = [root] if not pattern else sorted(root.glob(pattern))
+        places = [place for place in places if (place / "adapter_config.json").is_file()]
+        if len(places) > 1:
+            names = ", ".join(str(place) for place in places)
+            raise InputError(f"--{option} {folder}: it holds several ({names}): name one of them")
+        if places:
+            _check_adapter(f"--{option} {folder}", places[0], kind, command)
+            return places[0]
+    raise InputError(f"--{option} {folder}: no adapter there: give a folder that `marlhf {command}` wrote")
+
+
+def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
+    again = f"make it again with `marlhf {command}`"
+    try:
+        found = json.loads((place / "adapter_config.json").read_text(encoding="utf-8")).get("task_type")
+    except (OSError, ValueError, AttributeError):
+        raise InputError(f"{source}: its adapter_config.json is damaged: {again}") from None
+    if found not in (kind, None):
+        raise InputError(f"{source}: an adapter of another kind ({found}): give a folder that `marlhf {command}` wrote")
+    if not any(place.glob("adapter_model.*")):
+        raise InputError(f"{source}: no weights (adapter_model.safetensors): {again}")
+
+
+def check_output(run: RunOptions, inputs: Iterable[str | Path] = ()) -> None:
+    """What would stop a run from being written, said before it starts. Nothing is made or emptied here.
+
+    Raises `InputError` where the folder is in use, cannot be made, or `--overwrite` would remove one of `inputs`.
+    """
+    path = Path(run.output_dir)
+    _check_place("--output_dir", path)
+    if run.figures:
+        _check_place("--figures", Path(run.figures))
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not run.overwrite:
+        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
+    try:
+        is_run = "environment" in RunFolder.open(path).config
+    except InputError:
+        is_run = False
+    if not is_run:
+        raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
+    for needed in map(Path, inputs):
+        if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
+            raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
+
+
+def _check_place(option: str, path: Path) -> None:
+    place = next(p for p in (path, *path.parents) if p.exists())
+    if not place.is_dir():
+        raise InputError(f"{option} {path} cannot be made ({place} is a file): choose another name")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{option} {path} cannot be made (no right to write in {place}): choose another name")

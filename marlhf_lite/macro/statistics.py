@@ -1,0 +1,47 @@
+"""What a segmentation looks like, and how far two of them agree."""
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro._checks import first_true
+from marlhf_lite.macro.actions import MacroActions
+
+
+def describe(macro: MacroActions) -> dict:
+    """Lengths of the macro actions of a batch, as plain numbers that JSON takes.
+
+    Keys:
+        responses, tokens, macro_actions: counts.
+        macro_actions_per_response: their mean; empty responses count as 0.
+        mean_length: tokens per macro action.
+        single_share: share of macro actions that are a single token.
+        histogram: {length: macro actions of that length}, by length.
+    Means and shares of nothing are 0.
+    """
+    lengths, counts = macro.lengths[macro.mask].unique(return_counts=True)
+    histogram = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
+    responses, tokens, steps = len(macro.ids), int(macro.token_mask.sum()), int(macro.mask.sum())
+    return {
+        "responses": responses,
+        "tokens": tokens,
+        "macro_actions": steps,
+        "macro_actions_per_response": steps / max(responses, 1),
+        "mean_length": tokens / max(steps, 1),
+        "single_share": histogram.get(1, 0) / max(steps, 1),
+        "histogram": histogram,
+    }
+
+
+def boundary_f1(a: MacroActions, b: MacroActions) -> float:
+    """Agreement of two segmentations of the same responses: F1 over inner boundaries, pooled over all responses.
+
+    An inner boundary lies between two tokens of a response. 1 where both have the same ones (or none), 0 where they
+    share none; symmetric. Raises InputError, naming the response, if the two do not cover the same tokens.
+    """
+    if a.ids.shape != b.ids.shape:
+        raise InputError(f"b: expected shape {tuple(a.ids.shape)} as in a, got {tuple(b.ids.shape)}")
+    if (differ := a.token_mask != b.token_mask).any():
+        row = first_true(differ)[0]
+        tokens = [int(m.token_mask[row].sum()) for m in (a, b)]
+        raise InputError(f"b: response {row} has {tokens[1]} tokens, in a it has {tokens[0]}")
+    inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, 1:] for m in (a, b)]
+    both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())
+    return 2 * both / total if total else 1.0

@@ -1,0 +1,65 @@
+"""Syntax trees of Python programs by tree-sitter, which gives every text a tree, broken programs included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nltk
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.parsing.parser import Memo, ParsedSentence
+from marlhf_lite.parsing.trees import Leaf
+
+
+class PythonParser:
+    """The whole text is one sentence, its tree the program's. What does not parse stands under nodes named ERROR.
+
+    Raises InputError, when made, if the package is missing; never on a text.
+    """
+
+    workers = 0
+
+    def __init__(self, cache: int = 1024):
+        try:
+            import tree_sitter
+            import tree_sitter_python
+        except ImportError:
+            raise InputError(
+                "parser python: tree-sitter is not installed: pip install tree-sitter tree-sitter-python"
+            ) from None
+        self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
+        self._parse = Memo(self._parse_text, cache)
+
+    def __call__(self, text: str) -> list[ParsedSentence]:
+        return self._parse(text)
+
+    def __repr__(self) -> str:
+        return "PythonParser()"
+
+    def _parse_text(self, text: str) -> list[ParsedSentence]:
+        if not text.strip():
+            return []
+        root = self._parser.parse(text.encode(errors="replace")).root_node
+        return [ParsedSentence(0, len(text), _read(root, text, _characters(text)))]
+
+
+def _characters(text: str) -> list[int]:
+    """For each byte of the text, and for its end, the character it belongs to."""
+    sizes = [len(c.encode(errors="replace")) for c in text]
+    return [i for i, size in enumerate(sizes) for _ in range(size)] + [len(text)]
+
+
+def _read(root: Any, text: str, character: list[int]) -> nltk.Tree:
+    """A tree-sitter node with all below it; a loop, since programs may nest deeper than Python's stack."""
+    top = nltk.Tree(root.type, [])
+    stack = [(root, top)]
+    while stack:
+        node, tree = stack.pop()
+        for child in node.children or [node]:
+            if child.child_count:
+                tree.append(nltk.Tree(child.type, []))
+                stack.append((child, tree[-1]))
+            else:
+                start, end = character[child.start_byte], character[child.end_byte]
+                tree.append(Leaf(text[start:end], start, end))
+    return top

@@ -1,0 +1,105 @@
+"""Small tokenizers of every family, trained on a few lines, and a fake one whose pieces are given."""
+
+import json
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+LINES = [
+    "The old cat sat on the mat, and the dog didn't care at all.",
+    "My sister Marla moved to Marwick. She waited 56 days for 3.5 dollars!",
+    "def f(x):\n    return [x + 1 for x in range(10)]  # the end of the line",
+    "Naïve café prices: 5 € for a “soup” … really?",
+] * 4
+SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>"]
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
+NAMES = ("byte_level", "metaspace", "byte_fallback", "word_piece", "merged_spaces")
+
+
+class Pieces:
+    """Pretends to be a tokenizer: the token i is the text pieces[i]."""
+
+    def __init__(self, *pieces: str):
+        self.pieces = pieces
+
+    def decode(self, ids, skip_special_tokens=False, clean_up_tokenization_spaces=False):
+        return "".join(self.pieces[i] for i in ids)
+
+
+def _trained_bpe(splitter, vocab_size: int, bytes_too: bool = True) -> models.BPE:
+    """BPE on LINES; spaces are ▁ unless `splitter` maps bytes itself. Byte pieces are ordinary tokens, not special."""
+    raw = Tokenizer(models.BPE(unk_token="<unk>"))
+    raw.normalizer = normalizers.Replace(" ", "▁") if bytes_too else None
+    if splitter is not None:
+        raw.pre_tokenizer = splitter
+    alphabet = [] if bytes_too else pre_tokenizers.ByteLevel.alphabet()
+    specials = SPECIALS + (BYTES if bytes_too else [])
+    raw.train_from_iterator(
+        LINES,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=specials, show_progress=False, initial_alphabet=alphabet
+        ),
+    )
+    model = json.loads(raw.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    return models.BPE(model["vocab"], merges, byte_fallback=bytes_too, unk_token="<unk>", fuse_unk=True)
+
+
+def _byte_level() -> Tokenizer:
+    """As GPT-2's."""
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw = Tokenizer(_trained_bpe(splitter, 420, bytes_too=False))
+    raw.pre_tokenizer, raw.decoder = splitter, decoders.ByteLevel()
+    raw.post_processor = processors.ByteLevel(trim_offsets=False)
+    return raw
+
+
+def _with_spaces(vocab_size: int, split: bool) -> Tokenizer:
+    splitter = pre_tokenizers.Split("▁", "merged_with_next") if split else None
+    raw = Tokenizer(_trained_bpe(splitter, vocab_size))
+    raw.normalizer = normalizers.Replace(" ", "▁")
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return raw
+
+
+def _byte_fallback() -> Tokenizer:
+    """As Gemma's, with so few merges that words fall into many pieces."""
+    return _with_spaces(330, split=True)
+
+
+def _merged_spaces() -> Tokenizer:
+    """No word splitter: pieces run over spaces, such as `on▁the▁mat`."""
+    return _with_spaces(520, split=False)
+
+
+def _metaspace() -> Tokenizer:
+    """As Llama's: a space put first, and taken off again."""
+    raw = _with_spaces(450, split=True)
+    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return raw
+
+
+def _word_piece() -> Tokenizer:
+    """As BERT's: pieces inside words begin with ##, spaces come from decoding."""
+    raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##", cleanup=True)
+    raw.train_from_iterator(
+        LINES, trainers.WordPieceTrainer(vocab_size=160, special_tokens=SPECIALS, show_progress=False)
+    )
+    return raw
+
+
+@cache
+def small_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of this name, one of NAMES."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=globals()[f"_{name}"](),
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        unk_token="<unk>",
+    )

@@ -1,0 +1,415 @@
+"""One update: losses and gradients against float64 loops over single responses, splits, several steps, safeguards."""
+
+import copy
+import math
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+import reference_macro as ref
+import torch
+from accelerate import Accelerator
+from conftest import nudge
+
+from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
+from marlhf_lite.roles import trainable
+from marlhf_lite.rollouts import from_texts
+from marlhf_lite.training.learner import Learner
+from marlhf_lite.training.metrics import explained_variance, kl_terms, norms
+
+BETA, TIGHT = 0.3, 1e-5
+NAMES = ("policy", "critic")
+
+
+@pytest.fixture
+def batch(roles, tokenizer, texts):
+    """Six scored responses of different lengths; reference log-probabilities from the reference model."""
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
+    with torch.no_grad():
+        log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+    scores = torch.tensor([0.7, -1.2, 4.0, 0.1, -3.0, 0.4])
+    return replace(rollout, ref_logprobs=log_p, scores=scores)
+
+
+def options(**changes):
+    return PPOOptions(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
+
+
+def learner(roles, ppo, how=None, started=True):
+    made = Learner(roles, how or MacroOptions(), ppo, Accelerator())
+    made.updates = int(started)  # these policies have left the reference already
+    return made
+
+
+def record(made):
+    """Gradients at each optimizer step, and copies of the two models before it, in float64."""
+    steps = {name: [] for name in NAMES}
+    for name in NAMES:
+        model, parameters = getattr(made.roles, name).model, made.parameters[name]
+
+        def keep(*_, name=name, model=model, parameters=parameters):
+            steps[name].append(([p.grad.clone() for p in parameters], copy.deepcopy(model).double()))
+
+        made.optimizers[name].register_step_pre_hook(keep)
+    return steps
+
+
+def far(ours, theirs):
+    """Relative distance of two lists of gradients."""
+    ours, theirs = (torch.cat([g.double().flatten() for g in x]) for x in (ours, theirs))
+    assert theirs.norm() > 1e-4
+    return ((ours - theirs).norm() / theirs.norm()).item()
+
+
+# -- an update from the equations, in float64 -------------------------------------------------------------------------
+
+
+def plain_pass(policy, critic, rollout, temperature=1.0):
+    """For each response the log-probabilities and values of its tokens, as lists of float64 scalars."""
+    classifier, logprobs, values = critic.get_base_model(), [], []
+    for tokens, attended in zip(rollout.tokens, rollout.attention_mask.bool()):
+        ids, start = tokens[attended], int(attended[: rollout.prompt_width].sum())
+        logits = policy(input_ids=ids[None]).logits[0] / temperature
+        hidden = classifier.model(input_ids=ids[None])[0]
+        scores = classifier.score(hidden)[0, :, 0]
+        at = range(start, len(ids))
+        logprobs.append([logits[t - 1][ids[t]] - logits[t - 1].logsumexp(0) for t in at])
+        values.append([scores[t - 1] for t in at])
+    return logprobs, values
+
+
+def numbers(rows):
+    return [[x.item() for x in row] for row in rows]
+
+
+def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperature=1.0):
+    """Algorithm 1 by loops. Without `old` the models are those that sampled; `made` are advantages and returns."""
+    logprobs, values = plain_pass(*models, rollout, temperature)
+    old_logprobs, old_values = old or (numbers(logprobs), numbers(values))
+    policy, value, estimates = [], [], []
+    for i, lengths in enumerate(parts):
+        theirs = rollout.ref_logprobs[i][rollout.mask[i]].double().tolist()
+        rewards = [-ppo.kl_coef * (a - b) for a, b in zip(old_logprobs[i], theirs)]
+        score = float(rollout.scores[i])
+        score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
+        rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)
+        gains, returns = ref.gae(rewards, ref.pool(old_values[i], lengths, how.sigma), ppo.gamma, ppo.lam)
+        gains, returns = (gains, returns) if made is None else made[i]
+        estimates.append((gains, returns))
+        policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.clip, how.ratio))
+        clip = ppo.value_clip or None
+        value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
+    return ref.mean(policy), ref.mean(value), (old_logprobs, old_values), estimates
+
+
+def plain_grads(loss, model):
+    return torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+
+
+def cut(rollout, n):
+    return [ref.fixed_lengths(int(length), n) for length in rollout.lengths]
+
+
+CASES = [
+    (1, {}, {}),
+    (5, {}, {}),
+    (math.inf, {}, {}),
+    (3, {"ratio": "macro"}, {}),
+    (math.inf, {"ratio": "macro", "value_target": "macro"}, {}),
+    (3, {"value_target": "macro", "sigma": "position"}, {}),
+    (5, {"value_target": "macro", "sigma": "unit"}, {"value_clip": 0.0}),
+    (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
+    (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
+    (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5}),
+]
+
+
+@pytest.mark.parametrize("n, how, ppo", CASES)
+def test_one_update_is_the_equations(moved, batch, n, how, ppo):
+    how, ppo = MacroOptions(**how), options(**ppo)
+    made = learner(moved, ppo, how)
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(n)(batch.mask))
+    (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
+    policy_loss, value_loss, *_ = plain_losses((policy, critic), batch, cut(batch, n), how, ppo)
+    assert row["policy_loss"] == pytest.approx(policy_loss.item(), rel=TIGHT, abs=1e-6)
+    assert row["value_loss"] == pytest.approx(value_loss.item(), rel=TIGHT)
+    assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
+    assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
+    assert row["policy_grad_norm"] == pytest.approx(torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5)
+
+
+def test_n_1_is_token_level_ppo(moved, batch):
+    """A textbook PPO step that knows nothing of macro actions has the same gradients."""
+    ppo = options()
+    made = learner(moved, ppo)
+    steps = record(made)
+    made.learn(batch, FixedNGram(1)(batch.mask))
+    (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
+    logprobs, values = plain_pass(policy, critic, batch)
+    policy_loss, value_loss, count = 0.0, 0.0, 0
+    for i, (ours, guesses) in enumerate(zip(logprobs, values)):
+        theirs = batch.ref_logprobs[i][batch.mask[i]].double()
+        advantage, following, last = 0.0, 0.0, len(ours) - 1
+        for t in reversed(range(len(ours))):
+            r = -BETA * (ours[t].item() - theirs[t]) + (float(batch.scores[i]) if t == last else 0.0)
+            guess = guesses[t].item()
+            advantage = r + following - guess + 0.95 * advantage
+            policy_loss = policy_loss - (ours[t] - ours[t].detach()).exp() * advantage
+            value_loss = value_loss + 0.5 * (guesses[t] - (advantage + guess)) ** 2
+            following, count = guess, count + 1
+    assert far(grads, plain_grads(policy_loss / count, policy)) < TIGHT
+    assert far(critic_grads, plain_grads(value_loss / count, critic)) < TIGHT
+
+
+def test_log_probabilities_at_the_sampling_temperature(moved, batch):
+    ppo, how = options(temperature=0.6, logprobs_at_temperature=True), MacroOptions()
+    made = learner(moved, ppo, how)
+    steps = record(made)
+    made.learn(batch, FixedNGram(3)(batch.mask))
+    (grads, policy), (_, critic) = steps["policy"][0], steps["critic"][0]
+    loss, *_ = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo, temperature=0.6)
+    assert far(grads, plain_grads(loss, policy)) < TIGHT
+
+
+# -- splits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [MacroOptions(), MacroOptions(ratio="macro", value_target="macro")])
+@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 2}, {"whiten": True}])
+def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
+    macro, start, results = RandomizedNGram(seed=1)(batch.mask), copy.deepcopy(trainables(moved)), []
+    for size in (1, 2, 4, 6):
+        restore(moved, start)
+        made = learner(moved, options(micro_batch_size=size, **ppo), how)
+        steps = record(made)
+        torch.manual_seed(0)
+        row = made.learn(batch, macro)
+        results.append(({name: steps[name][0][0] for name in NAMES}, trainables(moved), row))
+    whole = results[-1]
+    for grads, weights, row in results[:-1]:
+        for name in NAMES:
+            assert far(grads[name], whole[0][name]) < TIGHT
+            moves = [[w - s for w, s in zip(x[name], start[name])] for x in (weights, whole[1])]
+            assert far(*moves) < 2e-3  # Adam's first step is a sign, which rounding may turn where a gradient is ~0
+        assert row == pytest.approx(whole[2], rel=1e-4, abs=1e-5)
+
+
+def trainables(roles):
+    return {name: [p.detach().clone() for p in trainable(getattr(roles, name))] for name in NAMES}
+
+
+@torch.no_grad()
+def restore(roles, weights):
+    for name in NAMES:
+        for parameter, value in zip(trainable(getattr(roles, name)), weights[name]):
+            parameter.copy_(value)
+
+
+# -- several steps on one rollout -------------------------------------------------------------------------------------
+
+
+def test_second_epoch_keeps_old_values_and_advantages(moved, batch):
+    """At both steps the gradients are those of the clipped losses with old log-probabilities from before the first."""
+    how, ppo = MacroOptions(), options(ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02)
+    made = learner(moved, ppo, how)
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    old, estimates, parts = None, None, cut(batch, 3)
+    for (grads, policy), (critic_grads, critic) in zip(steps["policy"], steps["critic"], strict=True):
+        losses = plain_losses((policy, critic), batch, parts, how, ppo, old, estimates)
+        old, estimates = losses[2:]
+        assert far(grads, plain_grads(losses[0], policy)) < 2 * TIGHT
+        assert far(critic_grads, plain_grads(losses[1], critic)) < 2 * TIGHT
+    assert len(steps["policy"]) == 2 and row["clip_fraction"] > 0
+
+
+def test_first_of_several_steps_has_ratio_1(moved, batch):
+    """Frozen old log-probabilities are the new ones: gradients equal those of a single step."""
+    macro, grads = FixedNGram(3)(batch.mask), []
+    start = trainables(moved)
+    for epochs in (1, 2):
+        restore(moved, start)
+        made = learner(moved, options(ppo_epochs=epochs))
+        steps = record(made)
+        torch.manual_seed(0)
+        made.learn(batch, macro)
+        grads.append([steps[name][0][0] for name in NAMES])
+    for ours, theirs in zip(*grads):
+        assert far(ours, theirs) < TIGHT
+
+
+@pytest.mark.parametrize("minibatches, epochs", [(2, 1), (3, 2), (4, 1), (6, 1), (9, 1)])
+def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monkeypatch, minibatches, epochs):
+    made = learner(moved, options(minibatches=minibatches, ppo_epochs=epochs))
+    seen, plain = [], made._step
+    # Scores tell responses apart.
+    monkeypatch.setattr(made, "_step", lambda part, *rest: (seen.append(part.scores.tolist()), plain(part, *rest))[1])
+    steps = record(made)
+    made.learn(batch, FixedNGram(3)(batch.mask))
+    count = min(minibatches, len(batch))
+    assert len(steps["policy"]) == len(seen) == count * epochs
+    for epoch in range(epochs):
+        scores = chain(*seen[epoch * count : (epoch + 1) * count])
+        assert sorted(scores) == sorted(batch.scores.tolist())
+    assert max(map(len, seen)) - min(map(len, seen)) <= 1
+
+
+def test_whitened_advantages(moved, batch):
+    """Mean 0 and deviation 1 over the macro actions of the whole update, whatever the micro-batch."""
+    how, ppo = MacroOptions(), options(whiten=True, micro_batch_size=2)
+    made = learner(moved, ppo, how)
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    (grads, policy), (_, critic) = steps["policy"][0], steps["critic"][0]
+    *_, estimates = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo)
+    flat = torch.tensor([x for gains, _ in estimates for x in gains], dtype=torch.float64)
+    white = [([(x - flat.mean()) / flat.std(correction=0) for x in gains], returns) for gains, returns in estimates]
+    loss, *_ = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo, made=white)
+    assert far(grads, plain_grads(loss, policy)) < TIGHT
+    assert row["advantage_rms"] == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 3, "minibatches": 2}])
+def test_warm_up_counts_updates(moved, batch, ppo):
+    """The learning rate rises per update, however many optimizer steps an update has."""
+    made, rates = learner(moved, options(warmup_updates=4, policy_learning_rate=8e-4, **ppo)), []
+    made.optimizers["policy"].register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
+    for _ in range(5):
+        made.learn(batch, FixedNGram(3)(batch.mask))
+    each = len(rates) // 5
+    assert rates == pytest.approx([x for x in (2e-4, 4e-4, 6e-4, 8e-4, 8e-4) for _ in range(each)])
+
+
+def test_gradient_clipping_is_apart_for_policy_and_critic(moved, batch):
+    made = learner(moved, options(max_grad_norm=1e-3))
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    for name in NAMES:
+        assert torch.cat([g.flatten() for g in steps[name][0][0]]).norm() == pytest.approx(1e-3, rel=1e-3)
+        assert row[f"{name}_grad_norm"] > 1e-2  # reported before clipping
+
+
+def test_gradients_do_not_pile_up(moved, batch):
+    """A second update starts from zero gradients."""
+    made = learner(moved, options(policy_learning_rate=1e-12, critic_learning_rate=1e-12))
+    steps = record(made)
+    for _ in range(2):
+        made.learn(batch, FixedNGram(3)(batch.mask))
+    for name in NAMES:
+        assert far(steps[name][1][0], steps[name][0][0]) < 1e-4
+
+
+def test_padding_of_responses_carries_no_gradient(moved, batch):
+    """Other tokens on padding change nothing."""
+    tokens, made = batch.tokens.clone(), learner(moved, options())
+    tokens[:, batch.prompt_width :][~batch.mask] = 99
+    steps, start = record(made), trainables(moved)
+    made.learn(batch, FixedNGram(3)(batch.mask))
+    restore(moved, start)
+    made.learn(replace(batch, tokens=tokens), FixedNGram(3)(batch.mask))
+    for name in NAMES:
+        assert far(steps[name][1][0], steps[name][0][0]) < TIGHT
+
+
+# -- safeguards -------------------------------------------------------------------------------------------------------
+
+
+def test_first_update_starts_at_the_reference(roles, batch):
+    row = learner(roles, options(), started=False).learn(batch, FixedNGram(3)(batch.mask))
+    assert abs(row["kl_k1"]) < 1e-4 and 0 <= row["kl_k3"] < 1e-6
+    assert row["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_wrong_reference_is_found_at_the_first_update(roles, batch, epochs):
+    nudge(roles.policy, 8, 0.2)
+    with pytest.raises(RuntimeError, match="does not start from the reference"):
+        learner(roles, options(ppo_epochs=epochs), started=False).learn(batch, FixedNGram(3)(batch.mask))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
+    made = learner(roles, options(), started=False)
+    made.optimizers[name].param_groups[0]["lr"] = 0.0
+    with pytest.raises(RuntimeError, match=f"moved no weight of the {name}"):
+        made.learn(batch, FixedNGram(3)(batch.mask))
+
+
+def test_segmentation_of_other_tokens_is_refused(moved, batch):
+    """Macro actions that leave tokens out would train on part of the responses without a word."""
+    lengths = batch.lengths.tolist()
+    short = MacroActions.from_lengths([[n - 1] if n > 1 else [1] for n in lengths], batch.mask.shape[1])
+    with pytest.raises(ValueError, match="macro actions"):
+        learner(moved, options()).learn(batch, short)
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(5), torch.zeros(12), torch.zeros(6, 1)])
+def test_wrong_number_of_scores_is_refused(moved, batch, scores):
+    with pytest.raises(ValueError, match="scores"):
+        learner(moved, options()).learn(replace(batch, scores=scores), FixedNGram(3)(batch.mask))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_score_is_refused(moved, batch, bad):
+    scores = batch.scores.clone()
+    scores[3] = bad
+    with pytest.raises(ValueError, match="scores"):
+        learner(moved, options()).learn(replace(batch, scores=scores), FixedNGram(3)(batch.mask))
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_against_loops(moved, batch):
+    how, ppo = MacroOptions(reward_pooling="mean"), options()
+    made = learner(moved, ppo, how)
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    models, parts = (steps["policy"][0][1], steps["critic"][0][1]), cut(batch, 3)
+    with torch.no_grad():
+        _, _, (logprobs, values), estimates = plain_losses(models, batch, parts, how, ppo)
+    theirs = [batch.ref_logprobs[i][batch.mask[i]].double().tolist() for i in range(len(batch))]
+    logs = [[a - b for a, b in zip(x, y)] for x, y in zip(logprobs, theirs)]
+    gaps = [[r - v for r, n, v in spread] for spread in map(expand, estimates, parts, values)]
+    returns = [[r for r, _, _ in spread] for spread in map(expand, estimates, parts, values)]
+
+    def flat(rows):
+        return torch.tensor([*chain(*rows)], dtype=torch.float64)
+
+    tokens, steps_ = sum(map(sum, parts)), sum(map(len, parts))
+    expected = {
+        "kl_k1": sum(map(sum, logs)) / 6,
+        "kl_k3": sum(math.exp(-x) - 1 + x for row in logs for x in row) / 6,
+        "rm_score_mean": batch.scores.mean().item(),
+        "rm_score_std": batch.scores.std(correction=0).item(),
+        "response_length": tokens / 6,
+        "eos_rate": batch.ended.float().mean().item(),
+        "macro_actions": steps_ / 6,
+        "macro_length": tokens / steps_,
+        "effective_kl_coef": BETA / (tokens / steps_),
+        "explained_variance": 1 - (flat(gaps).var(correction=0) / flat(returns).var(correction=0)).item(),
+        "advantage_norm": sum(math.sqrt(sum(x * x for x in a)) for a, _ in estimates) / 6,
+        "q_norm": sum(math.sqrt(sum(x * x for x in q)) for _, q in estimates) / 6,
+        "advantage_rms": math.sqrt(sum(x * x for a, _ in estimates for x in a) / steps_),
+        "q_rms": math.sqrt(sum(x * x for _, q in estimates for x in q) / steps_),
+    }
+    assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def expand(estimate, lengths, values):
+    """(return, macro length, value) of every token."""
+    spread = [(r, n) for r, n in zip(estimate[1], lengths) for _ in range(n)]
+    return [(r, n, v) for (r, n), v in zip(spread, values)]
+
+
+def test_metrics_ignore_padding():
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    junk = torch.tensor([[1.0, 2.0, 1e9], [3.0, 1e9, 1e9]])
+    k1, k3 = kl_terms(junk, torch.zeros(2, 3), mask)
+    assert k1.tolist() == [3.0, 3.0] and k3[1].item() == pytest.approx(math.exp(-3) + 2)
+    assert norms(junk, mask) == pytest.approx(((math.sqrt(5) + 3) / 2, math.sqrt(14 / 3)))
+    tokens = FixedNGram(1)(mask)
+    assert explained_variance(junk, torch.tensor([[1.0, 2.0], [3.0, 0.0]]), tokens) == pytest.approx(1.0)
+    assert explained_variance(junk, torch.ones(2, 2), tokens) == 0.0  # returns that do not vary

@@ -1,0 +1,542 @@
+"""Termination by parsing and by sentences: cuts against a reference written from the rule's definition."""
+
+import itertools
+import random
+import time
+
+import nltk
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_tokenizers import NAMES, Pieces, small_tokenizer
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule
+from marlhf_lite.parsing import (
+    GrammarParser,
+    Leaf,
+    ParsedSentence,
+    Parsing,
+    Sentence,
+    SentenceParser,
+    TokenText,
+    split_sentences,
+)
+from marlhf_lite.parsing.trees import place_leaves
+from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
+
+
+def batch(rows):
+    """mask and ids of lists of token ids."""
+    width = max(map(len, rows), default=0) + 1
+    mask = torch.tensor([[t < len(r) for t in range(width)] for r in rows])
+    return mask, torch.tensor([[*r, *[0] * (width - len(r))] for r in rows])
+
+
+def words_of(rule, tokenizer, *rows):
+    """Each response's macro actions as text."""
+    mask, ids = batch(rows)
+    macro = rule(mask, token_ids=ids, tokenizer=tokenizer)
+    assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
+    return [["".join(tokenizer.decode([i]) for i in r[a:b]) for a, b in s] for r, s in zip(rows, macro.spans())]
+
+
+class Given(SentenceParser):
+    """Trees by bracketed text; sentences that have none here fall back."""
+
+    def __init__(self, *brackets):
+        super().__init__()
+        trees = map(nltk.Tree.fromstring, brackets)
+        self.trees = {"".join(t.leaves()): t for t in trees}
+
+    def parse_sentence(self, sentence):
+        tree = self.trees.get(sentence.replace(" ", ""))
+        if tree is None:
+            return None
+        spans, place = [], 0
+        for word in tree.leaves():
+            place = sentence.index(word, place)
+            spans.append((place, place + len(word)))
+            place += len(word)
+        return place_leaves(tree, spans, tree.leaves())
+
+
+CAT = "(S (NP (DT The) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (DT the) (NN mat)))) (. .))"
+DOG = "(S (NP (PRP It)) (VP (VBD slept)) (. .))"
+CAT_TOKENS = ["The", " cat", " sat", " on", " the", " mat", "."]
+
+
+# By hand
+
+
+@pytest.mark.parametrize(
+    ("cutoff", "inclusive", "expected"),
+    [
+        (1, False, ["The cat sat on the mat."]),  # single leaves join what stands before them, all the way
+        (2, False, ["The cat sat on the mat."]),
+        (3, False, ["The cat sat on", " the mat."]),
+        (4, False, ["The cat sat", " on the mat."]),
+        (4, True, ["The cat", " sat on the mat."]),
+        (5, False, ["The cat", " sat on the mat."]),
+        (7, False, ["The cat", " sat on the mat."]),
+        (7, True, ["The cat sat on the mat."]),
+        (8, False, ["The cat sat on the mat."]),
+    ],
+)
+def test_cutoff_by_hand(cutoff, inclusive, expected):
+    rule = Parsing(Given(CAT), cutoff, inclusive)
+    assert words_of(rule, Pieces(*CAT_TOKENS), list(range(7))) == [expected]
+
+
+def test_model_tokens_count_not_words():
+    """`sat on the mat` has six tokens here: only the phrase inside it stays whole. `cat` has four, and joins."""
+    tokens = Pieces("The", " ", "c", "a", "t", " s", "at", " o", "n", " the", " mat", ".")
+    ids = list(range(12))
+    assert words_of(Parsing(Given(CAT), 5), tokens, ids) == [["The cat sat", " on the mat."]]
+    assert words_of(Parsing(Given(CAT), 7), tokens, ids) == [["The cat", " sat on the mat."]]
+    assert words_of(Parsing(Given(CAT), 3), tokens, ids) == [["The cat sat on", " the mat."]]
+
+
+def test_token_over_two_leaves_belongs_to_the_first():
+    # "cat sat" is the noun phrase's: three tokens are left to the verb phrase, and "at the" is "on"'s
+    tokens = Pieces("The", " cat sat", " on the", " mat", ".")
+    assert words_of(Parsing(Given(CAT), 4), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
+    assert words_of(Parsing(Given(CAT), 3), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
+    # one token over everything but the full stop: nothing is left to the other leaves
+    assert words_of(Parsing(Given(CAT), 2), Pieces("The cat sat on the mat", "."), [0, 1]) == [
+        ["The cat sat on the mat."]
+    ]
+    # a node of several leaves that share one token is no single leaf: it does not join
+    assert words_of(Parsing(Given(CAT), 2), Pieces("The", " cat", " sat", " on", " the mat", "."), [*range(6)]) == [
+        ["The cat sat on", " the mat."]
+    ]
+
+
+def test_single_leaf_joins_across_sentences():
+    tokens = Pieces("It", " slept", ".", " ", "The", " cat", " sat", " on", " the", " mat", "<eos>")
+    rule = Parsing(Given(CAT, DOG), 3)
+    # "It" has nothing before it and begins; each sentence has three tokens or more, and only single leaves
+    assert words_of(rule, tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept. It slept."]]
+    # with four tokens, space included, the second sentence is whole only at 5
+    assert words_of(Parsing(Given(CAT, DOG), 4), tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept. It slept."]]
+    assert words_of(Parsing(Given(CAT, DOG), 5), tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept.", " It slept."]]
+    both = [4, 5, 6, 7, 8, 9, 2, 3, 0, 1, 2]
+    assert words_of(rule, tokens, both) == [["The cat sat on", " the mat. It slept."]]
+    assert words_of(Parsing(Given(CAT, DOG), 5), tokens, both) == [["The cat", " sat on the mat.", " It slept."]]
+
+
+def test_end_of_text_and_other_tokens_without_text():
+    tokenizer = small_tokenizer("byte_level")
+    eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
+    one = [tokenizer(w, add_special_tokens=False)["input_ids"] for w in CAT_TOKENS]
+    assert all(len(ids) == 1 for ids in one)
+    ids = [i for (i,) in one]
+    cat = Parsing(Given(CAT), 5)
+    assert words_of(cat, tokenizer, [*ids, eos]) == [["The cat", " sat on the mat.<eos>"]]
+    # not counted: seven tokens with text stay below 8, whatever stands around them
+    assert words_of(Parsing(Given(CAT), 8), tokenizer, [bos, *ids, eos, eos]) == [
+        ["<bos>The cat sat on the mat.<eos><eos>"]
+    ]
+    assert words_of(cat, tokenizer, [bos, *ids[:2], bos, *ids[2:]]) == [["<bos>The cat<bos>", " sat on the mat."]]
+    assert words_of(cat, tokenizer, [eos], [], [bos, eos]) == [["<eos>"], [], ["<bos>", "<eos>"]]
+    assert words_of(Sentence(), tokenizer, [*ids, eos], [eos], [], [bos, *ids, eos]) == [
+        ["The cat sat on the mat.<eos>"],
+        ["<eos>"],
+        [],
+        ["<bos>The cat sat on the mat.<eos>"],
+    ]
+
+
+# Falling back
+
+
+def test_sentence_without_a_tree_is_cut_at_every_token():
+    tokens = Pieces("It", " slept", ".", " Gr", "mpf", " x", " <eos>", " It")
+    rule = Parsing(Given(DOG), 4)
+    got = words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 7, 1, 2], [3, 4, 2], [7, 1, 2])
+    assert got == [["It slept.", " Gr", "mpf", ".", " It slept."], [" Gr", "mpf", "."], [" It slept."]]
+    assert rule.metrics()["fallback_rate"] == 2 / 5
+    # a single leaf joins the token before it, also where that one fell back
+    assert words_of(Parsing(Given(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
+    assert rule.metrics()["parse_milliseconds"] >= 0
+
+
+def test_no_tree_at_all_is_token_level():
+    tokenizer = small_tokenizer("byte_fallback")
+    rows = [
+        [*tokenizer(t, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for t in ("a b. c\n ", "", "é")
+    ]
+    mask, ids = batch(rows)
+    for parser in (Given(), lambda text: [], lambda text: [ParsedSentence(0, len(text), None)]):
+        rule = Parsing(parser)
+        assert torch.equal(rule(mask, token_ids=ids, tokenizer=tokenizer).ids, FixedNGram(1)(mask).ids)
+        assert rule.metrics()["fallback_rate"] == 1.0
+
+
+def test_text_that_no_sentence_covers_falls_back():
+    tree = place_leaves(nltk.Tree.fromstring("(S (A b) (B c))"), [(0, 1), (2, 3)], ["b", "c"])
+    tokens = Pieces("a", " b", " c", " d", " ")
+    rule = Parsing(lambda text: [ParsedSentence(2, 5, tree)], 3)
+    assert words_of(rule, tokens, [0, 1, 2, 3, 4]) == [["a", " b c", " d", " "]]
+    assert rule.metrics()["fallback_rate"] == pytest.approx(2 / 3)
+    # white space behind a tree goes with it
+    assert words_of(rule, tokens, [0, 1, 2, 4]) == [["a", " b c "]]
+
+
+# Against a reference, on generated sentences
+
+
+def reference(trees, text, offsets, cutoff, inclusive):
+    """Lists of token numbers, one a macro action: a plain recursion. `offsets` are the tokenizer's own."""
+    leaves, place = [], 0
+    for tree in trees:
+        for word in tree.leaves():
+            place = text.index(word, place)
+            leaves.append((place, place + len(word)))
+            place += len(word)
+
+    def owner(token):
+        a, b = offsets[token]
+        while a < b and text[a].isspace():
+            a += 1
+        over = [i for i, (start, end) in enumerate(leaves) if start < b and a < end]
+        behind = [i for i, (start, _) in enumerate(leaves) if start >= b]
+        return (over or behind)[0]
+
+    owners = [owner(t) for t in range(len(offsets))]
+    actions, next_leaf = [], 0
+
+    def visit(node):
+        nonlocal next_leaf
+        count = len(node.leaves()) if isinstance(node, nltk.Tree) else 1
+        mine = [t for t, o in enumerate(owners) if next_leaf <= o < next_leaf + count]
+        if count == 1:
+            if mine and actions:
+                actions[-1] += mine
+            elif mine:
+                actions.append(mine)
+            next_leaf += 1
+        elif len(mine) < cutoff or (inclusive and len(mine) == cutoff):
+            if mine:
+                actions.append(mine)
+            next_leaf += count
+        else:
+            for child in node:
+                visit(child)
+
+    for tree in trees:
+        visit(tree)
+    return actions
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """Trees and text of responses with more than 200 sentences."""
+    rng, made = random.Random(11), []
+    while sum(len(trees) for trees, _ in made) < 200:
+        trees = make_summary(rng, make_post(rng), Quality(0.9, 0.1, 0.6))
+        made.append((trees, summary_text(trees)))
+    return made
+
+
+@pytest.mark.parametrize("name", ["embedded", "byte_level", "byte_fallback", "merged_spaces"])
+@pytest.mark.parametrize("inclusive", [False, True])
+def test_generated_sentences_are_cut_as_the_reference_cuts_them(corpus, tokenizer, name, inclusive):
+    tokenizer = tokenizer if name == "embedded" else small_tokenizer(name)
+    coded = tokenizer([text for _, text in corpus], add_special_tokens=False, return_offsets_mapping=True)
+    rows = [[*ids, tokenizer.eos_token_id] for ids in coded["input_ids"]]
+    mask, ids = batch(rows)
+    parser = GrammarParser()
+    for cutoff in (1, 2, 3, 4, 5, 6, 8, 11, 17, 40):
+        rule = Parsing(parser, cutoff, inclusive)
+        spans = rule(mask, token_ids=ids, tokenizer=tokenizer).spans()
+        assert rule.metrics()["fallback_rate"] == 0
+        for (trees, text), offsets, got in zip(corpus, coded["offset_mapping"], spans):
+            expected = reference(trees, text, offsets, cutoff, inclusive)
+            expected[-1].append(len(offsets))  # EOS
+            assert [list(range(a, b)) for a, b in got] == expected, (cutoff, text)
+
+
+def test_each_generated_sentence_alone(corpus, tokenizer):
+    sentences = [(tree, summary_text([tree])) for trees, _ in corpus for tree in trees]
+    coded = tokenizer([text for _, text in sentences], add_special_tokens=False, return_offsets_mapping=True)
+    mask, ids = batch(coded["input_ids"])
+    spans = Parsing(GrammarParser())(mask, token_ids=ids, tokenizer=tokenizer).spans()
+    assert len(sentences) >= 200
+    for (tree, text), offsets, got in zip(sentences, coded["offset_mapping"], spans):
+        assert [list(range(a, b)) for a, b in got] == reference([tree], text, offsets, 5, False), text
+
+
+# Any text, any tokens, any tree
+
+
+def random_parser(seed):
+    """Cuts text into sentences and words anywhere and puts random trees over them."""
+
+    def tree(rng, leaves):
+        if len(leaves) <= 1 or rng.random() < 0.2:
+            return nltk.Tree("X", list(leaves))
+        k = rng.randrange(len(leaves) + 1)
+        return nltk.Tree(
+            "X", [part if rng.random() < 0.1 else tree(rng, [part]) for part in leaves[:k]] + [tree(rng, leaves[k:])]
+        )
+
+    def parse(text):
+        rng = random.Random(f"{seed}{text}")
+        edges = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(8)))
+        found = []
+        for start, end in zip(edges[::2], edges[1::2]):
+            inner = sorted(rng.randrange(end - start + 1) for _ in range(2 * rng.randrange(7)))
+            leaves = [Leaf(text[start + a : start + b], a, b) for a, b in zip(inner[::2], inner[1::2])]
+            found.append(ParsedSentence(start, end, tree(rng, leaves) if rng.random() < 0.8 else None))
+        return found
+
+    return parse
+
+
+texts = st.one_of(st.text(max_size=40), st.text("ab. \n!?é😀'", max_size=60))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(texts, min_size=1, max_size=4), st.integers(0, 99), st.integers(1, 12), st.booleans(),
+    st.sampled_from(NAMES), st.data(),
+)  # fmt: skip
+def test_any_text_any_tree_any_mask_gives_a_partition(texts, seed, cutoff, inclusive, name, data):
+    tokenizer = small_tokenizer(name)
+    rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    mask, ids = batch([[*row, tokenizer.eos_token_id] for row in rows])
+    mask &= torch.arange(mask.shape[1]) < torch.tensor([[data.draw(st.integers(0, mask.shape[1]))] for _ in rows])
+    for rule in (Parsing(random_parser(seed), cutoff, inclusive), Sentence()):
+        macro = rule(mask, token_ids=ids, tokenizer=tokenizer)
+        assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(NAMES), st.lists(st.integers(0, 400), max_size=40))
+def test_any_ids_are_read(name, ids):
+    """Nonsense too: half characters, special tokens anywhere, ids that stand for nothing."""
+    text, spans = TokenText(small_tokenizer(name))(ids)
+    assert len(spans) == len(ids)
+    assert all(a <= b for a, b in spans) and (not spans or (spans[0][0] == 0 and spans[-1][1] == len(text)))
+    for (a, b), (c, d) in itertools.pairwise(spans):
+        assert (a, b) == (c, d) or b == c
+    mask, tensor = batch([ids])
+    Parsing(GrammarParser())(mask, token_ids=tensor, tokenizer=small_tokenizer(name))
+
+
+# Tokens and their characters
+
+SAMPLES = [
+    " My sister Marla moved to Marwick. She waited 56 days, didn't she?",
+    "The old cat sat on the mat",
+    "def f(x):\n    return x + 1  # café\n\n",
+    "Naïve 你好 prices: 5 € for 😀👍 “soup” …",
+    "",
+    " ",
+]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "embedded"])
+def test_text_is_what_the_tokenizer_decodes(tokenizer, name):
+    tokenizer = tokenizer if name == "embedded" else small_tokenizer(name)
+    read = TokenText(tokenizer)
+    for text in SAMPLES:
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        got, spans = read(ids)
+        assert got == tokenizer.decode(ids, skip_special_tokens=True) and spans[-1] == (len(got), len(got))
+        if name not in ("word_piece", "metaspace"):
+            assert got == text
+        assert read(ids) == (got, spans)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "merged_spaces", "embedded"])
+def test_spans_are_the_fast_tokenizer_s_offsets(tokenizer, name):
+    tokenizer = tokenizer if name == "embedded" else small_tokenizer(name)
+    for text in SAMPLES[:4]:
+        coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        _, spans = TokenText(tokenizer)(coded["input_ids"])
+        assert spans == [tuple(pair) for pair in coded["offset_mapping"]]
+
+
+def test_pieces_of_one_character_share_its_span():
+    tokenizer = small_tokenizer("byte_fallback")
+    ids = tokenizer("a😀b", add_special_tokens=False)["input_ids"]
+    assert len(ids) == 6 and TokenText(tokenizer)(ids) == ("a😀b", [(0, 1), *[(1, 2)] * 4, (2, 3)])
+    text, spans = TokenText(tokenizer)(ids[:3])  # cut in the middle
+    assert text.startswith("a\ufffd") and spans[1] == spans[2]
+
+
+def test_special_token_in_the_middle_keeps_the_space_behind_it():
+    tokenizer = small_tokenizer("metaspace")
+    a, b = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in ("The old", "cat sat"))
+    ids = [*a, tokenizer.bos_token_id, *b]
+    assert TokenText(tokenizer)(ids)[0] == tokenizer.decode(ids, skip_special_tokens=True) == "The old cat sat"
+
+
+def test_reading_costs_no_decode_once_pairs_are_known(tokenizer):
+    calls = []
+
+    class Counting:
+        def decode(self, ids, **options):
+            calls.append(len(ids))
+            return tokenizer.decode(ids, **options)
+
+    read, ids = TokenText(Counting()), tokenizer("My sister moved. " * 200)["input_ids"]
+    text, spans = read(ids)
+    assert len(spans) == len(ids) > 1000 and len(calls) < 100 and max(calls) <= 3
+    known = len(calls)
+    assert read(ids) == (text, spans) and len(calls) == known
+
+
+# Sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("  One.\n\nTwo\nThree.  ", ["One.", "Two", "Three."]),
+        ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
+        ("Mr. Smith, e.g. J. Doe (the U.S. vs. all). Yes.", ["Mr. Smith, e.g. J. Doe (the U.S. vs. all).", "Yes."]),
+        ("It costs 3.50 dollars. 1,000 of them.", ["It costs 3.50 dollars.", "1,000 of them."]),
+        ("Well... maybe. Wait... No?!", ["Well... maybe.", "Wait...", "No?!"]),
+        ("1. First\n2. Second. third", ["1. First", "2. Second.", "third"]),
+        ("So am I. You too", ["So am I.", "You too"]),
+        ("At 5 p.m. on Monday, etc. Then", ["At 5 p.m. on Monday, etc.", "Then"]),
+        ("a.b.c. d", ["a.b.c.", "d"]),
+        ("", []),
+        (" \n ", []),
+        ("...", ["..."]),
+    ],
+)
+def test_sentences(text, expected):
+    assert [text[a:b] for a, b in split_sentences(text)] == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts)
+def test_sentences_lose_only_white_space(text):
+    spans = split_sentences(text)
+    assert "".join(word for a, b in spans for word in text[a:b].split()) == "".join(text.split())
+    assert all(a < b <= c for (a, b), (c, _) in itertools.pairwise(spans))
+    assert all(text[a:b] == text[a:b].strip() for a, b in spans)
+
+
+def test_sentence_rule():
+    tokens = Pieces("It", " slept", ".", " She", " too", "! ", "No. O", "K", "\n", "\n\n")
+    rule = Sentence()
+    assert words_of(rule, tokens, [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 9, 3, 8, 8], [8]) == [
+        ["It slept.", " She too! ", "No. OK"],  # a token over two sentences is the first's
+        ["It slept.", "\n\n She\n\n"],
+        ["\n"],
+    ]
+
+
+# Workers, arguments, errors
+
+
+def test_workers_give_the_same_and_parse_each_text_once(corpus, tokenizer):
+    inner, seen = GrammarParser(), []
+
+    def slow(text):
+        seen.append(text)
+        time.sleep(0.002)
+        return inner(text)
+
+    coded = tokenizer([text for _, text in corpus] * 2, add_special_tokens=False)["input_ids"]
+    mask, ids = batch(coded)
+    context = {"token_ids": ids, "tokenizer": tokenizer}
+    plain = Parsing(inner)(mask, **context)
+    rule = Parsing(slow, workers=3)
+    rule.prepare(mask, **context, ref_logprobs=None)
+    assert torch.equal(rule(mask, **context).ids, plain.ids)
+    assert sorted(seen) == sorted({text for _, text in corpus})
+    assert rule.metrics()["parse_milliseconds"] >= 2
+    # without prepare, and after preparing something else
+    assert torch.equal(rule(mask, **context).ids, plain.ids)
+    rule.prepare(mask[:3], token_ids=ids[:3], tokenizer=tokenizer)
+    assert torch.equal(rule(mask, **context).ids, plain.ids)
+    none = Parsing(inner, workers=0)
+    none.prepare(mask, **context)
+    assert torch.equal(none(mask, **context).ids, plain.ids)
+
+
+def test_parser_says_how_many_workers_it_wants():
+    parser = GrammarParser()
+    assert Parsing(parser).workers == 0
+    parser.workers = 2
+    assert Parsing(parser).workers == 2 and Parsing(parser, workers=0).workers == 0
+
+
+def test_an_error_in_a_worker_arrives():
+    def broken(text):
+        raise RuntimeError("no")
+
+    rule = Parsing(broken, workers=1)
+    with pytest.raises(RuntimeError, match="no"):
+        words_of(rule, Pieces("a"), [0])
+
+
+@pytest.mark.parametrize("rule", [Parsing(GrammarParser()), Sentence()])
+def test_rules_share_the_protocol(rule):
+    assert isinstance(rule, TerminationRule)
+    tokens = Pieces("x")
+    for shape in ((0, 0), (0, 4), (2, 0), (2, 4)):
+        mask = torch.zeros(shape, dtype=torch.bool)
+        macro = rule(mask, token_ids=torch.zeros(shape).long(), tokenizer=tokens, ref_logprobs=None, step=2)
+        assert macro.spans() == [[]] * shape[0]
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    for context in ({}, {"token_ids": torch.zeros(1, 2).long()}, {"tokenizer": tokens}):
+        with pytest.raises(InputError, match=r"reads the text: pass token_ids \[B,T\] and the tokenizer"):
+            rule(mask, **context)
+    with pytest.raises(InputError, match=r"token_ids: expected shape \(1, 2\), got \(2, 2\)"):
+        rule(mask, token_ids=torch.zeros(2, 2).long(), tokenizer=tokens)
+    with pytest.raises(InputError, match="mask: response 0 is not right-padded"):
+        rule(torch.tensor([[False, True]]), token_ids=torch.zeros(1, 2).long(), tokenizer=tokens)
+
+
+def test_reprs():
+    assert repr(Parsing(GrammarParser(), 4, True)) == "Parsing(GrammarParser(), cutoff=4, inclusive=True)"
+    assert repr(Sentence()) == "Sentence()"
+    assert Parsing(GrammarParser()).metrics() == {}
+
+
+@pytest.mark.parametrize("cutoff", [0, -1, 2.5, True, None, "5"])
+def test_bad_cutoff(cutoff):
+    with pytest.raises(InputError, match="cutoff: expected an integer >= 1"):
+        Parsing(GrammarParser(), cutoff)
+
+
+def test_bad_parser():
+    with pytest.raises(InputError, match="parser: expected a function from text to parsed sentences, got str"):
+        Parsing("grammar")
+    with pytest.raises(InputError, match="workers: expected an integer >= 0, got -1"):
+        Parsing(GrammarParser(), workers=-1)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ([ParsedSentence(0, 99, None)], "response 1: the parser gave a sentence at characters 0 to 99"),
+        ([ParsedSentence(2, 3, None), ParsedSentence(0, 1, None)], "sentences must be in order and apart"),
+        ([ParsedSentence(0, 3, nltk.Tree("S", ["abc"]))], "response 1: the parser gave the leaf 'abc' .*of class Leaf"),
+        ([ParsedSentence(1, 3, nltk.Tree("S", [Leaf("bc", 1, 3)]))], "spans from the start of their sentence"),
+        ([ParsedSentence(0, 3, nltk.Tree("S", [Leaf("b", 1, 2), Leaf("a", 0, 1)]))], "in order and apart"),
+    ],
+)
+def test_bad_sentences_of_a_parser_name_the_response(sentences, message):
+    rule = Parsing(lambda text: [] if text == "a" else sentences)
+    with pytest.raises(InputError, match=message):
+        words_of(rule, Pieces("a", "bc"), [0], [0, 1])
+
+
+def test_deep_trees_are_no_trouble():
+    tree = nltk.Tree("S", [Leaf("a", 0, 1), Leaf("b", 1, 2)])
+    for _ in range(20_000):
+        tree = nltk.Tree("S", [tree])
+    rule = Parsing(lambda text: [ParsedSentence(0, 2, tree)], 2)
+    assert words_of(rule, Pieces("a", "b"), [0, 1]) == [["ab"]]
+    while isinstance(tree[0], nltk.Tree):  # taken apart here, since the interpreter would recurse
+        tree = tree.pop(0)

@@ -1,0 +1,302 @@
+"""The PPO trainer, end to end on a random model: learning, repetition, records, number of passes, bad input."""
+
+import json
+import math
+from collections import Counter
+from itertools import chain, islice
+
+import pytest
+import torch
+
+from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
+from marlhf_lite.records import RunFolder
+from marlhf_lite.rewards import FunctionReward, ModelReward
+from marlhf_lite.roles import build_roles
+from marlhf_lite.rollouts import from_texts
+from marlhf_lite.training import ppo as ppo_module
+from marlhf_lite.training.ppo import PPOTrainer
+
+KEYS = set(
+    "update rm_score_mean rm_score_std kl_k1 kl_k3 response_length eos_rate clip_fraction entropy policy_loss "
+    "value_loss explained_variance advantage_norm advantage_rms q_norm q_rms policy_grad_norm critic_grad_norm "
+    "macro_actions macro_length tokens_per_second seconds seconds_generation seconds_scoring seconds_macro "
+    "seconds_training".split()
+)
+TIMES = {key for key in KEYS if "second" in key}
+NAMES = ("policy", "critic", "reference", "reward")
+
+
+def early_letters(prompts, responses):
+    """Share of characters from the first half of the alphabet."""
+    return [sum(c in "abcdefghijklm" for c in r) / max(len(r), 1) for r in responses]
+
+
+@pytest.fixture
+def make(roles, tokenizer, texts):
+    """A trainer on a few prompts; keyword arguments are those of the trainer, else options of PPO."""
+
+    def build(length=6, **changes):
+        given = {
+            "roles": roles,
+            "prompts": texts.prompts,
+            "reward": FunctionReward(early_letters),
+            "rule": FixedNGram(2),
+            "how": MacroOptions(),
+        }
+        given |= {k: changes.pop(k) for k in (*given, "seed", "run", "gold") if k in changes}
+        ppo = PPOOptions(**{"updates": 2, "batch_size": 4, "micro_batch_size": 4} | changes)
+        return PPOTrainer(tokenizer=tokenizer, ppo=ppo, max_response_length=length, **given)
+
+    return build
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", {})
+
+
+def timeless(history):
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
+
+
+# -- learning ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [FixedNGram(1), FixedNGram(3), FixedNGram(math.inf)])
+def test_reward_rises(make, rule):
+    trainer = make(
+        rule=rule,
+        updates=15,
+        batch_size=64,
+        micro_batch_size=64,
+        temperature=1.0,
+        top_k=0,
+        policy_learning_rate=0.1,
+        critic_learning_rate=0.03,
+        warmup_updates=1,
+        kl_coef=0.0,
+    )
+    scores = [row["rm_score_mean"] for row in trainer.train()]
+    assert sum(scores[-3:]) / 3 > 0.15 + sum(scores[:3]) / 3
+
+
+def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
+    """Even with a learning rate that would carry the policy away."""
+    rates = {"policy_learning_rate": 0.03, "critic_learning_rate": 0.03, "warmup_updates": 1, "temperature": 1.0}
+    ends = []
+    for beta in (0.0, 5.0):
+        trainer = make(roles=build_roles(base, sft, rm), kl_coef=beta, updates=12, batch_size=32, top_k=0, **rates)
+        ends.append(sum(row["kl_k1"] for row in trainer.train()[-3:]))
+    assert ends[1] < 0.6 * ends[0]
+
+
+# -- repetition -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"ppo_epochs": 2, "minibatches": 2}])
+def test_same_seed_same_run(make, base, sft, rm, options):
+    def history(seed):
+        torch.manual_seed(12345 + seed)  # whatever the state before
+        trainer = make(roles=build_roles(base, sft, rm), updates=3, seed=seed, rule=RandomizedNGram(), **options)
+        return timeless(trainer.train())
+
+    first = history(0)
+    torch.rand(7)
+    assert first == history(0)
+    assert first[0]["rm_score_mean"] != history(1)[0]["rm_score_mean"]
+
+
+def test_prompts_are_all_used_before_any_comes_again(make, texts):
+    batches = make(batch_size=4)._batches()
+    drawn = [*chain(*islice(batches, 6))]  # 24 draws from 6 prompts
+    for start in range(0, 24, 6):
+        assert sorted(drawn[start : start + 6]) == sorted(texts.prompts)
+    assert drawn[:6] != drawn[6:12]
+    same, other = (make(batch_size=4, seed=seed)._batches() for seed in (0, 1))
+    assert drawn == [*chain(*islice(same, 6))] != [*chain(*islice(other, 6))]
+
+
+def test_batches_larger_than_the_prompts(make, texts):
+    batch = next(make(batch_size=15)._batches())
+    assert len(batch) == 15 and set(Counter(batch).values()) == {2, 3}
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_have_every_key_and_are_finite(make, run, roles):
+    trainer = make(run=run, reward=ModelReward(roles.reward), gold=early_letters, updates=3)
+    history = trainer.train()
+    rows = run.metrics()
+    assert [row["update"] for row in rows] == [1, 2, 3] and rows == history
+    for row in rows:
+        assert row.keys() >= KEYS | {"gold_mean"}
+        assert all(isinstance(v, int | float) and math.isfinite(v) for v in row.values())
+        assert row["seconds"] >= sum(v for k, v in row.items() if k.startswith("seconds_")) > 0
+        assert 0 <= row["eos_rate"] <= 1 <= row["macro_length"] <= 2 and row["kl_k3"] >= 0
+        assert row["macro_actions"] * row["macro_length"] == pytest.approx(row["response_length"])
+
+
+def test_samples_partition_the_tokens(make, run, roles):
+    rule = RandomizedNGram((1, 2, 3), repeats=1)
+    make(run=run, rule=rule, updates=1, length=9).train()
+    rows = run.samples()
+    assert len(rows) == 4
+    for row in rows:
+        starts, ends = zip(*row["spans"])
+        assert starts[0] == 0 and ends[-1] == row["tokens"] and list(starts[1:]) == list(ends[:-1])
+        assert all(a < b for a, b in row["spans"])
+        assert row["score"] == pytest.approx(early_letters([row["prompt"]], [row["response"]])[0])
+
+
+@pytest.mark.parametrize("every, expected", [(1, [1, 2, 3, 4, 5, 6]), (2, [1, 2, 4, 6]), (3, [1, 3, 6]), (9, [1])])
+def test_samples_are_written_at_the_first_update_and_every_so_many(make, run, every, expected):
+    make(run=run, updates=6, batch_size=2, length=2, sample_every=every).train()
+    assert sorted({row["update"] for row in run.samples()}) == expected
+
+
+def test_interrupt_leaves_records_whole(make, run, base, sft):
+    calls = []
+
+    def interrupted(prompts, responses):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return [0.5] * len(responses)
+
+    trainer = make(run=run, reward=FunctionReward(interrupted), updates=9)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    lines = (run.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["update"] for line in lines] == [1, 2] and len(trainer.history) == 2
+    trainer.save(run.path)
+    assert build_roles(base, run.path / "policy", run.path / "critic").policy is not None
+
+
+# -- passes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, learning",
+    [
+        ({}, 1),
+        ({"ppo_epochs": 2}, 3),
+        ({"whiten": True}, 2),
+        ({"ppo_epochs": 3}, 4),
+    ],
+)
+def test_number_of_forward_passes(make, roles, tokenizer, texts, monkeypatch, options, learning):
+    """One step a rollout: each model runs once. More steps: policy and critic once more each, plus once a step."""
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=6)
+    monkeypatch.setattr(ppo_module, "generate", lambda *_: rollout)
+    counts = Counter()
+    for name in NAMES:
+        backbone = getattr(roles, name).model.get_base_model().model
+        backbone.register_forward_hook(lambda *_, name=name: counts.update([name]))
+    make(reward=ModelReward(roles.reward, 4), batch_size=6, **options).update(texts.prompts)
+    micro_batches = 2  # of 4 and 2 responses
+    expected = {"policy": learning, "critic": learning, "reference": 1, "reward": 1}
+    assert counts == {name: count * micro_batches for name, count in expected.items()}
+
+
+def test_two_minibatches_are_one_pass_more(make, roles, tokenizer, texts, monkeypatch):
+    rollout = from_texts(tokenizer, texts.prompts[:4], texts.responses[:4], limit=6)
+    monkeypatch.setattr(ppo_module, "generate", lambda *_: rollout)
+    rows = Counter()
+    for name in ("policy", "critic"):
+        backbone = getattr(roles, name).model.get_base_model().model
+        backbone.register_forward_hook(
+            lambda _, args, kwargs, out, name=name: rows.update({name: len(kwargs["input_ids"])}), with_kwargs=True
+        )
+    make(minibatches=2).update(texts.prompts[:4])
+    assert rows == {"policy": 8, "critic": 8}
+
+
+def test_scoring_keeps_no_graph_and_no_mode(make, roles, texts):
+    trainer = make(reward=ModelReward(roles.reward))
+    rollout = trainer._score(trainer._sample(texts.prompts))
+    assert not rollout.ref_logprobs.requires_grad and not rollout.scores.requires_grad
+    assert roles.policy.training and not roles.reference.model.training and not roles.reward.model.training
+
+
+def test_scoring_in_micro_batches_changes_nothing(make, roles, texts):
+    parts = []
+    for size in (1, 4, 64):
+        trainer = make(reward=ModelReward(roles.reward, size), micro_batch_size=size)
+        torch.manual_seed(0)
+        parts.append(trainer._score(trainer._sample(texts.prompts)))
+    for part in parts[1:]:
+        torch.testing.assert_close(part.scores, parts[0].scores)
+        torch.testing.assert_close(part.ref_logprobs * part.mask, parts[0].ref_logprobs * part.mask)
+
+
+# -- a user's own rule and reward -------------------------------------------------------------------------------------
+
+
+def test_own_rule_sees_the_documented_context(make, run, tokenizer):
+    seen = []
+
+    def rule(mask, **context):
+        seen.append(context)
+        place = torch.arange(mask.shape[1])
+        starts = (context["token_ids"] % 2 == 0) | (place == 0)
+        return MacroActions.from_starts(starts, mask)
+
+    row = make(rule=rule, run=run).train()[-1]
+    assert [context["step"] for context in seen] == [0, 1] and row["macro_length"] >= 1
+    for context in seen:
+        assert context["tokenizer"] is tokenizer
+        assert context["token_ids"].shape == context["ref_logprobs"].shape
+        assert (context["ref_logprobs"] <= 0).all()
+
+
+def test_own_reward_gets_the_rollout(make):
+    """Any function of the rollout, such as: shorter is better."""
+    row = make(reward=lambda rollout: -rollout.lengths.float()).train()[0]
+    assert row["rm_score_mean"] == pytest.approx(-row["response_length"])
+
+
+def test_rule_that_leaves_tokens_out_is_refused(make):
+    def rule(mask, **context):
+        return FixedNGram(2)(mask & (torch.arange(mask.shape[1]) < 1))
+
+    with pytest.raises(InputError, match="left response tokens out"):
+        make(rule=rule).train()
+
+
+@pytest.mark.parametrize(
+    "reward, message",
+    [
+        (FunctionReward(lambda p, r: [0.0]), "1 scores for 4 responses"),
+        (FunctionReward(lambda p, r: [math.nan] * len(r)), "score nan for response 0"),
+        (lambda rollout: torch.zeros(len(rollout) + 1), "scores: expected shape"),
+        (lambda rollout: torch.full((len(rollout),), math.nan), "scores"),
+    ],
+)
+def test_bad_reward_says_what_is_wrong(make, run, reward, message):
+    with pytest.raises(ValueError, match=message):
+        make(reward=reward, run=run).train()
+    assert run.metrics() == []
+
+
+def test_constant_reward_trains(make):
+    """No spread in scores: no NaN, and KL alone remains."""
+    history = make(reward=FunctionReward(lambda p, r: [1.0] * len(r)), whiten=True).train()
+    assert all(row["rm_score_std"] == 0 and math.isfinite(row["policy_loss"]) for row in history)
+
+
+def test_responses_of_one_token(make):
+    row = make(length=1, rule=FixedNGram(5)).train()[-1]
+    assert row["response_length"] == row["macro_length"] == row["macro_actions"] == 1
+
+
+def test_no_prompts(make):
+    with pytest.raises(InputError, match="prompts"):
+        make(prompts=[])
+
+
+def test_trainer_without_a_reward_model(make, base, sft):
+    row = make(roles=build_roles(base, sft, None)).train()[-1]
+    assert math.isfinite(row["value_loss"])

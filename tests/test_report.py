@@ -1,0 +1,104 @@
+"""What a finished run leaves: table, summary file, figures, and how soon a method reaches PPO's final score."""
+
+import json
+
+import matplotlib
+import pytest
+from matplotlib import pyplot as plt
+from PIL import Image
+
+from marlhf_lite.report import draw, report
+
+
+@pytest.fixture(autouse=True)
+def agg():
+    before = matplotlib.get_backend()
+    yield
+    plt.close("all")
+    matplotlib.use(before)
+
+
+def history(scores, **more):
+    names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
+    return [
+        {"update": i + 1, "rm_score_mean": score} | dict.fromkeys(names, 1.0 + i) | more
+        for i, score in enumerate(scores)
+    ]
+
+
+def answers(**methods):
+    return [
+        {"prompt": f"p{i}", "method": name.replace("_", "-"), "tokens": 5, "ended": True, "kl": 0.0, "rm_score": score}
+        for name, scores in methods.items()
+        for i, score in enumerate(scores)
+    ]
+
+
+SLOW = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]  # the last five: 2
+FAST = [0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]  # mean of 2 to 6: 2
+FLAT = [0.0] * 10
+ROWS = answers(SFT=[0.0, 1.0], PPO=[1.0, 2.0], MA_PPO=[2.0, 3.0])
+
+
+def write(tmp_path, rows, histories):
+    text = report(tmp_path, rows, histories, tmp_path / "pictures", {"seed": 7, "n": "5"})
+    return text, json.loads((tmp_path / "summary.json").read_text())
+
+
+def test_files_and_their_content(tmp_path):
+    text, saved = write(tmp_path, ROWS, {"PPO": history(SLOW), "MA-PPO": history(FAST)})
+    assert (tmp_path / "table.md").read_text() == text + "\n"
+    assert saved["config"] == {"seed": 7, "n": "5"} and "torch" in saved["environment"]
+    assert [row["rm_score"] for row in saved["methods"]] == [0.5, 1.5, 2.5]
+    assert saved["methods"][2]["rm_score_gain"]["mean"] == 2.0
+    drawn = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    assert drawn == ["l2_norms.png", "reward_curves.png", "rm_score_distribution.png"]
+    for name in drawn:
+        with Image.open(tmp_path / "pictures" / name) as image:
+            image.load()
+            assert image.format == "PNG" and min(image.size) > 200
+
+
+def test_updates_to_the_final_score_of_ppo(tmp_path):
+    histories = {"PPO": history(SLOW), "MA-PPO": history(FAST), "flat": history(FLAT)}
+    text, saved = write(tmp_path, [*ROWS, *answers(flat=[0.0, 0.0])], histories)
+    updates = {row["method"]: row.get("updates_to_ppo", "no entry") for row in saved["methods"]}
+    assert updates == {"SFT": "no entry", "PPO": 9, "MA-PPO": 6, "flat": None}
+    lines = text.split("\n")
+    assert lines[0].endswith("| updates to PPO's final RM score |")
+    assert [line.split("|")[-2].strip() for line in lines[2:]] == ["-", "9", "6", "-"]
+
+
+def test_without_ppo_there_is_no_goal(tmp_path):
+    text, saved = write(tmp_path, ROWS, {"MA-PPO": history(FAST)})
+    assert "updates to" not in text
+    assert all("updates_to_ppo" not in row for row in saved["methods"])
+
+
+def test_a_null_in_a_curve_is_passed_over(tmp_path):
+    _, saved = write(tmp_path, ROWS, {"PPO": history([*SLOW[:-1], None]), "MA-PPO": history(FAST)})
+    assert saved["methods"][2]["updates_to_ppo"] == 6
+
+
+def test_a_single_update_and_a_single_prompt(tmp_path):
+    _, saved = write(tmp_path, answers(SFT=[0.0], PPO=[1.0]), {"PPO": history([1.0])})
+    assert saved["methods"][1]["updates_to_ppo"] == 1
+    assert saved["methods"][1]["rm_score_gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
+
+
+def test_gold_figures_where_gold_is_known(tmp_path):
+    rows = [row | {"gold": 1.0 + i % 3} for i, row in enumerate(ROWS)]
+    histories = {"PPO": history(SLOW, gold_mean=1.0), "MA-PPO": history(FAST, gold_mean=2.0)}
+    names = {path.stem for path in draw(rows, histories, tmp_path)}
+    assert names == {"reward_curves", "l2_norms", "gold_curves", "rm_score_distribution", "gold_distribution"}
+    assert all(path.is_file() for path in tmp_path.iterdir())
+
+
+def test_evaluation_alone_draws_distributions_alone(tmp_path):
+    assert {path.stem for path in draw(ROWS, {}, tmp_path)} == {"rm_score_distribution"}
+    bare = [{k: v for k, v in row.items() if k != "rm_score"} for row in ROWS]
+    assert draw(bare, {}, tmp_path) == []
+
+
+def test_a_method_without_updates_is_left_out(tmp_path):
+    assert draw([], {"PPO": [], "MA-PPO": history(FAST, gold_mean=1.0)}, tmp_path)

@@ -1,0 +1,173 @@
+"""The reward model: where scores are read, both losses against loops, and learning from pairs."""
+
+import math
+
+import datasets
+import pytest
+import torch
+
+from marlhf_lite.config import DataOptions, RMOptions
+from marlhf_lite.models import load_score_model, new_reward_model
+from marlhf_lite.rewards import ModelReward
+from marlhf_lite.roles import ScoreRole
+from marlhf_lite.rollouts import Rollout
+from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.training import reward_model as module
+from marlhf_lite.training.reward_model import (
+    bradley_terry,
+    bradley_terry_all,
+    last_scores,
+    pair_accuracy,
+    train_reward_model,
+)
+
+DATA = DataOptions(max_response_length=12)
+GOOD, BAD = ["yes", "yes yes", "yes I do", "I say yes"], ["no", "no no", "I do no", "no I say"]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Whoever says yes is preferred."""
+    sides = [(p, c, r) for p in ("a", "Why?", "one two") for c in GOOD for r in BAD]
+    return datasets.Dataset.from_dict(dict(zip(("prompt", "chosen", "rejected"), map(list, zip(*sides)))))
+
+
+def neg_log_sigmoid(x):
+    return math.log1p(math.exp(-x))
+
+
+# -- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def test_last_scores_go_by_the_mask():
+    scores = torch.arange(12.0).reshape(3, 4)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
+    assert last_scores(scores, mask).tolist() == [2.0, 4.0, 11.0]
+    assert last_scores(scores, mask.bool()).tolist() == [2.0, 4.0, 11.0]
+
+
+def test_bradley_terry_against_a_loop():
+    chosen, rejected = torch.tensor([0.3, -2.0, 5.0]), torch.tensor([0.1, 1.0, 5.0])
+    expected = sum(neg_log_sigmoid(a - b) for a, b in zip(chosen.tolist(), rejected.tolist())) / 3
+    assert bradley_terry(chosen, rejected).item() == pytest.approx(expected, rel=1e-6)
+    assert bradley_terry(torch.tensor([1e4]), torch.tensor([-1e4])).item() == 0.0
+    assert bradley_terry(torch.tensor([-1e4]), torch.tensor([1e4])).item() == pytest.approx(2e4)
+
+
+def loop_all(chosen, rejected, chosen_ids, rejected_ids):
+    """Each pair: -log sigmoid at every place from the first that differs to the end of the longer, then the mean."""
+    pairs = []
+    for c, r, i, j in zip(chosen, rejected, chosen_ids, rejected_ids):
+        longest = max(len(i), len(j))
+        start = next((t for t in range(longest) if i[t : t + 1] != j[t : t + 1]), longest)
+        terms = [neg_log_sigmoid(c[min(t, len(i) - 1)] - r[min(t, len(j) - 1)]) for t in range(start, longest)]
+        pairs.append(sum(terms) / len(terms) if terms else 0.0)
+    return sum(pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("fill", [0, 7])
+def test_bradley_terry_all_against_loops(fill):
+    """Also with a pad token that is an ordinary last token (7), where only the masks tell the rows apart."""
+    chosen = [[1, 2, 3, 7], [1, 2, 7], [5, 6, 7], [5, 6], [1, 2, 3, 4, 7]]
+    rejected = [[1, 2, 4, 5, 7], [1, 2, 7, 7], [5, 6, 7], [8], [1, 9, 3, 4, 7]]
+    width, generator = 6, torch.Generator().manual_seed(0)
+    scores = torch.randn(2, len(chosen), width, generator=generator).double()
+    ids = torch.full((2, len(chosen), width), fill)
+    masks = torch.zeros(2, len(chosen), width, dtype=torch.bool)
+    for side, rows in enumerate((chosen, rejected)):
+        for k, row in enumerate(rows):
+            ids[side, k, : len(row)] = torch.tensor(row)
+            masks[side, k, : len(row)] = True
+    loss = bradley_terry_all(*scores, *ids, masks=masks)
+    assert loss.item() == pytest.approx(loop_all(*scores.tolist(), chosen, rejected), rel=1e-9)
+
+
+def test_bradley_terry_all_ignores_scores_on_padding_and_before_the_divergence():
+    ids = torch.tensor([[[1, 2, 3, 0]], [[1, 2, 4, 5]]])
+    masks = torch.tensor([[[1, 1, 1, 0]], [[1, 1, 1, 1]]]).bool()
+    scores = torch.randn(2, 1, 4).requires_grad_()
+    bradley_terry_all(*scores, *ids, masks=masks).backward()
+    assert (scores.grad != 0).tolist() == [[[False, False, True, False]], [[False, False, True, True]]]
+
+
+def test_bradley_terry_all_of_equal_answers_is_finite():
+    ids, masks = torch.tensor([[[1, 2]]] * 2), torch.ones(2, 1, 2, dtype=torch.bool)
+    assert bradley_terry_all(*torch.randn(2, 1, 2), *ids, masks=masks) == 0.0
+
+
+# -- what the trainer trains on ---------------------------------------------------------------------------------------
+
+
+def caught(monkeypatch, model, tokenizer, rows, tmp_path, **options):
+    """The trainer that `train_reward_model` would run."""
+    trainers = []
+    monkeypatch.setattr(module, "run_trainer", lambda trainer, *_: trainers.append(trainer))
+    train_reward_model(model, tokenizer, rows, RMOptions(**options), DATA, tmp_path)
+    return trainers[0]
+
+
+@pytest.mark.parametrize("loss", ["last", "all"])
+@pytest.mark.parametrize("pads", ["own", "eos"])
+def test_loss_is_that_of_each_pair_alone(base, sft, tokenizer, pad_is_eos, rows, tmp_path, monkeypatch, loss, pads):
+    """Token ids, EOS, padding and score place: against passes over single sequences."""
+    tokenizer = pad_is_eos if pads == "eos" else tokenizer
+    model = new_reward_model(base, sft)
+    trainer = caught(monkeypatch, model, tokenizer, rows.select(range(9)), tmp_path, rm_loss=loss, rm_batch_size=9)
+    pairs, scores = {"chosen": [], "rejected": []}, {"chosen": [], "rejected": []}
+    model.eval()
+    for side in pairs:
+        prompts = encode_prompts(tokenizer, rows["prompt"][:9])
+        pairs[side] = [p + r for p, r in zip(prompts, encode_responses(tokenizer, rows[side][:9], 12))]
+        for ids in pairs[side]:
+            assert ids[-1] == tokenizer.eos_token_id
+            with torch.no_grad():
+                hidden = model.get_base_model().model(input_ids=torch.tensor([ids]))[0]
+                scores[side].append(model.get_base_model().score(hidden)[0, :, 0].tolist())
+    if loss == "all":
+        expected = loop_all(scores["chosen"], scores["rejected"], pairs["chosen"], pairs["rejected"])
+    else:
+        gaps = [c[-1] - r[-1] for c, r in zip(scores["chosen"], scores["rejected"])]
+        expected = sum(map(neg_log_sigmoid, gaps)) / 9
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert trainer.compute_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    value, outputs = trainer.compute_loss(model, batch, return_outputs=True)
+    assert value.item() == pytest.approx(expected, rel=1e-5) and len(outputs["chosen"]) == 9
+
+
+@pytest.mark.parametrize("loss", ["last", "all"])
+def test_learns_an_easy_preference(base, sft, tokenizer, rows, tmp_path, loss):
+    model = new_reward_model(base, sft)
+    options = RMOptions(rm_epochs=4, rm_batch_size=8, rm_learning_rate=2e-2, rm_loss=loss)
+    log = train_reward_model(model, tokenizer, rows, options, DATA, tmp_path / "rm", seed=1)
+    assert len(log) == 24 and all(math.isfinite(row["loss"]) for row in log)
+    assert sum(r["loss"] for r in log[-4:]) < 0.5 * sum(r["loss"] for r in log[:4])
+    assert {"accuracy", "margin"} <= log[0].keys() and log[-1]["accuracy"] > 0.9
+    again = ModelReward(ScoreRole(load_score_model(base, tmp_path / "rm")))
+    accuracy = pair_accuracy(again, tokenizer, rows, 12)
+    assert accuracy > 0.9 and accuracy == pair_accuracy(ModelReward(ScoreRole(model)), tokenizer, rows, 12)
+
+
+def test_same_seed_same_reward_model(base, sft, tokenizer, rows, tmp_path):
+    logs = []
+    for place, seed in (("a", 3), ("b", 3), ("c", 4)):
+        model, options = new_reward_model(base, sft, seed), RMOptions(rm_batch_size=16, rm_epochs=1)
+        log = train_reward_model(model, tokenizer, rows, options, DATA, tmp_path / place, seed)
+        logs.append([row["loss"] for row in log])
+    assert logs[0] == logs[1] != logs[2]
+
+
+# -- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+def test_ties_count_half(tokenizer, rows):
+    values = {"yes": 1.0, "yes yes": 0.0, "no": 0.0, "no no": 0.5}
+
+    def reward(rollout: Rollout):
+        return torch.tensor([values.get(text, 0.0) for text in rollout.responses])
+
+    pairs = [("yes", "no"), ("yes yes", "no"), ("yes yes", "no no")]  # right, tie, wrong
+    three = datasets.Dataset.from_dict(
+        {"prompt": ["a"] * 3, "chosen": [c for c, _ in pairs], "rejected": [r for _, r in pairs]}
+    )
+    assert pair_accuracy(reward, tokenizer, three, 12) == pytest.approx(0.5)
+    assert pair_accuracy(reward, tokenizer, three.select([0, 1]), 12) == pytest.approx(0.75)
