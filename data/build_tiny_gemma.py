@@ -53,7 +53,8 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> GemmaTokenizer:
 def document(rng: random.Random) -> tuple[str, str]:
     """A post and one summary of any quality."""
     post = make_post(rng)
-    return post.prompt, summary_text(make_summary(rng, post, Quality.sample(rng)))
+    quality = Quality(rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8))
+    return post.prompt, summary_text(make_summary(rng, post, quality))
 
 
 def vote(rng: random.Random, prompt: str, response: str) -> int:

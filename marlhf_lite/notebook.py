@@ -66,8 +66,9 @@ def _plot_style() -> None:
     from marlhf_lite.plots import STYLE
 
     seaborn.set_palette("colorblind")
-    own = {"figure.dpi": 110, "figure.figsize": (6.3, 2.8), "figure.constrained_layout.use": True, "axes.grid": True}
-    plt.rcParams.update(STYLE | own | {"grid.alpha": 0.3, "grid.linewidth": 0.5, "font.size": 9, "lines.linewidth": 1.4})
+    figure = {"dpi": 96, "figsize": (6.3, 2.8), "constrained_layout.use": True}
+    own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "font.size": 9, "lines.linewidth": 1.4}
+    plt.rcParams.update(STYLE | own | {f"figure.{name}": value for name, value in figure.items()})
 
 
 # Figures

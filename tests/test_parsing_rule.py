@@ -187,8 +187,8 @@ def test_text_that_no_sentence_covers_falls_back():
 # Against a reference, on generated sentences
 
 
-def reference(trees, text, offsets, cutoff, inclusive):
-    """Lists of token numbers, one a macro action: a plain recursion. `offsets` are the tokenizer's own."""
+def owners_of(trees, text, offsets):
+    """For each token the number of its leaf. `offsets` are the tokenizer's own."""
     leaves, place = [], 0
     for tree in trees:
         for word in tree.leaves():
@@ -204,7 +204,11 @@ def reference(trees, text, offsets, cutoff, inclusive):
         behind = [i for i, (start, _) in enumerate(leaves) if start >= b]
         return (over or behind)[0]
 
-    owners = [owner(t) for t in range(len(offsets))]
+    return [owner(t) for t in range(len(offsets))]
+
+
+def reference(trees, owners, cutoff, inclusive):
+    """Lists of token numbers, one a macro action: a plain recursion."""
     actions, next_leaf = [], 0
 
     def visit(node):
@@ -248,13 +252,14 @@ def test_generated_sentences_are_cut_as_the_reference_cuts_them(corpus, tokenize
     rows = [[*ids, tokenizer.eos_token_id] for ids in coded["input_ids"]]
     mask, ids = batch(rows)
     parser = GrammarParser()
-    for cutoff in (1, 2, 3, 4, 5, 6, 8, 11, 17, 40):
+    owners = [owners_of(*made, offsets) for made, offsets in zip(corpus, coded["offset_mapping"])]
+    for cutoff in (1, 2, 4, 5, 6, 9, 17, 40):
         rule = Parsing(parser, cutoff, inclusive)
         spans = rule(mask, token_ids=ids, tokenizer=tokenizer).spans()
         assert rule.metrics()["fallback_rate"] == 0
-        for (trees, text), offsets, got in zip(corpus, coded["offset_mapping"], spans):
-            expected = reference(trees, text, offsets, cutoff, inclusive)
-            expected[-1].append(len(offsets))  # EOS
+        for (trees, text), owned, got in zip(corpus, owners, spans):
+            expected = reference(trees, owned, cutoff, inclusive)
+            expected[-1].append(len(owned))  # EOS
             assert [list(range(a, b)) for a, b in got] == expected, (cutoff, text)
 
 
@@ -265,7 +270,9 @@ def test_each_generated_sentence_alone(corpus, tokenizer):
     spans = Parsing(GrammarParser())(mask, token_ids=ids, tokenizer=tokenizer).spans()
     assert len(sentences) >= 200
     for (tree, text), offsets, got in zip(sentences, coded["offset_mapping"], spans):
-        assert [list(range(a, b)) for a, b in got] == reference([tree], text, offsets, 5, False), text
+        assert [list(range(a, b)) for a, b in got] == reference([tree], owners_of([tree], text, offsets), 5, False), (
+            text
+        )
 
 
 # Any text, any tokens, any tree
@@ -298,7 +305,7 @@ def random_parser(seed):
 texts = st.one_of(st.text(max_size=40), st.text("ab. \n!?é😀'", max_size=60))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(texts, min_size=1, max_size=4), st.integers(0, 99), st.integers(1, 12), st.booleans(),
     st.sampled_from(NAMES), st.data(),
@@ -428,7 +435,7 @@ def test_sentence_rule():
     tokens = Pieces("It", " slept", ".", " She", " too", "! ", "No. O", "K", "\n", "\n\n")
     rule = Sentence()
     assert words_of(rule, tokens, [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 9, 3, 8, 8], [8]) == [
-        ["It slept.", " She too! ", "No. OK"],  # a token over two sentences is the first's
+        ["It slept.", " She too! ", "No. O", "K"],  # a token over two sentences is the first's
         ["It slept.", "\n\n She\n\n"],
         ["\n"],
     ]

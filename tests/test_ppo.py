@@ -98,12 +98,11 @@ def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
 @pytest.mark.parametrize("options", [{}, {"ppo_epochs": 2, "minibatches": 2}])
 def test_same_seed_same_run(make, base, sft, rm, options):
     def history(seed):
-        torch.manual_seed(12345 + seed)  # whatever the state before
+        torch.seed()  # whatever the state before
         trainer = make(roles=build_roles(base, sft, rm), updates=3, seed=seed, rule=RandomizedNGram(), **options)
         return timeless(trainer.train())
 
     first = history(0)
-    torch.rand(7)
     assert first == history(0)
     assert first[0]["rm_score_mean"] != history(1)[0]["rm_score_mean"]
 

@@ -20,6 +20,7 @@ COMMAND = "link-parser"
 # Spelling guesses would change words; panic mode only starts after link-parser's own time limit.
 OPTIONS = ("-constituents=1", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
 MARKER, MARKED = b"!walls=0\n", b"walls set to 0\n"  # a harmless command, and what it answers: the end of a reply
+LONGEST = 2000  # characters; sentences beyond it are not asked
 START_SECONDS = 20.0  # for the dictionary to load
 # Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints.
 _ALIKE = str.maketrans("‘’“”([)]\n\r\t", "''\"\"{{}}   ")
@@ -31,8 +32,8 @@ class LinkGrammarParser(SentenceParser):
     parses at the same time.
 
     A sentence that takes longer than `time_limit` seconds has no tree, nor has one that link-grammar splits into other
-    words than stand in the text; its process is ended and a new one started when one is slow or dies. Words that it
-    could not link stay in the tree where they stand.
+    words than stand in the text, or one of more than 2000 characters. A process that is slow is ended, and a new one
+    started for the next sentence. Words that could not be linked stay in the tree where they stand.
 
     Raises InputError, when made, if the package is missing or does not work.
     """
@@ -56,17 +57,26 @@ class LinkGrammarParser(SentenceParser):
             )
 
     def parse_sentence(self, sentence: str) -> nltk.Tree | None:
+        if len(sentence) > LONGEST:
+            return None
         asked = sentence.translate(_ALIKE)
-        try:
-            process = self._idle.get_nowait()
-        except Empty:
-            process = LinkProcess(self.command)
+        process = self._process()
         reply = process.ask(asked, self.time_limit)
         if process.alive:
             self._idle.put(process)
         tree = None if reply is None else read_constituents(reply)
         spans = tree and align([str(leaf) for leaf in tree.leaves()], asked)
         return place_leaves(tree, spans, [sentence[a:b] for a, b in spans]) if spans else None
+
+    def _process(self) -> LinkProcess:
+        """One that no other thread uses, started if there is none."""
+        while True:
+            try:
+                process = self._idle.get_nowait()
+            except Empty:
+                return LinkProcess(self.command)
+            if process.alive:
+                return process
 
 
 class LinkProcess:
@@ -82,7 +92,7 @@ class LinkProcess:
             [command, "en", *OPTIONS], stdin=subprocess.PIPE, stdout=terminal, stderr=subprocess.DEVNULL
         )
         os.close(terminal)
-        self.alive = True
+        self._open = True
         self._send(b"")
         self._receive(START_SECONDS)
 
@@ -92,16 +102,23 @@ class LinkProcess:
         self._send(b" " + sentence.encode(errors="replace").replace(b"\0", b" ") + b"\n")
         return self._receive(seconds)
 
+    @property
+    def alive(self) -> bool:
+        """Can it be asked? It ends by `close`, or by itself."""
+        return self._open and self._process.poll() is None
+
     def close(self) -> None:
         """End the process."""
-        if self.alive:
-            self.alive = False
+        if self._open:
+            self._open = False
             self._process.kill()
             self._process.wait()
             self._process.stdin.close()
             os.close(self._output)
 
     def _send(self, line: bytes) -> None:
+        if not self._open:
+            return
         try:
             self._process.stdin.write(line + MARKER)
             self._process.stdin.flush()
@@ -110,7 +127,7 @@ class LinkProcess:
 
     def _receive(self, seconds: float) -> str | None:
         reply, end = b"", time.monotonic() + seconds
-        while self.alive and not reply.endswith(MARKED):
+        while self._open and not reply.endswith(MARKED):
             if not select.select([self._output], [], [], max(0.0, end - time.monotonic()))[0]:
                 self.close()
                 break
@@ -124,7 +141,7 @@ class LinkProcess:
         return reply.removesuffix(MARKED).decode(errors="replace") if reply.endswith(MARKED) else None
 
     def __del__(self) -> None:
-        if getattr(self, "alive", False):
+        if getattr(self, "_open", False):
             self.close()
 
 

@@ -49,7 +49,7 @@ class Quality:
 
     @classmethod
     def sample(cls, rng: random.Random) -> Quality:
-        return cls(rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8))
+        return cls(rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0))
 
 
 def _values(rng: random.Random, kind: str) -> tuple[str, ...]:

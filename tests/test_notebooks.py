@@ -1,0 +1,213 @@
+"""Every notebook and every solution: executed in the smoke profile, and tidy as committed."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+from functools import cache
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from matplotlib import pyplot as plt
+from nbclient import NotebookClient
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.notebook import Profile, check_figures, main, profile, rewrite_badges
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = sorted(p for folder in ("notebooks", "notebooks/solutions") for p in (ROOT / folder).glob("*.ipynb"))
+LESSONS = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
+CELL_SECONDS = 120
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|tmp|home/[a-z_][\w-]*)/")
+
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks")))
+
+
+@cache
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path: Path) -> list:
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def prose(path: Path) -> str:
+    return "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+
+
+def errors(notebook: nbformat.NotebookNode) -> list[str]:
+    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+    return [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
+
+
+# Execution
+
+
+@every_notebook
+def test_runs_in_the_smoke_profile(path, monkeypatch, tmp_path):
+    """From a folder of its own, with this interpreter, whatever kernels the user has registered.
+
+    Figures are checked too: `setup` makes one without axis labels an error output of its cell.
+    """
+    monkeypatch.setenv("MARLHF_PROFILE", "smoke")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = []
+    kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    client = NotebookClient(
+        notebook, km=kernel, timeout=CELL_SECONDS, record_timing=False, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    assert not errors(notebook)
+    assert "profile smoke" in str(notebook.cells), "the set-up cell calls marlhf_lite.notebook.setup"
+
+
+# As committed
+
+
+def test_there_are_notebooks_and_each_lesson_has_solutions():
+    assert LESSONS
+    missing = [p.name for p in LESSONS if not (p.parent / "solutions" / p.name).is_file()]
+    assert not missing
+
+
+@every_notebook
+def test_outputs_are_of_one_run_from_top_to_bottom(path):
+    filled = [cell for cell in code_cells(path) if cell.source.strip()]
+    assert [cell.execution_count for cell in filled] == list(range(1, len(filled) + 1))
+    assert not errors(read(path))
+    streams = [o for cell in filled for o in cell.outputs if o.output_type == "stream"]
+    assert not [o.text for o in streams if o.name == "stderr"]
+    assert any("profile cpu" in o.text for o in streams), "commit the outputs of `make notebooks`"
+
+
+@every_notebook
+def test_file_is_small_and_says_nothing_of_its_machine(path):
+    assert path.stat().st_size <= 300_000
+    text = path.read_text(encoding="utf-8")
+    assert not MACHINE_PATH.search(text), MACHINE_PATH.search(text)
+    assert '"iopub.execute_input"' not in text, "execute without record_timing: times make noisy diffs"
+    assert not re.search(r"\bif\s+.*smoke", "\n".join(cell.source for cell in code_cells(path)))
+
+
+@every_notebook
+def test_cells_are_short(path):
+    lines = [len(cell.source.splitlines()) for cell in code_cells(path)]
+    assert statistics.median(lines) <= 8
+    assert max(lines) <= 40
+    widest = max((line for cell in code_cells(path) for line in cell.source.splitlines()), key=len)
+    assert len(widest) <= 120, widest
+    if path in LESSONS:
+        assert 15 <= len(lines) <= 45
+
+
+@every_notebook
+def test_badges_lead_to_this_file(path):
+    first = read(path).cells[0].source
+    where = path.relative_to(ROOT).as_posix()
+    for site in ("colab.research.google.com/github/", "kaggle.com/kernels/welcome?src=https://github.com/"):
+        found = re.findall(re.escape(site) + r"([\w.-]+/[\w.-]+)/blob/main/([^)\s]+)", first)
+        assert [file for _, file in found] == [where], site
+
+
+@every_notebook
+def test_opens_as_every_notebook_does(path):
+    text = prose(path)
+    assert text.startswith("# " + path.name[:2])
+    for words in ("You will", "CPU", "T4", "**Paper**"):
+        assert words in text, words
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
+def test_lessons_have_exercises_and_symbols(path):
+    text = prose(path)
+    assert f"solutions/{path.name}" in text
+    assert re.search(r"^## .*Exercises", text, re.M) and re.search(r"^## .*Symbols", text, re.M)
+    words = len(text.split())
+    code = sum(len(cell.source.split()) for cell in code_cells(path))
+    assert words > 0.5 * code, f"{words} words of prose to {code} of code"
+
+
+# marlhf_lite.notebook
+
+
+def test_profile_comes_from_the_environment(monkeypatch):
+    monkeypatch.delenv("MARLHF_PROFILE", raising=False)
+    assert profile() == Profile("cpu")
+    for name, expected in (("smoke", 1), ("cpu", 2), ("gpu", 3), ("", 2)):
+        monkeypatch.setenv("MARLHF_PROFILE", name)
+        assert profile().pick(smoke=1, cpu=2, gpu=3) == expected
+    assert Profile("gpu").pick(1, 2) == 2
+    monkeypatch.setenv("MARLHF_PROFILE", "fast")
+    with pytest.raises(InputError, match="smoke, cpu, gpu, got 'fast'"):
+        profile()
+
+
+@pytest.fixture
+def figure():
+    plt.close("all")
+    yield plt.figure()
+    plt.close("all")
+
+
+def test_figures_need_labels(figure):
+    left, right = figure.subplots(1, 2)
+    check_figures()  # nothing drawn yet
+    left.plot([1, 2])
+    for label, lacks in ((left.set_xlabel, "y"), (left.set_ylabel, None)):
+        label("something")
+        if lacks:
+            with pytest.raises(InputError, match=f"axes 0: no label on {lacks}"):
+                check_figures()
+    check_figures()
+    right.imshow([[1]])
+    with pytest.raises(InputError, match="axes 1"):
+        check_figures()
+    right.axis("off")
+    check_figures()
+
+
+def test_shared_axes_and_colour_bars_need_one_label(figure):
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    image = [ax.imshow([[1, 2], [3, 4]]) for ax in axes.flat][0]
+    axes[1, 0].set(xlabel="x", ylabel="y")
+    check_figures()
+    bar = figure.colorbar(image, ax=axes)
+    with pytest.raises(InputError):
+        check_figures()
+    bar.set_label("height")
+    check_figures()
+
+
+BADGES = (
+    "[![Colab](a.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/x.ipynb)\n"
+    "[![Kaggle](b.svg)](https://kaggle.com/kernels/welcome?src=https://github.com/OWNER/REPO/blob/main/notebooks/x.ipynb)"
+    "\n%pip install -q git+https://github.com/OWNER/REPO torch\nsee https://github.com/huggingface/trl/blob/main/x.py\n"
+)
+
+
+def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path, capsys):
+    (tmp_path / "notebooks" / "solutions").mkdir(parents=True)
+    files = [tmp_path / name for name in ("README.md", "notebooks/x.ipynb", "notebooks/solutions/x.ipynb")]
+    for file in files:
+        file.write_text(BADGES)
+    assert main(["badges", "ann-b/c.d", "--root", str(tmp_path)]) == 0
+    assert "3 of 3" in capsys.readouterr().out
+    assert all(file.read_text() == BADGES.replace("OWNER/REPO", "ann-b/c.d") for file in files)
+    assert main(["badges", "OWNER/REPO", "--root", str(tmp_path)]) == 0
+    assert all(file.read_text() == BADGES for file in files)
+    assert rewrite_badges("OWNER/REPO", files) == []
+
+
+def test_bad_repository_is_one_line(tmp_path, capsys):
+    assert main(["badges", "https://github.com/a/b", "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,465 @@
+"""The parsers: embedded grammar, link-grammar, stanza's trees, Python. Those that are not installed skip."""
+
+import gzip
+import itertools
+import json
+import os
+import random
+import shutil
+import stat
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import nltk
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from marlhf_lite.config import MacroOptions, ModelOptions
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
+from marlhf_lite.models import EMBEDDED_MODEL, load_base
+from marlhf_lite.options import parse
+from marlhf_lite.parsing import (
+    GrammarParser,
+    Leaf,
+    LinkGrammarParser,
+    ParsedSentence,
+    Parsing,
+    PythonParser,
+    Sentence,
+    StanzaParser,
+)
+from marlhf_lite.parsing.link_grammar import LinkProcess, align, read_constituents
+from marlhf_lite.parsing.parser import Memo, check_sentences
+from marlhf_lite.parsing.stanza_parser import read_sentence, read_tree
+from marlhf_lite.parsing.trees import leaves
+from marlhf_lite.rollouts import Sampling, generate
+from marlhf_lite.rules import make_parser, make_rule
+from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
+from marlhf_lite.tasks.grammar import FILLERS, detokenize
+
+needs_link = pytest.mark.skipif(
+    shutil.which("link-parser") is None, reason="link-parser is not installed (apt-get install link-grammar)"
+)
+
+
+def check(sentences, text):
+    """Spans in order, leaves that are their own text, all characters but white space in some leaf of a parsed one."""
+    check_sentences(sentences, text, "test")
+    for s in sentences:
+        if s.tree is None:
+            continue
+        words, inside = leaves(s.tree), text[s.start : s.end]
+        assert all(isinstance(w, Leaf) and w == inside[w.start : w.end] for w in words)
+        assert "".join("".join(w.split()) for w in words) == "".join(inside.split())
+
+
+# Parts
+
+
+def test_leaf_is_a_string_that_survives_copies():
+    import copy
+    import pickle
+
+    leaf = Leaf("cat", 4, 7)
+    for other in (leaf, copy.deepcopy(leaf), pickle.loads(pickle.dumps(leaf))):
+        assert other == "cat" and (other.start, other.end) == (4, 7) and isinstance(other, Leaf)
+    assert nltk.Tree("NP", [leaf]).pformat() == "(NP cat)"
+
+
+def test_memo_is_bounded_and_forgets_the_oldest():
+    made = []
+    memo = Memo(lambda key: made.append(key) or key.upper(), size=2)
+    assert [memo(k) for k in "abacab"] == list("ABACAB")
+    assert made == ["a", "b", "c", "b"] and len(memo) == 2
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(memo, "abcd" * 50)) == list("ABCD" * 50)
+    assert len(memo) == 2
+
+
+# The embedded grammar
+
+
+@pytest.fixture(scope="module")
+def grammar_parser():
+    return GrammarParser()
+
+
+def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
+    rng, count = random.Random(3), 0
+    for _ in range(60):
+        trees = make_summary(rng, make_post(rng), Quality(1.0, 0.2, 0.8))
+        text = summary_text(trees)
+        found = grammar_parser(text)
+        check(found, text)
+        assert [s.tree for s in found] == trees
+        assert [text[s.start : s.end] for s in found] == list(map(detokenize, trees))
+        count += len(trees)
+    assert count >= 200
+
+
+def test_grammar_reads_posts_and_fillers_too(grammar_parser):
+    rng = random.Random(4)
+    for _ in range(20):
+        post = make_post(rng)
+        text = " ".join(map(detokenize, post.trees))
+        assert [s.tree for s in grammar_parser(text)] == list(post.trees)
+    for filler in FILLERS:
+        tree = nltk.Tree.fromstring(filler)
+        assert [s.tree for s in grammar_parser(detokenize(tree))] == [tree]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "phrase"),
+    [
+        ("She moved to Xyzzyville.", "(PP (IN to) (NP (NNP Xyzzyville)))"),  # no such place
+        ("He waited 7 days.", "(NP (CD 7) (NNS days))"),
+        ("They met Marla at the gym and met Tolna at the cafe.", "(PP (IN at) (NP (DT the) (NN gym)))"),
+        ("My boss Tol visited Marwick with Bruna.", "(NP (NP (NNP Marwick)) (PP (IN with) (NP (NNP Bruna))))"),
+        ("She lost the cat.", "(NP (DT the) (NN cat))"),  # no template, but the grammar's
+    ],
+)
+def test_grammar_reads_what_models_make_of_it(grammar_parser, sentence, phrase):
+    (found,) = grammar_parser(sentence)
+    check([found], sentence)
+    assert phrase in found.tree.pformat(margin=999)
+
+
+@pytest.mark.parametrize(
+    "sentence", ["She moved to", "He zzz.", "to moved She.", "She moved to Marwick .. .", "?", "é"]
+)
+def test_grammar_has_no_tree_for_the_rest(grammar_parser, sentence):
+    assert all(s.tree is None for s in grammar_parser(sentence))
+
+
+def test_grammar_is_deterministic_and_caches_patterns():
+    text = "She met Marla at the gym and sold the lamp for 20 euros. He lost the old tent."
+    first, second = GrammarParser(), GrammarParser()
+    assert [s.tree for s in first(text)] == [s.tree for s in second(text)]
+    known = len(first._pattern)
+    first("She met Tolna at the cafe and sold the drill for 31 euros.")
+    assert len(first._pattern) == known
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60))
+def test_grammar_takes_any_text(grammar_parser, text):
+    check(grammar_parser(text), text)
+
+
+def test_sampled_sentences_are_parsed(tokenizer, grammar_parser):
+    """What the embedded model samples at the default temperature: at least 95 of 100 sentences have a tree."""
+    rng = random.Random(5)
+    torch.manual_seed(0)
+    base = load_base(ModelOptions(model=EMBEDDED_MODEL))
+    rollout = generate(base, tokenizer, [make_post(rng).prompt for _ in range(32)], Sampling(96))
+    rule = Parsing(grammar_parser)
+    rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
+    assert rule.metrics()["fallback_rate"] <= 0.05
+
+
+# link-grammar
+
+
+@pytest.fixture(scope="module")
+def link():
+    return LinkGrammarParser(time_limit=20)
+
+
+@needs_link
+def test_link_parses_english(link):
+    text = " Sure, I can help you with that!  The old cat sat on the mat. I'm sorry; it’s “broken”, isn't it?\n"
+    found = link(text)
+    check(found, text)
+    assert len(found) == 3 and all(s.tree is not None for s in found)
+    assert found[1].tree.pformat(margin=999) == "(S (NP The old cat) (VP sat (PP on (NP the mat))) .)"
+    assert "it’s" not in found[2].tree.leaves() and "’s" in found[2].tree.leaves()
+
+
+@needs_link
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "!verbosity=3", "!exit", "%comment", "* star", ":) Nice", "This (really) is [sic] a {brace}.", "(S (NP x))",
+        "asdf qwer 12.5 zxcv.", "Yes", "...", "a\tb", "x" * 300, "你好 😀", "\\", "walls set to 0", "nul\x00l bell\x07",
+        "The of of the.", "$5.00, 20% & more <b>", "\ud800",
+    ],
+)  # fmt: skip
+def test_link_takes_any_sentence(link, sentence):
+    found = link(sentence)
+    check_sentences(found, sentence, "test")
+    for s in found:
+        assert s.tree is None or [sentence[s.start :][w.start : w.end] for w in s.tree.leaves()] == s.tree.leaves()
+    assert link("It works.")[0].tree.leaves() == ["It", "works", "."]  # replies are not out of step
+
+
+@needs_link
+def test_link_keeps_one_process_and_its_time_limit(link):
+    parser = LinkGrammarParser(time_limit=20, cache=1)
+    (process,) = parser._idle.queue
+    for text in ("One cat sat.", "Two cats sat.", "One cat sat."):
+        assert parser(text)[0].tree is not None
+    assert list(parser._idle.queue) == [process] and process.alive
+    parser.time_limit = 0.05
+    long = "but the man who I saw in the park with the dog and that you know when it rains or " * 6
+    start = time.monotonic()
+    assert [s.tree for s in parser(long)] == [None]
+    assert time.monotonic() - start < 10 and not process.alive and not parser._idle.queue
+    parser.time_limit = 20
+    assert parser("Three cats sat.")[0].tree is not None
+    (new,) = parser._idle.queue
+    new._process.kill()
+    new._process.wait()
+    assert parser("Four cats sat.")[0].tree is not None  # by a third process
+    assert parser("Cats sat " * 300 + ".")[0].tree is None  # not even asked
+    assert parser._idle.queue[0].alive
+
+
+@needs_link
+def test_link_parses_in_several_threads(link):
+    texts = [f"The {n} cats sat on mat {i}." for i, n in enumerate(["two", "three", "old", "red"] * 5)]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(link, texts))
+    for text, sentences in zip(texts, found):
+        check(sentences, text)
+        assert sentences[0].tree.leaves() == [*text[:-1].split(), "."]
+    assert len(link._idle.queue) <= 3
+
+
+def test_link_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="no-such-command is not installed: apt-get install link-grammar") as caught:
+        LinkGrammarParser(command="no-such-command")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="parser link: the command link-parser is not installed"):
+        make_rule(MacroOptions(termination="parsing", parser="link"))
+
+
+def fake_command(tmp_path, body):
+    path = tmp_path / "fake-parser"
+    path.write_text(f"#!{sys.executable}\nimport sys, time\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_link_that_does_not_work_says_so(tmp_path):
+    with pytest.raises(InputError, match="did not parse a test sentence: install the English dictionary"):
+        LinkGrammarParser(command=fake_command(tmp_path, "sys.exit(1)"))
+    with pytest.raises(InputError, match="time_limit: expected seconds above 0, got 0"):
+        LinkGrammarParser(0, command=fake_command(tmp_path, ""))
+
+
+def test_link_process_that_hangs_is_ended(tmp_path):
+    body = """for line in sys.stdin:
+        if "hang" in line:
+            time.sleep(60)
+        if line[0] == "!":
+            print("walls set to 0", flush=True)"""
+    process = LinkProcess(fake_command(tmp_path, body))
+    assert process.ask("fine", 20) == "" and process.alive
+    start = time.monotonic()
+    assert process.ask("hang", 0.3) is None and not process.alive and time.monotonic() - start < 10
+    assert process._process.poll() is not None and process.ask("fine", 1) is None
+    process.close()
+
+
+def test_link_replies_are_read():
+    reply = "(S (NP the cat.n)\n   (VP sat.v-d\n       (PP on\n (NP the mat.n)))\n   .)\n\n(S (NP second))"
+    assert read_constituents(reply).leaves() == ["the", "cat.n", "sat.v-d", "on", "the", "mat.n", "."]
+    for none in ("", "No linkages\n", "(S (NP the", "(S"):
+        assert read_constituents(none) is None
+    words = ["the", "asdf{?}.n", "{of}", "12.5{!}", "Mr..x", "'s.v", "{", "{}}", "U.S", ".", "....v"]
+    text = "The asdf of 12.5  Mr.'s {} U.S. ..."
+    spans = align(words, text)
+    assert [text[a:b] for a, b in spans] == ["The", "asdf", "of", "12.5", "Mr.", "'s", "{", "}", "U.S", ".", "..."]
+    assert align(["the", "cat"], "The dog") is None and align(["the"], "The dog") is None and align([], "x") is None
+
+
+@needs_link
+def test_link_on_real_answers(link, capsys):
+    path = os.environ.get("MARLHF_HH_SAMPLE")
+    if not path:
+        pytest.skip("MARLHF_HH_SAMPLE does not name a file of HH-RLHF pairs")
+    with gzip.open(path, "rt") as lines:
+        texts = [json.loads(x)["chosen"].rsplit("Assistant:", 1)[1] for x in itertools.islice(lines, 60)]
+    found = [link(text) for text in texts]
+    for text, sentences in zip(texts, found):
+        check(sentences, text)
+    trees = [s.tree for sentences in found for s in sentences]
+    assert trees.count(None) <= 0.1 * len(trees)
+
+
+# stanza
+
+
+def tree_of(bracket):
+    """Stands in for stanza's tree, which has these two attributes."""
+    if isinstance(bracket, str):
+        return SimpleNamespace(label=bracket, children=())
+    return SimpleNamespace(label=bracket.label(), children=tuple(map(tree_of, bracket)))
+
+
+def stanza_sentence(tokens, bracket):
+    """`tokens`: (start, end, its words, each a text or (text, start, end))."""
+    made = []
+    for start, end, words in tokens:
+        pairs = [(w, None, None) if isinstance(w, str) else w for w in words]
+        words = [SimpleNamespace(text=t, start_char=a, end_char=b) for t, a, b in pairs]
+        made.append(SimpleNamespace(start_char=start, end_char=end, words=words))
+    tree = bracket and tree_of(nltk.Tree.fromstring(bracket))
+    return SimpleNamespace(tokens=made, constituency=tree)
+
+
+def test_stanza_sentences_are_read():
+    bracket = "(ROOT (S (NP (PRP I)) (VP (VBP do) (RB n't) (VP (VB go))) (. .)))"
+    tokens = [(2, 3, [("I", 2, 3)]), (4, 9, ["do", "n't"]), (10, 12, [("go", 10, 12)]), (12, 13, [(".", 12, 13)])]
+    got = read_sentence(stanza_sentence(tokens, bracket))
+    assert (got.start, got.end, got.tree.pformat(margin=99)) == (2, 13, bracket)
+    assert [(w.start, w.end) for w in got.tree.leaves()] == [(0, 1), (2, 7), (7, 7), (8, 10), (10, 11)]
+    tokens[1] = (4, 9, [("do", 4, 6), ("n't", 6, 9)])  # newer models give words spans of their own
+    spans = [(w.start, w.end) for w in read_sentence(stanza_sentence(tokens, bracket)).tree.leaves()]
+    assert spans == [(0, 1), (2, 4), (4, 7), (8, 10), (10, 11)]
+    assert read_sentence(stanza_sentence(tokens, None)) == ParsedSentence(2, 13, None)
+    assert read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
+
+
+def test_stanza_parser_with_a_pipeline_of_ones_own():
+    calls = []
+
+    def pipeline(text):
+        calls.append(text)
+        return SimpleNamespace(sentences=[stanza_sentence([(1, 4, ["cat"])], "(ROOT (NP (NN cat)))")])
+
+    parser = StanzaParser(pipeline)
+    for _ in range(2):
+        check(parser(" cat"), " cat")
+    assert parser(" \n") == [] and calls == [" cat"] and repr(parser) == "StanzaParser()"
+    assert Parsing(parser).workers == 1
+
+
+def test_stanza_s_own_tree_class():
+    reader = pytest.importorskip("stanza.models.constituency.tree_reader", reason="stanza is not installed")
+    bracket = "(ROOT (S (NP (DT The) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (DT the) (NN mat)))) (. .)))"
+    (theirs,) = reader.read_trees(bracket)
+    assert type(theirs).__module__ == "stanza.models.constituency.parse_tree"
+    assert read_tree(theirs) == nltk.Tree.fromstring(bracket)
+
+
+def test_stanza_without_package_or_model_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "stanza", None)
+    with pytest.raises(InputError, match="parser stanza: the package is not installed: pip install") as caught:
+        make_rule(MacroOptions(termination="parsing", parser="stanza"))
+    assert "\n" not in str(caught.value)
+
+    def missing(*arguments, **options):
+        raise FileNotFoundError("no\nmodel")
+
+    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace(Pipeline=missing))
+    with pytest.raises(InputError, match="English model is not here .FileNotFoundError.*stanza.download") as caught:
+        StanzaParser()
+    assert "\n" not in str(caught.value)
+
+
+# Python
+
+
+@pytest.fixture(scope="module")
+def python():
+    pytest.importorskip("tree_sitter_python", reason="tree-sitter is not installed")
+    return PythonParser()
+
+
+PROGRAM = "def f(x):\n    # twice\n    return x * 2\n\nprint(f('é😀'), end=\"\")\n"
+
+
+def test_python_program(python):
+    (found,) = python(PROGRAM)
+    check([found], PROGRAM)
+    assert found.tree.label() == "module" and len(found.tree) == 2
+    assert [t.label() for t in found.tree] == ["function_definition", "expression_statement"]
+    assert found.tree.leaves()[:6] == ["def", "f", "(", "x", ")", ":"] and "# twice" in found.tree.leaves()
+
+
+def test_broken_program_keeps_its_sound_parts(python):
+    broken = "def f(x:\n    return x * (2\n\nfor i in range(3):\n    print(i)\n)))\n"
+    (found,) = python(broken)
+    check_sentences([found], broken, "test")
+    labels = {t.label() for t in found.tree.subtrees()}
+    assert "ERROR" in labels and labels & {"for_statement", "call", "argument_list"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=80), st.text("()[]{}:=\n\t #'\"\\fordef xé0😀", max_size=80)))
+@example("(" * 3000)
+@example("\ud800 = 1")
+@example("if x:\n" * 200)
+@example("\x00")
+def test_python_takes_any_text(python, text):
+    found = python(text)
+    check_sentences(found, text, "test")
+    assert len(found) == bool(text.strip())
+    for s in found:
+        assert all(w == text[w.start : w.end] for w in leaves(s.tree))
+
+
+def test_python_cuts_at_statements(python, tokenizer):
+    ids = tokenizer(PROGRAM, add_special_tokens=False)["input_ids"]
+    mask, tensor = torch.ones(1, len(ids), dtype=torch.bool), torch.tensor([ids])
+    (spans,) = Parsing(python, 1000)(mask, token_ids=tensor, tokenizer=tokenizer).spans()
+    assert spans == [(0, len(ids))]
+    (spans,) = Parsing(python, 24)(mask, token_ids=tensor, tokenizer=tokenizer).spans()
+    pieces = [tokenizer.decode(ids[a:b]) for a, b in spans]
+    assert len(pieces) > 2 and any("return x * 2" in p and "def" not in p for p in pieces)
+
+
+def test_python_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tree_sitter_python", None)
+    with pytest.raises(InputError, match="parser python: tree-sitter is not installed: pip install tree-sitter"):
+        PythonParser()
+
+
+# Names on the command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "rule"),
+    [
+        ([], FixedNGram(5)),
+        (["--termination", "randomized"], RandomizedNGram(seed=7)),
+        (["--termination", "whole"], Whole()),
+        (["--termination", "perplexity"], Perplexity("macro")),
+        (["--termination", "perplexity", "--perplexity_rule", "prefix"], Perplexity("prefix")),
+        (["--termination", "sentence"], Sentence()),
+        (["--termination", "parsing"], Parsing(GrammarParser())),
+        (
+            ["--termination", "parsing", "--parser", "grammar", "--cutoff", "4", "--inclusive"],
+            Parsing(GrammarParser(), 4, True),
+        ),
+    ],
+)
+def test_options_name_every_rule(flags, rule):
+    made = make_rule(parse("ppo", flags, ("macro",), "").macro, seed=7)
+    assert repr(made) == repr(rule) and type(made) is type(rule)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(InputError, match="--termination ppl: unknown: choose from fixed, randomized, whole, perplex"):
+        make_rule(MacroOptions(termination="ppl"))
+    with pytest.raises(InputError, match="--parser french: unknown: choose from grammar, stanza, link, python"):
+        make_rule(MacroOptions(termination="parsing", parser="french"))
+    with pytest.raises(InputError, match="--cutoff 0: it must be at least 1"):
+        parse("ppo", ["--cutoff", "0"], ("macro",), "")
+    with pytest.raises(InputError, match="invalid choice: 'ppl'"):
+        parse("ppo", ["--termination", "ppl"], ("macro",), "")
+
+
+def test_a_parser_is_made_once(monkeypatch):
+    assert make_parser("grammar") is make_parser("grammar")
+    one = make_rule(MacroOptions(termination="parsing"))
+    assert one.parser is make_rule(MacroOptions(termination="parsing", cutoff=9)).parser
+    assert threading.active_count() < 50
