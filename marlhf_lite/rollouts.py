@@ -98,10 +98,28 @@ class Rollout:
         return Rollout(**picked)
 
     def trim(self) -> Rollout:
-        """Without the columns of `tokens` that are padding in every prompt; T stays."""
-        used = int(self.attention_mask[:, : self.prompt_width].sum(1).max()) if len(self) else 0
-        start = self.prompt_width - used
-        return replace(self, tokens=self.tokens[:, start:], attention_mask=self.attention_mask[:, start:])
+        """Without the columns that are padding in every row, on both sides; `widen` gives results their T back."""
+        if not len(self):
+            return self
+        start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
+        width = max(int(self.lengths.max()), 1)
+        end = self.prompt_width + width
+        cut = {name: getattr(self, name) for name in ("ref_logprobs", "logprobs", "values")}
+        return replace(
+            self,
+            tokens=self.tokens[:, start:end],
+            attention_mask=self.attention_mask[:, start:end],
+            mask=self.mask[:, :width],
+            **{name: None if x is None else x[:, :width] for name, x in cut.items()},
+        )
+
+    def widen(self, x: Tensor) -> Tensor:
+        """[B, T'] of a trimmed rollout to this one's [B, T], with zeros."""
+        return torch.nn.functional.pad(x, (0, self.mask.shape[1] - x.shape[1]))
+
+    def by_length(self) -> Rollout:
+        """The rows sorted by tokens, so that micro-batches hold rows of like length and padding costs little."""
+        return self.select(self.attention_mask.sum(1).argsort(stable=True))
 
     def at_last_token(self, scores: Tensor) -> Tensor:
         """[B, L] scores at every position to [B], read at the last response token (EOS where there is one)."""

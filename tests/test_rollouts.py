@@ -222,7 +222,8 @@ def test_padding_shifts_no_absolute_position(absolute, tokenizer, texts):
         for part in [rollout, *(rollout.select(row).trim() for row in rows)]:
             logprobs = policy(part.tokens, part.attention_mask, part.mask.shape[1])[0]
             values = part.before_tokens(critic(part.tokens, part.attention_mask))
-            seen.append(torch.stack([logprobs, values]) * part.mask)
+            both = torch.cat([logprobs, values]) * part.mask.repeat(2, 1)
+            seen.append(rollout.widen(both).unflatten(0, (2, -1)))
     torch.testing.assert_close(seen[0], torch.cat(seen[1:], 1), **CLOSE)
 
 
@@ -252,19 +253,25 @@ def whole(either, texts):
 def test_trim_changes_nothing_that_is_asked(moved, whole):
     part = whole.select(torch.tensor([0, 4]))
     cut = part.trim()
-    assert cut.tokens.shape[1] < part.tokens.shape[1] and cut.mask.shape == part.mask.shape
-    assert torch.equal(cut.response_ids, part.response_ids)
+    assert cut.prompt_width < part.prompt_width and cut.mask.shape[1] == part.lengths.max() < part.mask.shape[1]
+    assert torch.equal(part.widen(cut.response_ids * cut.mask), part.response_ids * part.mask)
+    assert torch.equal(part.widen(cut.logprobs * cut.mask), part.logprobs * part.mask)
     assert cut.attention_mask[:, : cut.prompt_width].sum(1).max() == cut.prompt_width
-    T = part.mask.shape[1]
     with torch.no_grad():
         for role, read in (
-            (moved.policy, lambda r: moved.policy(r.tokens, r.attention_mask, T)[0] * r.mask),
-            (moved.critic, lambda r: r.before_tokens(moved.critic(r.tokens, r.attention_mask)) * r.mask),
+            (moved.policy, lambda r: part.widen(moved.policy(r.tokens, r.attention_mask, r.mask.shape[1])[0] * r.mask)),
+            (moved.critic, lambda r: part.widen(r.before_tokens(moved.critic(r.tokens, r.attention_mask)) * r.mask)),
             (moved.critic, lambda r: r.at_last_token(moved.critic(r.tokens, r.attention_mask))),
         ):
             role.eval()
             torch.testing.assert_close(read(cut), read(part), **CLOSE)
-    assert whole.trim().tokens.shape == whole.tokens.shape
+    assert whole.trim().prompt_width == whole.prompt_width
+
+
+def test_by_length_sorts_and_keeps_every_row(whole):
+    sorted_rows = whole.by_length()
+    lengths = sorted_rows.attention_mask.sum(1)
+    assert (lengths.diff() >= 0).all() and sorted(sorted_rows.prompts) == sorted(whole.prompts)
 
 
 def test_select_takes_the_same_rows_of_everything(whole):
@@ -347,6 +354,7 @@ def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling):
 def test_each_new_token_is_one_column_of_work(fresh, tokenizer):
     model, widths = fresh(False), []
     model.get_base_model().config.use_cache = False  # as trainers leave it
+    model.generation_config.use_cache = False
     model.get_base_model().model.layers[0].register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
     rollout = sampled(model, tokenizer, Sampling(5))
     assert widths == [rollout.prompt_width] + [1] * (rollout.mask.shape[1] - 1)

@@ -119,7 +119,7 @@ class PPOTrainer:
         self.roles.policy.eval()
         rollout = generate(self.roles.policy.model, self.tokenizer, prompts, self.sampling)
         self.roles.policy.train()
-        return rollout
+        return rollout.by_length()
 
     @torch.no_grad()
     def _score(self, rollout: Rollout) -> Rollout:
@@ -128,7 +128,8 @@ class PPOTrainer:
         parts = []
         for rows in torch.arange(len(rollout)).split(self.ppo.micro_batch_size):
             part = rollout.select(rows).trim()
-            parts.append(self.roles.reference(part.tokens, part.attention_mask, part.mask.shape[1], temperature)[0])
+            logprobs, _ = self.roles.reference(part.tokens, part.attention_mask, part.mask.shape[1], temperature)
+            parts.append(rollout.widen(logprobs))
         return replace(rollout, ref_logprobs=torch.cat(parts), scores=self.reward(rollout))
 
     def _context(self, rollout: Rollout) -> dict:

@@ -72,7 +72,7 @@ def run_models(roles: Roles, batch: Rollout, ppo: PPOOptions) -> Pass:
     temperature = ppo.temperature if ppo.logprobs_at_temperature else 1.0
     logprobs, entropy = roles.policy(part.tokens, part.attention_mask, part.mask.shape[1], temperature)
     values = part.before_tokens(roles.critic(part.tokens, part.attention_mask))
-    return Pass(logprobs, entropy, values)
+    return Pass(*map(batch.widen, (logprobs, entropy, values)))
 
 
 @torch.no_grad()
