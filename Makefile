@@ -4,12 +4,16 @@
 #   PYTHON       the interpreter that creates the environment
 #   VENV         the environment's folder
 #   ARGS         more arguments for demo, test and bench
+#   NOTEBOOKS    the notebooks to execute
+#   REPO         owner/name of the GitHub repository, for badges
 #   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
 #                without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them. Read at installation only:
 #                `make distclean` first if torch is installed already.
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+NOTEBOOKS ?= notebooks/*.ipynb notebooks/solutions/*.ipynb
+REPO ?=
 TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
@@ -19,7 +23,7 @@ STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean distclean
+.PHONY: help install demo test lint format bench notebooks badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -42,6 +46,14 @@ format: $(STAMP) ## Mend what the linter can, and format
 
 bench: $(STAMP) ## Time the macro-action functions against plain loops
 	$(BIN)/python benchmarks/macro_ops.py $(ARGS)
+
+notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back
+	MARLHF_PROFILE=cpu $(BIN)/jupyter nbconvert --to notebook --inplace --execute \
+	    --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
+
+badges: $(STAMP) ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
+	$(BIN)/python -m marlhf_lite.notebook badges $(REPO)
 
 clean: ## Remove caches and builds; keep the environment and the runs
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -157,7 +157,7 @@ def _run(options: SimpleNamespace) -> None:
 
 
 def _demo(options: SimpleNamespace) -> None:
-    options.run.figures = options.run.figures or "figures"
+    options.run.figures = options.run.figures or "figures/demo"
     _chain(options, {"PPO": replace(options.macro, termination="fixed", n="1"), "MA-PPO": options.macro})
 
 

@@ -20,7 +20,7 @@ class RunOptions:
 
     output_dir: str = option("", "Folder for config, metrics, samples and checkpoints. Default: runs/<command>-<time>.")
     overwrite: bool = option(False, "Replace the run in --output_dir if there is one.")
-    figures: str = option("", "Folder for figures. Default: figures/ inside the run; for demo, figures/ here.")
+    figures: str = option("", "Folder for figures. Default: figures/ inside the run; for demo, figures/demo here.")
     seed: int = option(0, "Seeds model initialisation, data order and sampling.", least=0, most=2**32 - 1)
 
 
@@ -53,7 +53,7 @@ class DataOptions:
 class SFTOptions:
     """Supervised fine-tuning on prompt and chosen response, loss on the response alone."""
 
-    sft_epochs: float = option(3.0, "Passes over the SFT part.", above=0)
+    sft_epochs: float = option(1.5, "Passes over the SFT part.", above=0)
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
     sft_learning_rate: float = option(2e-3, "Peak learning rate (cosine, for LoRA).", above=0)
     sft_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0, below=1)
@@ -65,7 +65,7 @@ class RMOptions:
 
     rm_epochs: float = option(1.0, "Passes over the reward-model part.", above=0)
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
-    rm_learning_rate: float = option(1e-3, "Peak learning rate (cosine, for LoRA).", above=0)
+    rm_learning_rate: float = option(1.5e-3, "Peak learning rate (cosine, for LoRA).", above=0)
     rm_warmup_ratio: float = option(0.1, "Share of updates that warm up.", least=0, below=1)
     rm_loss: Literal["last", "all"] = option(
         "last",
@@ -116,15 +116,15 @@ class MacroOptions:
 class PPOOptions:
     """PPO with a critic. `marlhf ppo --n 1` is token-level PPO, everything else alike."""
 
-    updates: int = option(40, "Rollout-and-update rounds.", least=1)
-    batch_size: int = option(64, "Responses per update.", least=1)
+    updates: int = option(30, "Rollout-and-update rounds.", least=1)
+    batch_size: int = option(32, "Responses per update.", least=1)
     micro_batch_size: int = option(
-        32, "Responses per forward and backward pass; changes memory, not gradients.", least=1
+        16, "Responses per forward and backward pass; changes memory, not gradients.", least=1
     )
     ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
     minibatches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
-    policy_learning_rate: float = option(1e-3, "Of the policy's adapter.", above=0)
-    critic_learning_rate: float = option(1e-3, "Of the critic's adapter and head.", above=0)
+    policy_learning_rate: float = option(2e-3, "Of the policy's adapter.", above=0)
+    critic_learning_rate: float = option(3e-3, "Of the critic's adapter and head.", above=0)
     warmup_updates: int = option(5, "Updates of linear warm-up; then constant.", least=0)
     max_grad_norm: float = option(1.0, "Gradient clipping, for policy and critic apart.", above=0)
     kl_coef: float = option(0.05, "beta of the KL reward to the SFT model.", least=0)

@@ -24,6 +24,7 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
@@ -33,6 +34,7 @@ from marlhf_lite.errors import InputError
 
 EMBEDDED_MODEL = "tiny-gemma"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
@@ -59,6 +61,8 @@ def _check_folder(folder: Path) -> None:
         raise InputError(f"--model {folder}: no config.json: {hint}")
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise InputError(f"--model {folder}: a config but no weights ({_WEIGHTS[0]}): copy them there")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):  # transformers would make up an empty one
+        raise InputError(f"--model {folder}: weights but no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")
 
 
 def load_tokenizer(name: str):
@@ -84,7 +88,7 @@ def _load(kind, name: str, **kwargs):
     hf_logging.disable_progress_bar()
     try:
         return kind.from_pretrained(path, **kwargs)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder"
@@ -148,7 +152,11 @@ def _check_adapter(folder: str | Path) -> str:
 
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
-    return PeftModel.from_pretrained(model, _check_adapter(folder), is_trainable=trainable).train(trainable)
+    try:
+        return PeftModel.from_pretrained(model, _check_adapter(folder), is_trainable=trainable).train(trainable)
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None
 
 
 def _with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:

@@ -372,7 +372,7 @@ def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert lengths[0] == 1 < lengths[1] <= 5
     starts = [RunFolder.open(tmp_path / "out" / name).metrics()[0]["rm_score_mean"] for name in ("ppo", "ma-ppo")]
     assert starts[0] == pytest.approx(starts[1])  # the same start and the same first rollout
-    assert (tmp_path / "figures" / "gold_curves.png").is_file()
+    assert (tmp_path / "figures" / "demo" / "gold_curves.png").is_file()
     assert "updates to PPO's final RM score" in capsys.readouterr().out
 
 

@@ -307,3 +307,24 @@ def test_policy_role_counts_from_the_end(roles):
         expected = torch.log_softmax(logits(roles.policy.model), -1)[:, :-1].gather(-1, IDS[:, 1:, None]).squeeze(-1)
     torch.testing.assert_close(longer[:, -2:], shorter)
     torch.testing.assert_close(longer, expected[:, -4:])
+
+
+def test_a_folder_without_tokenizer_is_refused(base, tmp_path):
+    base.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"weights but no tokenizer \(tokenizer.json\): save the tokenizer"):
+        model_path(str(tmp_path))
+
+
+def test_truncated_weights_are_refused(base, tokenizer, tmp_path):
+    base.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_base(ModelOptions(model=str(tmp_path)))
+
+
+def test_an_adapter_of_another_base_is_refused(base, tokenizer, tmp_path):
+    new_policy(base, ModelOptions(lora_r=2)).save_pretrained(tmp_path / "a")
+    with pytest.raises(InputError, match="does not fit --model"):
+        load_policy(load_base(ModelOptions(model="tiny-gemma")), tmp_path / "a")

@@ -168,7 +168,7 @@ class PPOTrainer:
 
 
 def _samples(update: int, rollout: Rollout, macro: MacroActions, count: int = 4) -> list[dict]:
-    """A few responses as they were, with their macro actions as token spans."""
+    """Some responses as they were, with their macro actions as token spans."""
     spans = macro.spans()
     return [
         {
@@ -180,5 +180,5 @@ def _samples(update: int, rollout: Rollout, macro: MacroActions, count: int = 4)
             "ended": bool(rollout.ended[i]),
             "spans": spans[i],
         }
-        for i in range(min(count, len(rollout)))
+        for i in range(0, len(rollout), max(len(rollout) // count, 1))  # rows are sorted by length: short and long
     ]
