@@ -19,6 +19,7 @@ from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.answers import answer
 from marlhf_lite.folders import check_output
 from marlhf_lite.models import (
+    EMBEDDED_MODEL,
     load_base,
     load_policy,
     load_score_model,
@@ -32,6 +33,7 @@ from marlhf_lite.rewards import FunctionReward, ModelReward
 from marlhf_lite.roles import PolicyRole, ScoreRole, build_roles
 from marlhf_lite.rollouts import Sampling
 from marlhf_lite.rules import make_rule
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.split import Task
 from marlhf_lite.training.ppo import PPOTrainer
@@ -92,6 +94,8 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = ()) -> Wor
     write_json(run.path / "data.json", task.counts | {"long_prompts": dropped})
     print(f"{task.name}: " + ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items()), end="")
     print(f"; dropped: {dropped} long prompts" + "".join(f", {v} {k}" for k, v in _dropped(task).items()))
+    if options.model.model == EMBEDDED_MODEL and data.dataset not in EMBEDDED:
+        print(f"note: {EMBEDDED_MODEL} has read {', '.join(EMBEDDED)} alone: on other data, scores mean little")
     return Workspace(options, run, task, tokenizer, base)
 
 

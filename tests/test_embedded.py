@@ -7,21 +7,23 @@ import subprocess
 import sys
 from statistics import mean
 
+import datasets
 import nltk
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import DataOptions, ModelOptions, SFTOptions
 from marlhf_lite.errors import InputError
-from marlhf_lite.models import EMBEDDED_MODEL, load_base
+from marlhf_lite.models import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
 from marlhf_lite.rollouts import Sampling, generate
 from marlhf_lite.tasks import embedded
 from marlhf_lite.tasks.embedded import RATER_SHARPNESS, Quality, load_tiny_tldr, make_pairs, make_post, make_summary
 from marlhf_lite.tasks.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
 from marlhf_lite.tasks.grammar import FACTS, FILLERS, LEXICON, detokenize, fill, grammar, sentence, slots, subject
 from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.training.sft import train_sft
 
 PAIRS = make_pairs(2000, 7)
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<unk>", "<mask>")
@@ -376,3 +378,21 @@ def test_embedded_model_answers_foreign_prompts(model, tokenizer):
 
 def test_embedded_model_is_found_by_name():
     assert ModelOptions().model == EMBEDDED_MODEL
+
+
+def test_after_a_little_sft_the_embedded_model_states_facts_right(tmp_path):
+    """Copying is what there is to credit besides length: at least 70 % of the facts stated for unseen posts are right."""
+    options, rng = ModelOptions(), random.Random("facts")
+    tokenizer, base = load_tokenizer(options.model), load_base(options)
+    good = [make_post(rng) for _ in range(64)]
+    best = Quality(cover=0.9, wrong=0.0, filler=0.1)
+    rows = [{"prompt": p.prompt, "chosen": embedded.summary_text(make_summary(rng, p, best))} for p in good]
+    policy = new_policy(base, options)
+    train_sft(policy, tokenizer, datasets.Dataset.from_list(rows), SFTOptions(sft_epochs=2), DataOptions(), tmp_path)
+    policy.eval()
+    torch.manual_seed(0)
+    rollout = generate(policy, tokenizer, [make_post(rng).prompt for _ in range(48)], Sampling(96))
+    reports = [inspect(p, r) for p, r in zip(rollout.prompts, rollout.responses, strict=True)]
+    right, wrong = sum(r.correct for r in reports), sum(r.wrong for r in reports)
+    assert right + wrong > 48 * 3 and right / (right + wrong) >= 0.7
+    assert rollout.lengths.float().mean() >= 45
