@@ -6,16 +6,17 @@ all badges and install cells point at that GitHub repository.
 """
 
 import argparse
+import functools
 import os
 import platform
 import random
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from marlhf_lite import __version__
 from marlhf_lite.errors import InputError
@@ -75,7 +76,7 @@ def _plot_style() -> None:
 
 
 def _watch_figures() -> None:
-    """In a notebook, `check_figures` runs after each cell, before the figures are shown and closed."""
+    """In a notebook, `check_figures` runs before figures are shown and closed: by plt.show, or after each cell."""
     try:
         from IPython import get_ipython
         from matplotlib_inline.backend_inline import flush_figures
@@ -88,6 +89,19 @@ def _watch_figures() -> None:
             shell.events.unregister("post_execute", callback)
     shell.events.register("post_execute", check_figures)
     shell.events.register("post_execute", flush_figures)
+    from matplotlib import pyplot as plt
+
+    if not hasattr(plt.show, "__wrapped__"):
+        plt.show = _checked(plt.show)
+
+
+def _checked(show: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(show)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        check_figures()
+        show(*args, **kwargs)
+
+    return wrapper
 
 
 def check_figures() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, set_seed
 
 from marlhf_lite.config import MacroOptions
 from marlhf_lite.errors import InputError
@@ -127,6 +127,7 @@ def _dropped(task: Task) -> dict[str, int]:
 def sft_stage(work: Workspace) -> Path:
     """Fine-tune a fresh adapter; its folder."""
     seed, out = work.options.run.seed, work.path / "sft"
+    set_seed(seed)  # each stage by itself: it repeats whatever ran before it
     model = new_policy(work.base, work.options.model)
     log = train_sft(model, work.tokenizer, work.task.splits["sft"], work.options.sft, work.options.data, out, seed)
     write_json(out / "log.json", log)
@@ -136,6 +137,7 @@ def sft_stage(work: Workspace) -> Path:
 def rm_stage(work: Workspace, sft: Path) -> Path:
     """Train the reward model from the SFT adapter; its folder. Prints and stores accuracy on held-out pairs."""
     seed, out = work.options.run.seed, work.path / "rm"
+    set_seed(seed)
     model = new_reward_model(work.base, sft, seed)
     rows = work.task.splits
     log = train_reward_model(model, work.tokenizer, rows["rm"], work.options.rm, work.options.data, out, seed)
@@ -151,6 +153,7 @@ def ppo_stage(work: Workspace, sft: Path, rm: Path | None, how: MacroOptions, na
     """Train policy and critic; the policy's adapter folder. Records stand beside it, whole even when interrupted."""
     options, rule = work.options, make_rule(how, work.options.run.seed)
     options = SimpleNamespace(**{**vars(options), "macro": how})
+    set_seed(options.run.seed)
     run = RunFolder.create(work.path / name.lower(), flat(options), overwrite=options.run.overwrite)
     trainer = PPOTrainer(
         build_roles(work.base, sft, rm, options.ppo.critic_init),

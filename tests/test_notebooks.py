@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -48,27 +49,49 @@ def errors(notebook: nbformat.NotebookNode) -> list[str]:
 # Execution
 
 
-@every_notebook
-def test_runs_in_the_smoke_profile(path, monkeypatch, tmp_path):
-    """From a folder of its own, with this interpreter, whatever kernels the user has registered.
-
-    Figures are checked too: `setup` makes one without axis labels an error output of its cell.
-    """
+@pytest.fixture
+def execute(monkeypatch, tmp_path):
+    """Executes a notebook in the smoke profile: from an empty folder, with this very interpreter."""
     monkeypatch.setenv("MARLHF_PROFILE", "smoke")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("MPLBACKEND", raising=False)
+
+    def run(notebook: nbformat.NotebookNode, **options) -> nbformat.NotebookNode:
+        # Without kernel folders the only kernel is the native one, whatever the user has registered.
+        kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+        options |= {"timeout": CELL_SECONDS, "resources": {"metadata": {"path": str(tmp_path)}}}
+        NotebookClient(notebook, km=kernel, **options).execute()
+        return notebook
+
+    return run
+
+
+@every_notebook
+def test_runs_in_the_smoke_profile(path, execute):
+    """Figures are checked too: `setup` gives one without axis labels an error output in its cell."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
-    kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = NotebookClient(
-        notebook, km=kernel, timeout=CELL_SECONDS, record_timing=False, resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
-    assert not errors(notebook)
+    assert not errors(execute(notebook))
     assert "profile smoke" in str(notebook.cells), "the set-up cell calls marlhf_lite.notebook.setup"
+
+
+def test_a_figure_without_labels_is_an_error_in_its_cell(execute):
+    cells = (
+        "import sys; from marlhf_lite.notebook import setup; setup(); setup(); sys.executable",
+        "from matplotlib import pyplot as plt; plt.plot([1, 2]); plt.show()",
+        "plt.close('all'); plt.plot([1, 2]); plt.xlabel('x');",
+        "plt.close('all'); plt.plot([1, 2]); plt.xlabel('x'); plt.ylabel('y'); plt.show()",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    execute(notebook, allow_errors=True)
+    assert sys.executable in str(notebook.cells[0].outputs)
+    found = [[o.evalue for o in cell.outputs if o.output_type == "error"] for cell in notebook.cells]
+    assert [len(messages) for messages in found] == [0, 1, 1, 0], found
+    assert "no label on x" in found[1][0] and "no label on y" in found[2][0]
+    assert str(notebook.cells[3].outputs).count("image/png") == 1
 
 
 # As committed
@@ -178,10 +201,10 @@ def test_figures_need_labels(figure):
 
 def test_shared_axes_and_colour_bars_need_one_label(figure):
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    image = [ax.imshow([[1, 2], [3, 4]]) for ax in axes.flat][0]
+    images = [ax.imshow([[1, 2], [3, 4]]) for ax in axes.flat]
     axes[1, 0].set(xlabel="x", ylabel="y")
     check_figures()
-    bar = figure.colorbar(image, ax=axes)
+    bar = figure.colorbar(images[0], ax=axes)
     with pytest.raises(InputError):
         check_figures()
     bar.set_label("height")
