@@ -35,8 +35,8 @@ STYLE = {
 LABELS = {
     "rm_score_mean": "reward model score",
     "gold_mean": "gold score",
-    "kl_k1": "KL to the reference, k1 (nats a response)",
-    "kl_k3": "KL to the reference, k3 (nats a response)",
+    "kl_k1": "KL, k1 (nats a response)",
+    "kl_k3": "KL, k3 (nats a response)",
     "entropy": "entropy (nats)",
     "response_length": "response length (tokens)",
     "eos_rate": "share of responses with EOS",

@@ -95,7 +95,7 @@ def test_every_figure_is_labelled_captioned_and_in_place(name):
 
 def test_labels_carry_units():
     assert plots.reward_curves(ONE, "response_length").get_ylabel() == "response length (tokens)"
-    assert [ax.get_xlabel() for ax in plots.reward_against_gold(ONE)] == ["KL, k1 (nats)"] * 2
+    assert [ax.get_xlabel() for ax in plots.reward_against_gold(ONE)] == ["KL, k1 (nats a response)"] * 2
 
 
 def test_one_run_shows_raw_and_trailing_average():
