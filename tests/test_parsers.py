@@ -236,6 +236,7 @@ def test_link_without_its_package_says_what_to_install(tmp_path, monkeypatch):
         LinkGrammarParser(command="no-such-command")
     assert "\n" not in str(caught.value)
     monkeypatch.setenv("PATH", str(tmp_path))
+    make_parser.cache_clear()
     with pytest.raises(InputError, match="parser link: the command link-parser is not installed"):
         make_rule(MacroOptions(termination="parsing", parser="link"))
 
@@ -352,6 +353,7 @@ def test_stanza_s_own_tree_class():
 
 def test_stanza_without_package_or_model_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "stanza", None)
+    make_parser.cache_clear()
     with pytest.raises(InputError, match="parser stanza: the package is not installed: pip install") as caught:
         make_rule(MacroOptions(termination="parsing", parser="stanza"))
     assert "\n" not in str(caught.value)

@@ -1,0 +1,167 @@
+"""Coloured spans, length histograms and trees with their cut."""
+
+from itertools import pairwise
+
+import nltk
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import pyplot as plt
+
+from marlhf_lite.errors import InputError
+from marlhf_lite.macro import FixedNGram, MacroActions, Whole
+from marlhf_lite.models import load_tokenizer
+from marlhf_lite.notebook import check_figures
+from marlhf_lite.parsing import GrammarParser, Parsing
+from marlhf_lite.spans import draw_spans, length_histograms, spans_html, spans_of, token_pieces
+from marlhf_lite.tree_views import tree_cut, tree_figure, tree_text
+
+PIECES = [" My", " sis", "ter", " left", " <b>", "&", "\n", "$x$", ""]
+TREE = nltk.Tree.fromstring(
+    "(S (NP (PRP$ My) (NN sister) (NNP Marla)) (VP (VBD moved) (PP (IN to) (NP (NNP Tolwick)))) (. .))"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_figures_left():
+    plt.close("all")
+    yield
+    plt.close("all")
+
+
+def boxes(ax):
+    return [patch for patch in ax.patches if patch.get_gid() == "macro action"]
+
+
+def rules():
+    mask = torch.ones(1, len(PIECES), dtype=torch.bool)
+    return {"token": FixedNGram(1)(mask), "fixed 4": FixedNGram(4)(mask), "whole": [(0, len(PIECES))]}
+
+
+def test_a_box_for_each_macro_action_and_every_token_in_every_row():
+    ax = draw_spans(PIECES, rules())
+    assert len(boxes(ax)) == 9 + 3 + 1
+    shown = [text.get_text() for text in ax.texts]
+    assert shown.count(" sis") == 3 and shown.count("↵") == 3 and shown.count("·") == 3
+    assert {"token", "fixed 4", "whole"} <= set(shown)
+    ax.figure.draw_without_rendering()
+
+
+def test_neighbours_differ_in_colour():
+    row = boxes(draw_spans(PIECES, {"token": FixedNGram(1)(torch.ones(1, 9, dtype=torch.bool))}))
+    colours = [box.get_facecolor() for box in row]
+    assert all(a != b for a, b in pairwise(colours)) and len(set(colours)) == 2
+
+
+def test_long_responses_go_on_in_another_block():
+    ax = draw_spans(["word "] * 30, {"whole": [(0, 30)]}, columns=60)
+    assert len(boxes(ax)) == 3  # 12 tokens to a block
+    assert len([text for text in ax.texts if text.get_text() == "whole"]) == 3
+
+
+def test_draws_where_it_is_told_and_needs_no_axis_labels():
+    figure, axes = plt.subplots(1, 2)
+    assert draw_spans(PIECES, rules(), ax=axes[0]) is axes[0]
+    assert plt.get_fignums() == [figure.number]
+    check_figures()
+
+
+def test_another_response_of_the_batch():
+    macro = MacroActions.from_lengths([[1], [2, 1]])
+    assert spans_of("mine", macro, 3, row=1) == [(0, 2), (2, 3)]
+    with pytest.raises(InputError, match="no response 2"):
+        spans_of("mine", macro, 3, row=2)
+
+
+@pytest.mark.parametrize("spans", [[(0, 2), (3, 9)], [(0, 5), (4, 9)], [(0, 0), (0, 9)], [(0, 8)], [(0, 10)], []])
+def test_spans_that_are_no_partition_are_refused_by_name(spans):
+    for show in (draw_spans, spans_html):
+        with pytest.raises(InputError, match="mine"):
+            show(PIECES, {"mine": spans})
+
+
+def test_nothing_to_draw():
+    for pieces, segmentations in ((PIECES, {}), ([], {"whole": []})):
+        with pytest.raises(InputError, match="at least one"):
+            draw_spans(pieces, segmentations)
+
+
+def test_html_is_escaped_and_needs_nothing_from_outside():
+    page = spans_html(PIECES, {"<i>rule</i>": [(0, 9)]}, title="<script>")
+    assert "<b>" not in page and "&lt;b&gt;" in page and "&amp;" in page
+    assert "<i>" not in page and "<script" not in page
+    assert not any(word in page for word in ("http", "src=", "url(", "class="))
+    assert 'title="9 tokens"' in page
+    assert ";color:#" not in page, "text keeps the colour of the page, light or dark"
+
+
+@given(st.lists(st.text(max_size=6), min_size=1, max_size=12), st.integers(1, 5))
+def test_html_holds_all_text_in_as_many_spans(pieces, n):
+    macro = FixedNGram(n)(torch.ones(1, len(pieces), dtype=torch.bool))
+    page = spans_html(pieces, {"rule": macro})
+    assert page.count("<span ") == page.count("</span>") == -(-len(pieces) // n)
+
+
+def test_pieces_spell_the_text_and_name_special_tokens():
+    tokenizer = load_tokenizer("tiny-gemma")
+    text = " My sister Zoë paid 34 € on Monday. 🙂"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    pieces = token_pieces(tokenizer, torch.tensor([*ids, tokenizer.eos_token_id]))
+    assert len(pieces) == len(ids) + 1 and pieces[-1] == tokenizer.eos_token
+    assert "".join(pieces[:-1]) == tokenizer.decode(ids)
+
+
+def test_histograms_share_out_all_tokens():
+    mask = torch.arange(40) < torch.tensor([40, 23])[:, None]
+    axes = length_histograms({"fixed 5": FixedNGram(5)(mask), "whole": Whole()(mask)}, longest=16)
+    heights = [[bar.get_height() for bar in ax.patches] for ax in axes]
+    assert [sum(h) for h in heights] == pytest.approx([1, 1])
+    assert heights[0][4] == pytest.approx(60 / 63) and heights[1][15] == pytest.approx(1)
+    check_figures()
+    with pytest.raises(InputError):
+        length_histograms({})
+
+
+# Trees
+
+
+def test_cut_of_a_tree_by_hand():
+    assert tree_cut(TREE, most=4)[1] == [(0, 3), (3, 7)]
+    assert tree_cut(TREE, most=2)[1] == [(0, 4), (4, 7)]
+    assert tree_cut(TREE, most=100)[1] == [(0, 7)]
+    assert tree_cut(TREE, counts=[1, 4, 3, 1, 1, 5, 1], most=8)[1] == [(0, 3), (3, 7)]
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 5), min_size=7, max_size=7))
+def test_cut_is_a_partition_and_the_text_tells_the_same(most, counts):
+    ends, runs = tree_cut(TREE, counts, most)
+    assert [leaf for run in runs for leaf in range(*run)] == list(range(7))
+    lines = tree_text(TREE, counts, most).splitlines()
+    assert sum("■" in line for line in lines) == len(runs)
+    assert sum("■" in line or "+" in line for line in lines) == len(ends)
+
+
+@pytest.mark.parametrize("cutoff", [2, 4, 6, 9, 30])
+def test_cut_is_that_of_the_rule(cutoff):
+    tokenizer, text = load_tokenizer("tiny-gemma"), " My sister Marla moved to Tolwick and waited 34 days."
+    tree = GrammarParser()(text)[0].tree
+    counts = [len(tokenizer.tokenize(("" if leaf == "." else " ") + leaf)) for leaf in tree.leaves()]
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    rule = Parsing(GrammarParser(), cutoff)
+    macro = rule(torch.ones_like(ids, dtype=torch.bool), token_ids=ids, tokenizer=tokenizer)
+    assert [sum(counts[a:b]) for a, b in tree_cut(tree, counts, cutoff - 1)[1]] == macro.lengths[0].tolist()
+
+
+def test_figure_shows_labels_with_tokens_words_and_lengths():
+    ax = tree_figure(TREE, most=4)
+    shown = [text.get_text() for text in ax.texts]
+    assert {"S 7", "NP 3", "VP 3", "Tolwick", "3", "4"} <= set(shown)
+    framed = [t.get_text() for t in ax.texts if t.get_bbox_patch() and t.get_bbox_patch().get_edgecolor()[3] == 1]
+    assert framed == ["NP 3", "VP 3", ". 1"]
+    check_figures()
+
+
+def test_counts_must_fit_the_tree():
+    with pytest.raises(InputError, match="2 for a tree of 7"):
+        tree_cut(TREE, [1, 2])
