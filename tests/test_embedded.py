@@ -381,7 +381,7 @@ def test_embedded_model_is_found_by_name():
 
 
 def test_after_a_little_sft_the_embedded_model_states_facts_right(tmp_path):
-    """Copying is what there is to credit besides length: at least 70 % of the facts stated for unseen posts are right."""
+    """Copying is what there is to credit besides length: at least 70 % of the facts stated for new posts are right."""
     options, rng = ModelOptions(), random.Random("facts")
     tokenizer, base = load_tokenizer(options.model), load_base(options)
     good = [make_post(rng) for _ in range(64)]

@@ -71,7 +71,7 @@ def test_split_transcripts_round_trip(shared, chosen, rejected):
     assert (prompt + good, prompt + bad) == (chosen, rejected)
     assert prompt.endswith("\n\nAssistant:")
     # the prompt is at the last shared turn: no longer one would do
-    assert "\n\nAssistant:" not in os.path.commonprefix([chosen, rejected])[len(prompt) - len("\n\nAssistant:") + 1 :]
+    assert "\n\nAssistant:" not in os.path.commonprefix([chosen, rejected])[len(prompt) - len("\n\nAssistant:") + 1 :]  # noqa: RUF071
 
 
 def test_split_transcripts_that_part_early():
