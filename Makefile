@@ -49,7 +49,7 @@ bench: $(STAMP) ## Time the macro-action functions against plain loops
 
 notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back
 	MARLHF_PROFILE=cpu $(BIN)/jupyter nbconvert --to notebook --inplace --execute \
-	    --ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+	    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False $(NOTEBOOKS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
 badges: $(STAMP) ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
