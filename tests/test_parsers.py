@@ -196,6 +196,8 @@ def test_link_takes_any_sentence(link, sentence):
     for s in found:
         assert s.tree is None or [sentence[s.start :][w.start : w.end] for w in s.tree.leaves()] == s.tree.leaves()
     assert link("It works.")[0].tree.leaves() == ["It", "works", "."]  # replies are not out of step
+    if sentence[0] in "!%" and " " not in sentence:  # a word to be parsed, not a command
+        assert "".join(found[0].tree.leaves()) == sentence
 
 
 @needs_link

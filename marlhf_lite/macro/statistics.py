@@ -42,6 +42,6 @@ def boundary_f1(a: MacroActions, b: MacroActions) -> float:
         row = first_true(differ)[0]
         tokens = [int(m.token_mask[row].sum()) for m in (a, b)]
         raise InputError(f"b: response {row} has {tokens[1]} tokens, in a it has {tokens[0]}")
-    inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, 1:] for m in (a, b)]
+    inner = [m.ids.diff(dim=1) == 1 for m in (a, b)]  # ids fall to -1 where padding begins
     both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())
     return 2 * both / total if total else 1.0

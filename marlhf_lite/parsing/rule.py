@@ -152,7 +152,7 @@ class Parsing(_TextRule):
                 continue
             bounds = response.bounds([sentence.start + leaf.end for leaf in leaves(sentence.tree)], sentence.end)
             for first, last, joins in cut(sentence.tree, bounds, most):
-                if first < last and not (joins and first > 0):
+                if first < last and not joins:  # the first token of all begins one whatever it is
                     response.begin(first)
             response.take(sentence.end)
         return response.starts()
