@@ -1,10 +1,11 @@
-"""Folders that options name, checked before anything loads: what earlier stages made, and where a run may go."""
+"""Folders, checked before anything loads: what comes with the project, what stages made, and where a run may go."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
 
 from marlhf_lite.config import RunOptions
@@ -19,6 +20,12 @@ ADAPTERS = {
 }
 # What peft calls an adapter -> how transformers ends the class name of such a whole model.
 WHOLE = {"CAUSAL_LM": "ForCausalLM", "SEQ_CLS": "ForSequenceClassification"}
+
+
+def shipped(name: str) -> Path:
+    """Where something that comes with the project is: in an installed package, or in the checkout's data/."""
+    packed = Path(str(files("marlhf_lite"))) / "_data" / name
+    return packed if packed.exists() else Path(__file__).parent.parent / "data" / name
 
 
 def adapter(option: str, folder: str) -> Path:

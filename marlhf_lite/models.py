@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -42,6 +41,7 @@ from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config import ModelOptions
 from marlhf_lite.errors import InputError
+from marlhf_lite.folders import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -54,8 +54,7 @@ def model_path(name: str) -> str:
     Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
     """
     if name == EMBEDDED_MODEL:
-        packed = Path(str(files("marlhf_lite"))) / "_data" / EMBEDDED_MODEL
-        return str(packed if packed.is_dir() else Path(__file__).parent.parent / "data" / EMBEDDED_MODEL)
+        return str(shipped(EMBEDDED_MODEL))
     folder = Path(name).expanduser()
     if folder.is_dir():
         _check_folder(folder)

@@ -14,7 +14,6 @@ from transformers import set_seed
 
 from marlhf_lite.config import MacroOptions
 from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.answers import answer
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
 from marlhf_lite.evaluation.plan import Plan
 from marlhf_lite.evaluation.samples import first_samples, write_rows
@@ -133,33 +132,15 @@ def make_reward(work: Workspace, rm: Path | None, role: ScoreRole | None = None)
     return FunctionReward(function, kind)
 
 
-def evaluate_stage(work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None) -> list[dict]:
-    """Answers of SFT and of each policy to the held-out prompts, scored; also written to samples.jsonl."""
-    reference = PolicyRole(load_policy(work.base, sft, trainable=False))
-    reward = ModelReward(ScoreRole(load_score_model(work.base, rm))) if rm else None
-    rows: list[dict] = []
-    for name, folder in {"SFT": sft, **policies}.items():
-        policy = reference if name == "SFT" else PolicyRole(load_policy(work.base, folder, trainable=False))
-        rows += answer(
-            policy,
-            reference,
-            work.tokenizer,
-            work.test_prompts,
-            work.sampling,
-            reward,
-            work.task.gold,
-            name=name,
-            seed=work.options.run.seed,
-            batch_size=work.options.eval.eval_batch_size,
-        )
-    work.run.rewind({SAMPLES: 0})  # of an evaluation that did not end
-    work.run.log_samples(rows)
-    return rows
+def evaluate_stage(
+    work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan | None = None, folder: str = ""
+) -> list[dict]:
+    """Answers of SFT and of each policy to the held-out prompts, scored; the first of each also in samples.jsonl.
 
-
-def evaluate_stored(work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan) -> list[dict]:
-    """Answers of SFT and of each policy, as many and as warm as `plan` says: stored, and taken from the store again."""
-    options = work.options
+    As many and as warm as `plan` says, else one each. They are stored in `folder`, else beside the run, and what is
+    stored is not done again.
+    """
+    plan, options = plan or Plan(temperatures=(work.sampling.temperature,)), work.options
     scorers = Scorers(
         lambda path: PolicyRole(load_policy(work.base, path, trainable=False)),
         sft,
@@ -172,7 +153,7 @@ def evaluate_stored(work: Workspace, policies: dict[str, Path], sft: Path, rm: P
         scorers,
         work.tokenizer,
         work.test_prompts,
-        Path(options.sweep.responses or work.path / "responses"),
+        Path(folder or work.path / "responses"),
         work.sampling,
         temperatures=plan.temperatures,
         samples=plan.samples,

@@ -25,6 +25,7 @@ from marlhf_lite.errors import InputError
 from marlhf_lite.options import parse
 from marlhf_lite.rules import make_rule
 from marlhf_lite.study_pool import Job, execute, log_end
+from marlhf_lite.study_table import read_result
 
 STUDIES = Path(str(files("marlhf_lite"))) / "studies"
 START = ("model", "data", "sft", "rm")
@@ -158,16 +159,6 @@ def run_options(command: str, words: Sequence[str]) -> SimpleNamespace:
 
 def _hash(values: dict) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
-
-
-def read_result(path: Path) -> dict | None:
-    """A result file; None if there is none. Raises `InputError` where it is damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
 
 
 def difference(run: Run, result: dict) -> str:

@@ -138,6 +138,15 @@ def test_same_seed_same_answers(ask):
     assert ask(seed=3) == ask(seed=3) != ask(seed=4)
 
 
+def test_noise_belongs_to_prompts_and_not_to_batches(ask, texts):
+    whole = ask()
+    torch.rand(5)
+    assert [row["response"] for row in ask(batch_size=2)] == [row["response"] for row in whole]
+    assert [row["response"] for row in ask(prompts=texts.prompts[3:])] == [row["response"] for row in whole[3:]]
+    twice = ask(prompts=[texts.prompts[0]] * 6)
+    assert len({row["response"] for row in twice}) > 1, "a prompt that comes again has noise of its own"
+
+
 def test_the_reference_has_no_distance_to_itself(ask, moved):
     assert all(row["kl"] == 0 for row in ask(moved.reference))
     assert any(row["kl"] != 0 for row in ask())
@@ -146,13 +155,13 @@ def test_the_reference_has_no_distance_to_itself(ask, moved):
 @torch.no_grad()
 def test_scores_and_kl_are_those_of_the_responses(ask, moved, monkeypatch):
     """The very tokens that were sampled, scored again one row at a time, without padding."""
-    seen, generate = [], answers.generate
+    seen, generate = [], answers.generate_seeded
 
     def noted(*args):
         seen.append(generate(*args))
         return seen[-1]
 
-    monkeypatch.setattr(answers, "generate", noted)
+    monkeypatch.setattr(answers, "generate_seeded", noted)
     rows = ask(batch_size=4)
     alone = [(rollout, i) for rollout in seen for i in range(len(rollout))]
     assert len(alone) == len(rows) and len(seen) == 2

@@ -1,6 +1,7 @@
 """Tests on held-out prompts while training: the same numbers each time, no trace in training, the best policy kept."""
 
 import random
+from hashlib import sha256
 
 import numpy
 import pytest
@@ -10,11 +11,12 @@ from conftest import changed, nudge, snapshot
 from small_runs import build, early_letters, noisy, timeless
 
 from marlhf_lite.errors import InputError
+from marlhf_lite.evaluation.seeded import generate_seeded
 from marlhf_lite.models import load_policy
 from marlhf_lite.records import RunFolder
 from marlhf_lite.rewards import FunctionReward, ModelReward
 from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import Sampling, generate
+from marlhf_lite.rollouts import Sampling
 from marlhf_lite.training.held_out import HeldOut
 from marlhf_lite.training.journal import completions_table
 from marlhf_lite.training.random_state import random_states
@@ -53,13 +55,13 @@ def test_the_same_numbers_each_time(moved, test, reward):
 
 
 def test_against_the_sft_model_by_hand(moved, test, tokenizer):
-    """Means and win rates, a tie counting half, from responses drawn here with the same seed."""
+    """Means and win rates, a tie counting half, from responses drawn here with the noise of the seed."""
     scores, kl, rows = {}, [], {}
     for name in ("policy", "reference"):
         role = getattr(moved, name)
         role.eval()
-        torch.manual_seed(7)
-        rollout = generate(role.model, tokenizer, PROMPTS, Sampling(6))
+        names = [f"7/{sha256(prompt.encode()).hexdigest()[:12]}/0" for prompt in PROMPTS]
+        rollout = generate_seeded(role.model, tokenizer, PROMPTS, names, Sampling(6))
         scores[name] = [round(x, 1) for x in early_letters(PROMPTS, rollout.responses)]
         rows[name] = rollout
     with torch.no_grad():

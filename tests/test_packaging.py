@@ -165,11 +165,12 @@ def test_console_script_points_at_a_function():
     assert importlib.util.find_spec("marlhf_lite.__main__") is not None, "python -m marlhf_lite would fail"
 
 
-def test_wheel_carries_the_package_and_the_model():
+def test_wheel_carries_the_package_the_model_and_the_results():
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
     model = ROOT / "data" / "tiny-gemma"
-    assert wheel["sources"] == {"data/tiny-gemma": "marlhf_lite/_data/tiny-gemma"}
-    assert set(wheel["include"]) == {"/marlhf_lite", "/data/tiny-gemma"}
+    carried = ("tiny-gemma", "results")
+    assert wheel["sources"] == {f"data/{name}": f"marlhf_lite/_data/{name}" for name in carried}
+    assert set(wheel["include"]) == {"/marlhf_lite", *(f"/data/{name}" for name in carried)}
     assert (model / "config.json").is_file()
     assert list(model.glob("*.safetensors"))
     assert list((ROOT / "marlhf_lite" / "presets").glob("*.yaml"))
@@ -177,7 +178,8 @@ def test_wheel_carries_the_package_and_the_model():
 
 def test_no_shipped_file_is_ignored_by_git():
     """The build leaves out what .gitignore names, without a word."""
-    shipped = [p for folder in ("marlhf_lite", "data/tiny-gemma") for p in (ROOT / folder).rglob("*") if p.is_file()]
+    folders = ("marlhf_lite", "data/tiny-gemma", "data/results")
+    shipped = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file()]
     lost = [p for p in shipped if "__pycache__" not in p.parts and p not in repository_files()]
     assert not lost
 

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from made_up_results import made_up
 
 from marlhf_lite import study_pool
 from marlhf_lite.config.study import StudyOptions
 from marlhf_lite.errors import InputError
-from marlhf_lite.study import difference, load_study, plan, read_result, run_study
+from marlhf_lite.study import difference, load_study, plan, run_study
 from marlhf_lite.study_pool import Job, execute, log_end
-from marlhf_lite.study_report import by_method, draw, gain_interval, markdown, study_report, study_table
+from marlhf_lite.study_table import read_result, study_table
 from marlhf_lite.study_worker import make_run, make_start
 from marlhf_lite.training.ppo import PPOTrainer
 
@@ -151,20 +152,6 @@ def fill(name, folder, seeds=(0,), **changes):
         path = Path(folder) / f"{run.name}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(result | changes))
-
-
-def made_up(method, seed, scores, curve=(), prompts="p"):
-    final = {
-        "prompts": prompts,
-        "rm_score": list(scores),
-        "gold": [s / 2 for s in scores],
-        "tokens": [5.0] * len(scores),
-    }
-    rows = [
-        {"update": u, "rm_score_mean": s, "gold_mean": s, "generated_tokens": 10 * u, "seconds": 2.0}
-        for u, s in enumerate(curve, 1)
-    ]
-    return {"method": method, "seed": seed, "final": final, "curve": rows}
 
 
 def options(small, tmp_path, **changes):
@@ -421,99 +408,3 @@ def test_a_study_goes_on_past_a_method_that_fails(start, model, tmp_path, capsys
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["SFT-seed0.json"]
     after = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
     assert after == before
-
-
-# -- what they say --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def results():
-    """Two seeds on four prompts. PPO ends at 4 and 14; MA-PPO gets there in seed 0 alone."""
-    climbs = {0: [0, 1, 2, 3, 4, 4, 4, 4, 4], 1: [10, 11, 12, 13, 14, 14, 14, 14, 14]}
-    fast = {0: [0, 3, 5, 5, 5, 5, 5, 5, 5], 1: [10] * 9}
-    out = []
-    for seed in (0, 1):
-        base = [10.0 * seed + x for x in (0, 1, 2, 3)]
-        out += [made_up("SFT", seed, base)]
-        out += [made_up("PPO", seed, [x + 1 + seed for x in base], climbs[seed])]
-        out += [made_up("MA-PPO", seed, [x + y for x, y in zip(base, (1, 2, 3, 4))], fast[seed])]
-    return out
-
-
-def test_table_against_plain_sums(results):
-    rows = {row["method"]: row for row in study_table(results)}
-    assert rows["PPO"]["rm_score"]["by_seed"] == [2.5, 13.5]
-    assert rows["PPO"]["rm_score"]["std"] == pytest.approx(11 / 2**0.5)
-    assert rows["PPO"]["rm_score_gain"]["by_seed"] == [1.0, 2.0] and rows["PPO"]["rm_score_gain"]["mean"] == 1.5
-    assert (rows["PPO"]["rm_score_gain"]["low"], rows["PPO"]["rm_score_gain"]["high"]) == (1.0, 2.0)
-    assert rows["MA-PPO"]["gold_gain"]["mean"] == pytest.approx(1.25)
-    assert "rm_score_gain" not in rows["SFT"] and "updates" not in rows["SFT"]
-    assert rows["PPO"]["updates"]["by_seed"] == [9, 9]  # the first mean of five that is the last five's
-    # 0+3+5+5+5 = 18 < 20 <= 23: the sixth update
-    assert rows["MA-PPO"]["updates"]["by_seed"] == [6, None] and rows["MA-PPO"]["updates"]["mean"] is None
-    assert rows["MA-PPO"]["generated_tokens"]["by_seed"] == [60, None]
-    assert rows["MA-PPO"]["seconds"]["by_seed"] == [12.0, None]
-
-
-def test_interval_of_costs_is_students(results):
-    for seed, late in ((2, 1), (3, 2)):
-        curve = [0] * late + [9] * 8
-        results += [made_up("PPO", seed, [1, 2, 3, 4], [9] * 9), made_up("late", seed, [1, 2, 3, 4], curve)]
-    row = study_table(results)[-1]
-    assert row["method"] == "late" and row["updates"]["by_seed"] == [6, 7]
-    half = 12.706 * 0.5**0.5 / 2**0.5  # t(1) * s / sqrt(2)
-    assert row["updates"]["high"] == pytest.approx(6.5 + half)
-    assert row["updates"]["low"] == pytest.approx(6.5 - half) and row["updates"]["low"] > 0
-
-
-def test_gain_interval_against_a_loop():
-    gaps = np.random.default_rng(0).normal(size=(3, 20)) + np.array([[0.0], [0.5], [1.0]])
-    generator, means = np.random.default_rng(1), []
-    for _ in range(4000):
-        prompts = generator.integers(0, 20, 20)
-        means.append(np.mean([gaps[s, prompts].mean() for s in generator.integers(0, 3, 3)]))
-    low, high = np.quantile(means, [0.025, 0.975])
-    got = gain_interval(gaps)
-    assert got.mean == pytest.approx(gaps.mean())
-    assert (got.low, got.high) == (pytest.approx(low, abs=0.05), pytest.approx(high, abs=0.05))
-    assert gain_interval(np.full((3, 5), 2.0))[:3] == pytest.approx((2.0, 2.0, 2.0))
-
-
-def test_seeds_with_another_zero_do_not_widen_a_gain():
-    gaps = gain_interval(np.ones((3, 4)))
-    results = [made_up(m, s, [100.0 * s + d] * 4) for s in range(3) for m, d in (("SFT", 0), ("PPO", 1))]
-    row = study_table(results)[1]
-    assert row["rm_score"]["std"] == 100
-    assert [row["rm_score_gain"][k] for k in ("mean", "low", "high")] == [gaps.mean, gaps.low, gaps.high]
-
-
-def test_results_that_cannot_be_compared(results):
-    with pytest.raises(InputError, match="PPO with seed 1 is there twice"):
-        by_method([*results, made_up("PPO", 1, [1])])
-    with pytest.raises(InputError, match="other, seed 0 and SFT, seed 0 answered different prompts"):
-        study_table([*results, made_up("other", 0, [1], prompts="q")])
-
-
-def test_markdown_shows_every_seed(results):
-    text = markdown(study_table(results))
-    lines = {line.split(" | ")[0].strip("| "): line for line in text.splitlines()}
-    assert "(2.50; 13.50)" in lines["PPO"] and "1.50 [1.00, 2.00] (1.00; 2.00)" in lines["PPO"]
-    assert "(6; never)" in lines["MA-PPO"]
-    assert len({line.count("|") for line in text.splitlines()}) == 1
-
-
-def test_report_without_baseline_or_goal(small, results, tmp_path):
-    study = load_study(small(methods={"MA-PPO": METHODS["PPO"]}))
-    text = study_report(study, [r for r in results if r["method"] == "MA-PPO"], tmp_path, tmp_path / "figures")
-    assert "MA-PPO" in text and "gain" not in text and "never" not in text
-    assert json.loads((tmp_path / "summary.json").read_text())["methods"][0]["seeds"] == [0, 1]
-
-
-def test_figures_of_each_group(small, results, tmp_path):
-    names = ("SFT", "PPO", "MA-PPO")
-    methods = {name: METHODS["PPO"] for name in names}
-    study = load_study(small(methods=methods, figures={"a": ["SFT", "PPO"], "b": list(names)}))
-    paths = draw(study, results, study_table(results), tmp_path)
-    kinds = ("final_scores", "rm_score_mean", "gold_mean")
-    assert sorted(path.name for path in paths) == sorted(f"{g}_{kind}.png" for g in "ab" for kind in kinds)
-    assert all(path.stat().st_size > 1000 for path in paths)

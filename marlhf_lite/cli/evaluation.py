@@ -30,7 +30,7 @@ def _evaluate(options: SimpleNamespace) -> None:
     plan = make_plan(options.sweep, options.ppo.temperature)
     work = workspace.open_workspace(options, [sft, *filter(None, [rm]), *policies.values()], again=True)
     if work.is_main:
-        rows = pipeline.evaluate_stored(work, policies, sft, rm, plan)
+        rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.sweep.responses)
         figures = finish(work, sample_means(rows), {})
         print(details(work.path, rows, plan, figures))
 

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from tqdm.auto import tqdm
 
+from marlhf_lite.evaluation.samples import Key, noise_names, prompt_ids
+from marlhf_lite.evaluation.seeded import generate_seeded
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.rewards import ModelReward
 from marlhf_lite.roles import PolicyRole
-from marlhf_lite.rollouts import Rollout, Sampling, generate
+from marlhf_lite.rollouts import Rollout, Sampling
 from marlhf_lite.training.metrics import kl_terms
 
 
@@ -30,13 +32,15 @@ def answer(
 ) -> list[dict]:
     """One row a prompt: prompt, method, response, tokens, ended, kl (k1, nats), rm_score and gold where known.
 
-    The same seed draws the same noise for every policy, so that comparisons by prompt are tighter.
+    The noise is that of `evaluate_checkpoints`: it belongs to seed and prompt, whatever the policy and the batch, so
+    that comparisons by prompt are tighter.
     """
     policy.eval()
-    torch.manual_seed(seed)
     rows: list[dict] = []
+    noises = noise_names([Key(id, 0, seed) for id in prompt_ids(prompts)])
     for start in tqdm(range(0, len(prompts), batch_size), desc=f"answers of {name}", leave=False):
-        rollout = generate(policy.model, tokenizer, prompts[start : start + batch_size], sampling)
+        batch = slice(start, start + batch_size)
+        rollout = generate_seeded(policy.model, tokenizer, prompts[batch], noises[batch], sampling)
         columns = {"prompt": rollout.prompts, "method": [name] * len(rollout)}
         columns |= scored(rollout, policy, reference, reward, gold)
         rows += as_rows(columns)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.answers import as_rows, scored
-from marlhf_lite.evaluation.samples import Key, Store, prompt_ids, restore
+from marlhf_lite.evaluation.samples import Key, Store, noise_names, prompt_ids, restore
 from marlhf_lite.evaluation.seeded import generate_seeded, merged
 from marlhf_lite.rewards import ModelReward
 from marlhf_lite.roles import PolicyRole, ScoreRole
@@ -172,8 +172,8 @@ class _Worker:
 
     def generate(self, job: _Job, policy: Callable[[], PolicyRole], bar: tqdm) -> None:
         for chunk in _chunks(self.by_length(job), self.batch_size):
-            prompts, names = [job.wanted[key] for key in chunk], [f"{k.seed}/{k.id}/{k.sample}" for k in chunk]
-            rollout = generate_seeded(policy().model, self.tokenizer, prompts, names, job.sampling)
+            prompts = [job.wanted[key] for key in chunk]
+            rollout = generate_seeded(policy().model, self.tokenizer, prompts, noise_names(chunk), job.sampling)
             ids = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask, strict=True)]
             about = {"method": job.name, "temperature": job.sampling.temperature}
             scores = self.scores(rollout, policy)

@@ -93,6 +93,11 @@ def prompt_ids(prompts: Sequence[str]) -> list[str]:
     return ids
 
 
+def noise_names(keys: Sequence[Key]) -> list[str]:
+    """What the noise of each response is drawn from: see `seeded.noise`. It says nothing of the checkpoint."""
+    return [f"{key.seed}/{key.id}/{key.sample}" for key in keys]
+
+
 def restore(tokenizer, rows: Sequence[Mapping], device: torch.device | str = "cpu") -> Rollout:
     """Stored responses as the rollout they came from: the very tokens, to be scored or segmented again."""
     ids, attention_mask = pad(encode_prompts(tokenizer, [row["prompt"] for row in rows]), tokenizer.pad_token_id, True)
