@@ -146,6 +146,7 @@ def _dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.nda
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
         ax.set_yticks(range(len(shown)), [row["method"] for row in shown])
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
+    axes[0, 0].set_ylabel("method")
     plots.caption(figure, text)
     return axes[0]
 
