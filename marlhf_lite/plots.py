@@ -50,7 +50,7 @@ LABELS = {
 
 _PALETTE = seaborn.color_palette("colorblind").as_hex()
 _KNOWN = {"SFT": ("#7f7f7f", ":"), "PPO": (_PALETTE[0], "--"), "MA-PPO": (_PALETTE[3], "-")}
-_COLOURS = [_PALETTE[index] for index in (2, 4, 1, 9, 5)]
+_COLOURS = [*(_PALETTE[index] for index in (2, 4, 1, 9)), "#222222"]
 _LINES = ["-.", (0, (6, 1.5)), (0, (3, 1, 1, 1, 1, 1)), "-"]  # with 5 colours: 20 pairs before one comes again
 
 

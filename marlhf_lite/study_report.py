@@ -111,7 +111,7 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     Mean and interval, and every seed. `rows` are those of `study_table`, `kind` is "gain" or "lead". Where no row has
     any: the scores themselves, with ±1 std over seeds.
     """
-    keys = {f"{score}_{kind}": f"{text}, {kind} over {other}" for score, text in SCORES.items()}
+    keys = {f"{score}_{kind}": f"{text},\n{kind} over {other}" for score, text in SCORES.items()}
     keys = keys if any(key in row for row in rows for key in keys) else SCORES
     found = any(key not in SCORES for key in keys)
     bars = "95 % interval over seeds and prompts" if found else "±1 std over seeds"
@@ -129,6 +129,7 @@ def costs(rows: Sequence[Mapping], goal: str = "PPO") -> np.ndarray:
     axes = _dots([row for row in rows if "updates" in row], COSTS, text)
     for ax in axes:
         ax.set_xlim(left=0)
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")
     return axes
 
 
