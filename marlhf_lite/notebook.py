@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -121,6 +122,20 @@ def check_figures() -> None:
             y = bool(figure.get_supylabel()) or any(a.get_ylabel() for a in ax.get_shared_y_axes().get_siblings(ax))
             if not (x and y) and not (ax.get_label() == "<colorbar>" and (x or y)):
                 raise InputError(f"figure {number}, axes {place}: no label on {'y' if x else 'x'}")
+
+
+def show(axes: Any, dpi: int = 100) -> None:
+    """Shows the figure of these Axes and closes it: in 64 colours, which makes a notebook's file a third as large."""
+    import numpy as np
+    from IPython.display import display
+    from matplotlib import pyplot as plt
+    from PIL import Image
+
+    check_figures()
+    file, figure = BytesIO(), np.ravel(axes)[0].get_figure(root=True)
+    figure.savefig(file, dpi=dpi, bbox_inches="tight")
+    plt.close(figure)
+    display(Image.open(file).convert("RGB").quantize(64))
 
 
 # Badges
