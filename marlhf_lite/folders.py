@@ -78,9 +78,9 @@ def check_output(run: RunOptions, inputs: Iterable[str | Path] = ()) -> None:
     Raises `InputError` where the folder is in use, cannot be made, or `--overwrite` would remove one of `inputs`.
     """
     path = Path(run.output_dir)
-    _check_place("--output_dir", path)
+    check_place("--output_dir", path)
     if run.figures:
-        _check_place("--figures", Path(run.figures))
+        check_place("--figures", Path(run.figures))
     if not path.exists() or not any(path.iterdir()):
         return
     if not run.overwrite:
@@ -96,7 +96,8 @@ def check_output(run: RunOptions, inputs: Iterable[str | Path] = ()) -> None:
             raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
 
 
-def _check_place(option: str, path: Path) -> None:
+def check_place(option: str, path: Path) -> None:
+    """Raises `InputError` where a folder `path`, which `option` names, cannot be made or written to."""
     place = next(p for p in (path, *path.parents) if p.exists())
     if not place.is_dir():
         raise InputError(f"{option} {path} cannot be made ({place} is a file): choose another name")

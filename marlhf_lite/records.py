@@ -45,7 +45,7 @@ class RunFolder:
         path = Path(path)
         config = plain(dict(config), "config", strict=False) | {"environment": environment()}
         _make_empty(path, overwrite)
-        write_atomically(path / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
+        _write_config(path, config)
         return cls(path, config)
 
     @classmethod
@@ -56,6 +56,11 @@ class RunFolder:
             what = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
             raise InputError(f"{path} is not a run ({what}): give the --output_dir of a training run")
         return cls(path, _read_config(path / CONFIG))
+
+    def amend(self, changes: Mapping) -> None:
+        """Writes config.yaml again with these values; its `environment` stays that of the start."""
+        self.config |= plain(dict(changes), "config", strict=False)
+        _write_config(self.path, self.config)
 
     def log_metrics(self, row: Mapping) -> None:
         """Adds a line to metrics.jsonl: names to numbers, also tensors or numpy's. NaN and ±inf become null.
@@ -169,6 +174,10 @@ def is_run(path: Path) -> bool:
         return "environment" in _read_config(path / CONFIG)
     except (OSError, InputError):
         return False
+
+
+def _write_config(path: Path, config: dict) -> None:
+    write_atomically(path / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
 
 
 def _read_config(path: Path) -> dict:

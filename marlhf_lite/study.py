@@ -7,17 +7,12 @@ interrupted goes on when it is started again.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from importlib.resources import files
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
-
-import yaml
 
 from marlhf_lite.config import GROUPS
 from marlhf_lite.config.study import StudyOptions
@@ -25,37 +20,10 @@ from marlhf_lite.errors import InputError
 from marlhf_lite.options import parse
 from marlhf_lite.rules import make_rule
 from marlhf_lite.study_pool import Job, execute, log_end
+from marlhf_lite.study_protocol import COMMANDS, OWN, START, Study, load_study, run_name
 from marlhf_lite.study_table import read_result
 
-STUDIES = Path(str(files("marlhf_lite"))) / "studies"
-START = ("model", "data", "sft", "rm")
-COMMON = ("run", *START, "inputs", "ppo", "keep", "eval")
-# Command of a method -> groups of options it takes: of ppo, every method takes how it samples.
-COMMANDS = {
-    "ppo": (*COMMON, "macro"),
-    "rloo": (*COMMON, "group"),
-    "grpo": (*COMMON, "group"),
-    "dpo": (*COMMON, "dpo"),
-    "sft": COMMON,  # no training
-    "best_of_n": COMMON,  # of the method's `samples` answers of the SFT model, the best by the reward model
-}
-# Where things stand, and what is left behind: no result depends on these.
-PLACES = {"sft", "rm", "responses", *(f.name for f in fields(GROUPS["run"])), *(f.name for f in fields(GROUPS["keep"]))}
-FREE = PLACES - {"seed"}
-
-
-@dataclass(frozen=True)
-class Study:
-    """A protocol."""
-
-    name: str
-    methods: dict[str, dict]  # name -> {command, options, samples: answers to each held-out prompt, 1 if not given}
-    seeds: tuple[int, ...]
-    shared: dict = field(default_factory=dict)
-    baseline: str = "SFT"  # gains are over this method
-    goal: str = "PPO"  # the method whose final RM score the others are timed to
-    first_prompt: int = 0  # of the held-out prompts: where the evaluation begins
-    figures: dict[str, list[str]] = field(default_factory=dict)  # name of a figure -> methods; default: one with all
+FREE = OWN - {"seed"} | {f.name for f in fields(GROUPS["keep"])}  # no result depends on these
 
 
 @dataclass(frozen=True)
@@ -74,55 +42,16 @@ class Run:
         return run_name(self.method, self.seed)
 
 
-def run_name(method: str, seed: int) -> str:
-    """What a run's files are called."""
-    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
-
-
-def load_study(name: str) -> Study:
-    """A study of the library by its name, or a YAML file. Raises `InputError` for a fault in it."""
-    known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
-    path = STUDIES / f"{name}.yaml" if name in known else Path(name).expanduser()
-    if not path.is_file():
-        raise InputError(f"--name {name}: no such study: choose from {', '.join(known)}, or give a YAML file")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
-    keys = [f.name for f in fields(Study) if f.name != "name"]
-    for key in values if isinstance(values, dict) else ["(no names at all)"]:
-        if key not in keys:
-            close = difflib.get_close_matches(str(key), keys, n=1) or keys
-            raise InputError(f"{path}: unknown key {key}: did you mean {', '.join(close)}?")
-    return _checked(Study(path.stem, **{"methods": {}, "seeds": ()} | values), path)
-
-
-def _checked(study: Study, path: Path) -> Study:
-    if not isinstance(study.methods, dict) or not study.methods:
-        raise InputError(f"{path}: methods: none: give each a name, a command and its options")
-    for name, method in study.methods.items():
-        is_method = isinstance(method, dict) and set(method) <= {"command", "options", "samples"}
-        if not is_method or method.get("command") not in COMMANDS:
-            mend = f"give a command ({', '.join(COMMANDS)}), and options and samples if it has some"
-            raise InputError(f"{path}: method {name}: {mend}")
-    names = [run_name(name, 0) for name in study.methods]
-    if len(set(names)) < len(names):
-        raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
-    for group in study.figures.values():
-        unknown = [name for name in group if name not in study.methods]
-        if unknown:
-            raise InputError(f"{path}: figures: no method is called {unknown[0]}")
-    return study
-
-
 def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Run]:
     """All runs of a study, seed by seed. Raises `InputError` for a faulty option, and where there is nothing to run."""
     unknown = [name for name in only if name not in study.methods]
     if unknown:
         raise InputError(f"--only {unknown[0]}: no such method: choose from {', '.join(study.methods)}")
-    runs = [
-        _run(study, name, seed) for seed in seeds or study.seeds for name in study.methods if not only or name in only
-    ]
+    seeds = list(seeds or study.seeds)
+    twice = [seed for i, seed in enumerate(seeds) if seed in seeds[:i]]
+    if twice:
+        raise InputError(f"study {study.name}: seed {twice[0]} twice: give each once")
+    runs = [_run(study, name, seed) for seed in seeds for name in study.methods if not only or name in only]
     if not runs:
         raise InputError(f"study {study.name}: no seeds: write `seeds: [0, 1, 2]`, or give --seeds")
     return runs
@@ -197,6 +126,9 @@ def run_study(options: StudyOptions) -> None:
 
         figures = Path(options.study_figures or f"figures/{study.name}")
         print(f"\n{study_report(study, list(whole.values()), results, figures)}\n\nfigures: {figures}")
+    else:
+        missing = [name for name, result in whole.items() if result is None]
+        print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
     if failed:
         more = f" and {len(lost)} could not begin" if lost else ""
         raise InputError(f"{len(failed)} failed{more}, see above: the rest is kept; start the study again to go on")

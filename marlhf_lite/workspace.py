@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.split import Task
 from marlhf_lite.trackers import tracker_names
 
+ONCE = ("output_dir", "overwrite", "resume", "from_checkpoint")  # options that are not asked of the run when it goes on
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -34,7 +37,11 @@ class Workspace:
     run: RunFolder
     task: Task
     tokenizer: object
-    base: PreTrainedModel
+    load: Callable[[], PreTrainedModel]  # the base model, always the same one
+
+    @property
+    def base(self) -> PreTrainedModel:
+        return self.load()
 
     @property
     def path(self) -> Path:
@@ -75,7 +82,7 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again:
     """Check everything that can be checked without a model, then load tokenizer and base, then make the run's folder.
 
     `inputs` are folders of earlier stages, which the run must not overwrite. `again`: a run that is there already is
-    opened and added to, as with `--resume`.
+    opened and added to, as with `--resume`, and the base is loaded when it is first needed.
     """
     data = options.data
     _agree_on_folder(options)
@@ -95,9 +102,11 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again:
         text_reward(options.inputs.reward, task)
     tokenizer = load_tokenizer(options.model.model)
     task, dropped = _drop_long(task, tokenizer, data.max_prompt_length)
-    base = load_base(options.model)
+    load = functools.cache(lambda: load_base(options.model))
+    if not (again and options.run.resume):  # what is evaluated again may need no model
+        load()
     if hasattr(options, "sft") and options.model.finetune == "lora":  # a command that makes adapters
-        check_targets(base, options.model.lora_targets)
+        check_targets(load(), options.model.lora_targets)
     run = open_run(Path(options.run.output_dir), options)
     if PartialState().is_main_process:
         write_json(run.path / "data.json", task.counts | {"long_prompts": dropped})
@@ -105,7 +114,7 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again:
     say(f"; dropped: {dropped} long prompts" + "".join(f", {v} {k}" for k, v in _dropped(task).items()))
     if options.model.model == EMBEDDED_MODEL and data.dataset not in EMBEDDED:
         say(f"note: {EMBEDDED_MODEL} has read {', '.join(EMBEDDED)} alone: on other data, scores mean little")
-    return Workspace(options, run, task, tokenizer, base)
+    return Workspace(options, run, task, tokenizer, load)
 
 
 def _agree_on_folder(options: SimpleNamespace) -> None:
@@ -115,10 +124,17 @@ def _agree_on_folder(options: SimpleNamespace) -> None:
 
 
 def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
-    """The run's folder: a new one, made by the main process, or with `--resume` the one that is there."""
+    """The run's folder: a new one, made by the main process, or with `--resume` the one that is there.
+
+    Its config then says what the run is asked for now, such as more updates, if it is a run of the same command.
+    """
     state = PartialState()
     state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
-    if state.is_main_process and not (options.run.resume and path.exists()):
+    if state.is_main_process and options.run.resume and is_run(path):
+        run, now = RunFolder.open(path), flat(options)
+        if set(run.config) <= {"environment", *now}:
+            run.amend({name: value for name, value in now.items() if name not in ONCE})
+    elif state.is_main_process and not (options.run.resume and path.exists()):
         RunFolder.create(path, flat(options), overwrite=options.run.overwrite)
     state.wait_for_everyone()
     return RunFolder.open(path)

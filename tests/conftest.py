@@ -82,6 +82,7 @@ def nudge(model, seed, size=0.05):
 def sft(base, tiny, tmp_path_factory):
     """Folder of an SFT adapter."""
     folder = tmp_path_factory.mktemp("sft")
+    torch.manual_seed(0)  # the same adapter whatever ran before
     nudge(new_policy(base, tiny), 1).save_pretrained(folder)
     return folder
 
@@ -90,6 +91,7 @@ def sft(base, tiny, tmp_path_factory):
 def rm(base, sft, tmp_path_factory):
     """Folder of a reward adapter with its head."""
     folder = tmp_path_factory.mktemp("rm")
+    torch.manual_seed(0)
     nudge(new_reward_model(base, sft), 2).save_pretrained(folder)
     return folder
 

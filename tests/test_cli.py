@@ -110,6 +110,9 @@ def test_exit_code_of_the_process():
     assert done.stderr == expected
 
 
+SFT = object()  # in a command line: the folder of an SFT adapter
+
+
 # Mistakes, each one line, before a model is loaded and before the run's folder is made
 
 
@@ -210,10 +213,28 @@ def test_missing_dataset(fails, name):
         (["run", "--size", "9", "--reward", "os:sep"], ["--reward os:sep", "not a function"]),
         (["run", "--size", "9", "--reward", "golden"], ["--reward golden", "rm, gold"]),
         (["run", "--size", "9", "--reward", ":"], ["--reward :"]),
+        (["ppo", "--from_checkpoint", "2"], ["--from_checkpoint 2: only a run that goes on has one", "--resume"]),
+        (["run", "--from_checkpoint", "2"], ["--from_checkpoint 2", "--resume"]),
+        (["rloo", "--lam", "0.5"], ["--lam 0.5: it does nothing in rloo: leave it out"]),
+        (["rloo", "--kl-in=loss"], ["--kl_in loss: it does nothing in rloo"]),
+        (["rloo", "--policy_learning_rate", "1"], ["--policy_learning_rate 1.0", "give --group_learning_rate"]),
+        (["grpo", "--whiten"], ["--whiten True: it does nothing in grpo"]),
+        (["grpo", "--keep_best", "--test_every", "1"], ["--keep_best True: it does nothing in grpo"]),
+        (["dpo", "--updates", "3"], ["--updates 3: it does nothing in dpo: give --dpo_epochs"]),
+        (["evaluate", "--sft", SFT, "--responses", "FILE"], ["--responses FILE cannot be made (FILE is a file)"]),
     ],
 )
-def test_bad_options(fails, argv, parts):
+def test_bad_options(fails, sft, tmp_path, argv, parts):
+    (tmp_path / "FILE").touch()
+    argv = [sft if word is SFT else word for word in argv]
     fails(*argv, parts=parts, output=None if argv[0] == "fly" else "out")
+
+
+def test_options_of_a_preset_or_with_their_default_may_do_nothing(fails, tmp_path):
+    """They are PPO's, and serve several commands; what is wrong here is something else."""
+    (tmp_path / "my.yaml").write_text("lam: 0.5\n")
+    fails("rloo", "--config", "my.yaml", "--preset", "paper", "--gamma", "1", parts=["--sft: not given"])
+    fails("dpo", "--updates", "30", parts=["--sft: not given"])
 
 
 def test_model_folders(fails, tiny, sft, tmp_path):
@@ -411,7 +432,7 @@ def strip(row):
     return {key: value for key, value in row.items() if "second" not in key}
 
 
-def test_stages_one_after_the_other(shared, pairs, tmp_path, capsys):
+def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     """Each command's folder is what the next one takes, as a run or as the adapter inside it."""
     stage("sft", "a", *shared, "--lora_targets", ".*[qv]_proj")
     assert "adapter: a/sft" in capsys.readouterr().out
@@ -424,6 +445,21 @@ def test_stages_one_after_the_other(shared, pairs, tmp_path, capsys):
     assert [row["method"] for row in summary] == ["SFT", "c", "d", "ppo"]
     assert summary[1] | {"method": ""} == summary[2] | {"method": ""} == summary[3] | {"method": ""}
     assert Path("e/figures/rm_score_distribution.png").is_file() and not Path("e/figures/reward_curves.png").exists()
+    trained, answered = Path("c/config.yaml").read_bytes(), Path("e/samples.jsonl").read_bytes()
+    with monkeypatch.context() as again:  # everything is stored, so nothing is loaded
+        again.setattr(workspace, "load_base", lambda *_: pytest.fail("a model was loaded"))
+        stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b/rm", "--policies", "c=c", "--eval_batch_size", "3")
+    answers = Path("e/samples.jsonl").read_bytes()
+    assert answers and answered.startswith(answers)
+    config = RunFolder.open("e").config
+    assert (config["policies"], config["eval_batch_size"], config["resume"]) == ("c=c", 3, "")
+    assert json.loads(Path("e/summary.json").read_text())["config"]["policies"] == "c=c"
+    stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c", "--responses", "e/responses")
+    assert Path("c/config.yaml").read_bytes() == trained  # a run of another command
+    capsys.readouterr()
+    stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b", "--eval_temperatures", "0,1", "--eval_prompts", "2")
+    shown = capsys.readouterr().out
+    assert "behind scores: gain over SFT T=0.0 [95 % interval]" in shown
     stage("run", "f", *shared, "--sft", "a", "--rm", "b")  # what is given is not made again
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
     stage("evaluate", "g", *shared, "--sft", "a")

@@ -8,7 +8,8 @@ import pytest
 from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.compare import compare, comparison_table, read_answers
-from marlhf_lite.evaluation.samples import Store, prompt_ids, write_rows
+from marlhf_lite.evaluation.judges.command import find_answers
+from marlhf_lite.evaluation.samples import Store, first_samples, prompt_ids, write_rows
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 
 PROMPTS = [f"prompt {i}" for i in range(8)]
@@ -88,6 +89,16 @@ def test_stores_with_samples_and_temperatures(tmp_path):
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
+def test_a_run_at_several_temperatures_names_each_once(write):
+    """In its samples.jsonl the temperature stands behind the method already."""
+    rows = [*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)]
+    path = write("run/samples.jsonl", first_samples(rows))
+    assert {row["method"] for row in read_answers(path)} == {"SFT"}
+    assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
+    assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
+    assert {row["method"] for row in find_answers(str(path.parent))} == {"SFT T=0.0", "SFT T=0.8"}
+
+
 def test_old_and_new_answers_meet_by_their_prompts(write):
     old = write("old.jsonl", answers("PPO", BASE))
     new = write("new.jsonl", stored("MA-PPO", BETTER[:, None]))
@@ -142,6 +153,9 @@ def test_faults_are_named(write, tmp_path):
     broken = tmp_path / "c.jsonl"
     broken.write_text(json.dumps(rows[0]) + "\nnot json\n")
     refuse("c.jsonl, line 2: not a JSON object", broken)
+    broken.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1] | {"gold": float("nan")}))
+    refuse("c.jsonl, row 2: gold nan is no finite number", broken)
+    refuse("b.jsonl, row 1: rm_score 'high' is no finite", write("b.jsonl", [rows[0] | {"rm_score": "high"}]))
     uneven = stored("DPO", np.ones((8, 2)))[:-1]
     refuse(r"DPO: prompts have \[1, 2\] samples", write("b.jsonl", uneven))
 

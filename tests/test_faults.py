@@ -119,7 +119,7 @@ def test_several_in_a_row_stop_the_run_and_say_where(make, run, fault):
     trainer = make(run, updates=9, max_bad_updates=3)
     FAULTS[fault](trainer, range(2, 10))
     before = by_update(trainer)
-    with pytest.raises(RuntimeError, match=f"3 updates in a row were not finite.*{fault.split(',')[0]}.*start again"):
+    with pytest.raises(InputError, match=f"3 updates in a row were not finite.*{fault.split(',')[0]}.*start again"):
         trainer.train()
     assert len(run.metrics()) == 3 and same(before[1], before[-1])
     assert trainer.checkpoints.updates() == [2, 3]
@@ -159,7 +159,7 @@ def test_one_bad_step_of_several(make):
 
     trainer.roles.policy.register_forward_hook(hook)
     states = by_update(trainer)
-    with pytest.raises(RuntimeError, match="1 updates in a row .*policy log-probabilities"):
+    with pytest.raises(InputError, match="1 updates in a row .*policy log-probabilities"):
         trainer.train()
     assert len(calls) == 6 and len(states) == 2
     assert {int(x["step"]) for x in state(trainer)[1]} == {3}
@@ -172,8 +172,15 @@ def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
     trainer.train()
     again = build(build_roles(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=4, max_bad_updates=3)
     spoil(again, "policy", (4,))
-    with pytest.raises(RuntimeError, match="3 updates in a row"):
+    with pytest.raises(InputError, match="3 updates in a row"):
         again.train(resume=True)
+
+
+def test_a_policy_that_cannot_be_sampled_ends_the_run_in_a_line(make):
+    trainer = make(updates=2)
+    trainer.learner.parameters["policy"][0].data.fill_(math.nan)
+    with pytest.raises(InputError, match="probabilities are not finite: start again with a lower learning rate"):
+        trainer.train()
 
 
 # -- responses --------------------------------------------------------------------------------------------------------

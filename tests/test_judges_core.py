@@ -98,7 +98,7 @@ def test_pairs_match_by_id_where_there_is_one_so_that_a_prompt_may_come_twice():
         ([*rows("M"), *rows("M"), *rows("P")], ["M has prompt 'p' twice"]),
         ([*rows("M", id=7), *rows("P", id=7)], ["M has id 7 twice"]),
         ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("q",), id=1)], ["id 1", "different prompts"]),
-        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("p",), id=2)], ["M has id 1", "P has not"]),
+        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("p",), id=2)], ["M has id 1 ('p')", "P has not"]),
         (rows("M"), ["no method 'P'", "there are: M"]),
         ([], ["no method 'M'", "none"]),
         ([*rows("M", "P"), {"prompt": "p", "method": "M"}], ["row 5", "'response'"]),

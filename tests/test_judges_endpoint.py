@@ -29,6 +29,7 @@ from marlhf_lite.evaluation.judges import (
     read_verdicts,
     summary,
 )
+from marlhf_lite.evaluation.judges.command import report
 from marlhf_lite.evaluation.judges.judge import Stopped
 from marlhf_lite.evaluation.judges.pacing import Budget, Pace, Use, backoff, retry_after
 
@@ -221,6 +222,14 @@ def test_wrong_answers_are_malformed_paid_for_once_and_counted_apart(endpoint, j
     assert (counts["malformed"], counts["tie"], counts["win"], counts["lose"]) == (7, 2, 0, 0)
     assert counts["judged"] == 2 and counts["prompt_tokens"] == 900
     assert summary(judge_pairs(judge(), PAIRS, tmp_path)) == counts and len(endpoint.requests) == 9
+
+
+def test_the_report_shows_what_is_no_verdict_and_cannot_drive_the_terminal(endpoint, judge, tmp_path):
+    endpoint.decide = lambda *_: "A is\n\x1b[2J better" + "!" * 999
+    verdicts = judge_pairs(judge(), PAIRS[:3], tmp_path)
+    text = report(summary(verdicts), verdicts)
+    assert re.search(r"^malformed: A is .\[2J better!+\.\.\.$", text, re.MULTILINE) and "\x1b" not in text
+    assert "tokens, of stored verdicts too: 300 of prompts, 60 of verdicts" in text
 
 
 def test_without_usage_tokens_are_estimated(endpoint, judge, tmp_path):

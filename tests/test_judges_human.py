@@ -107,7 +107,7 @@ def test_single_keys_of_a_terminal():
 
     with open(theirs, closefd=False) as stream:
         seen = []
-        for key in (b"2", b"T", b"\x04"):
+        for key in (b"2", b"T", b"\x1b[1~", b"1", b"\x04"):  # the third is Home
             finger = threading.Thread(target=press, args=(key,), daemon=True)
             finger.start()
             seen.append(read_key(stream))
@@ -115,7 +115,7 @@ def test_single_keys_of_a_terminal():
             assert termios.tcgetattr(theirs)[3] & termios.ICANON  # as it was
     os.close(ours)
     os.close(theirs)
-    assert seen == ["2", "t", ""]
+    assert seen == ["2", "t", "\x1b", "1", ""]
 
 
 # Notebook
@@ -209,6 +209,20 @@ def test_a_person_by_command(stored, monkeypatch, capsys):
     assert read_verdicts(stored / "verdicts" / "human-eva.jsonl") == verdicts
 
 
+def test_a_person_who_stops_at_once_changes_nothing_and_one_who_stops_later_sees_how_much_is_left(
+    stored, monkeypatch, capsys
+):
+    kept = stored / "verdicts" / "human-eva-MA-PPO-against-PPO.json"
+    for keys, done, there in (("q\n", 0, False), ("1\n2\nq\n", 2, True)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(keys))
+        run(stored, human=True, annotator="eva")
+        assert f"human-eva: {done} of 6 pairs so far" in capsys.readouterr().out and kept.exists() == there
+    before = kept.read_bytes()
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
+    run(stored, human=True, annotator="eva", judge_criteria="hh")  # other questions, of which none is answered
+    assert kept.read_bytes() == before
+
+
 def test_gold_by_command(stored, capsys):
     _, counts = run(stored, judge="gold", judge_methods="PPO,SFT", judge_size=4)
     assert counts["pairs"] == 4 and counts["judge"] == "gold" and counts["methods"] == ["PPO", "SFT"]
@@ -242,6 +256,7 @@ def test_models_by_command(stored, tiny, rm, capsys):
         ({"judge": "endpoint"}, "--judge_model"),
         ({"judge": "rm"}, "--rm: not given"),
         ({"judge": "gold", "data": DataOptions(dataset="mine.jsonl")}, "mine.jsonl has no known truth"),
+        ({"judge": "local", "judge_folder": __file__}, "--judge_folder"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_judged(stored, options, words):

@@ -163,6 +163,14 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, capsys):
     assert main(["run", "--resume", "broken", "--updates", "4", "--micro_batch_size", "2"]) == 0
     longer = RunFolder.open(path / "ma-ppo").metrics()
     assert longer[:3] == rows and len(longer) == 4
+    before = RunFolder.open(whole).config
+    for place in (path, path / "ma-ppo"):  # the config says how long the run is now, and nothing of how it went on
+        config = RunFolder.open(place).config
+        changed = {name for name in before if config[name] != before[name]} - {"environment", "output_dir", "overwrite"}
+        assert changed == {"updates", "micro_batch_size"} and (config["updates"], config["micro_batch_size"]) == (4, 2)
+    assert main(["run", "--resume", "broken", "--from_checkpoint", "3"]) == 0
+    assert RunFolder.open(path / "ma-ppo").metrics()[:3] == rows
+    assert RunFolder.open(path).config["from_checkpoint"] == 0  # else the next --resume would go back again
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,49 @@ def test_starts_are_shared_by_what_makes_them(small):
         ({"shared": {"updats": 3}}, "unknown option --updats: did you mean --updates"),
         ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "differ in punctuation"),
         ({"figures": {"all": ["B"]}}, "no method is called B"),
+        ({"figures": {"all": "PPO"}}, "figures, all 'PPO': give a list of methods"),
+        ({"figures": ["PPO"]}, "figures .*: give a list of methods for each name"),
+        ({"baseline": "STF"}, "baseline: no method is called STF: there are "),
+        ({"goal": "PP"}, "goal: no method is called PP"),
+        ({"first_prompt": "x"}, "first_prompt 'x': give a whole number"),
+        ({"shared": ["updates"]}, "shared .*: give names and values of options"),
+        ({"shared": {"seed": 3}}, "shared: seed: the study says that itself: leave it out"),
+        (
+            {"methods": {"A": {"command": "ppo", "options": {"output_dir": "x"}}}},
+            "method A: output_dir: the study says",
+        ),
+        ({"methods": {"A": {"command": "ppo", "options": ["n"]}}}, "method A: options .*: give names and values"),
+        ({"methods": {"A": {"command": "ppo", "samples": 0}}}, "method A: samples 0: give a whole number from 1 up"),
+        ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1: give a whole number from 2 up"),
+        ({"methods": {1: {"command": "sft"}}}, "method 1: put its name in quotes"),
+        ({"methods": {"A": {"command": "rloo", "options": {"lam": 1}}}}, "method A: lam: it does nothing here: leave"),
+        ({"methods": {"A": {"command": "dpo", "options": {"updates": 9}}}}, "updates: it does nothing here: give dpo_"),
         ({"seeds": []}, "no seeds"),
+        ({"seeds": None}, "no seeds"),
+        ({"seeds": 3}, "seeds 3: give whole numbers"),
+        ({"seeds": [0, 1, 0]}, "seed 0 twice: give each once"),
     ],
 )
 def test_faulty_protocols(small, changes, words):
     with pytest.raises(InputError, match=words):
         plan(load_study(small(**changes)))
+
+
+@pytest.mark.parametrize("text", ["", "hello", "- 1"])
+def test_a_file_without_names_and_values(tmp_path, text):
+    (tmp_path / "my.yaml").write_text(text)
+    with pytest.raises(InputError, match="my.yaml: no names and values"):
+        load_study(str(tmp_path / "my.yaml"))
+
+
+def test_an_empty_key_is_as_if_it_were_not_there(small):
+    assert load_study(small(shared=None, figures=None)) == load_study(small(shared={}, figures={}))
+
+
+def test_shared_options_may_do_nothing_in_some_methods(small):
+    """lam is PPO's alone, and comes to RLOO all the same."""
+    found = {run.method: run.options["lam"] for run in plan(load_study(small(shared=SMALL | {"lam": 0.5})))}
+    assert found["PPO"] == found["RLOO"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -135,6 +172,7 @@ def test_faulty_protocols(small, changes, words):
         ({"name": "mian"}, "--name mian: no such study: choose from ablations, main, tuning"),
         ({"only": "PPO,PPP"}, "--only PPP: no such method"),
         ({"seeds": "1,x"}, "--seeds 1,x: give whole numbers"),
+        ({"seeds": "1,1"}, "seed 1 twice"),
     ],
 )
 def test_faulty_options(given, words):
@@ -404,7 +442,8 @@ def test_a_study_goes_on_past_a_method_that_fails(start, model, tmp_path, capsys
     before = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
     with pytest.raises(InputError, match="1 failed, see above"):
         run_study(given)
-    assert "error: --eval_prompts 500" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "error: --eval_prompts 500" in shown and "results; the table needs 1 more, such as bad-seed0" in shown
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["SFT-seed0.json"]
     after = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
     assert after == before

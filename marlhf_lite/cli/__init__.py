@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marlhf_lite.cli.commands import COMMANDS
+from marlhf_lite.cli.training import check_flags
 from marlhf_lite.errors import InputError
 
 PRESETS = "List settings by name, such as gemma-2b/tldr; with names, print them."
@@ -52,6 +53,7 @@ def _dispatch(argv: list[str]) -> int:
 
     words, resumed = _resumed(argv[1:])
     options = parse(argv[0], words, command.groups, f"{command.help}\n\nexample: {command.example}")
+    check_flags(argv[0], argv[1:], options)
     if resumed:
         from marlhf_lite.resuming import check_same
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 from marlhf_lite.cli.command import SHARED, Command
@@ -15,10 +16,12 @@ def _evaluate(options: SimpleNamespace) -> None:
     from marlhf_lite.evaluation.plan import make_plan
     from marlhf_lite.evaluation.samples import sample_means
     from marlhf_lite.evaluation_report import details
-    from marlhf_lite.folders import adapter
+    from marlhf_lite.folders import adapter, check_place
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None
+    if options.sweep.responses:
+        check_place("--responses", Path(options.sweep.responses))
     policies = {}
     for item in filter(None, options.policies.policies.split(",")):
         name, _, folder = item.strip().rpartition("=")
@@ -32,7 +35,7 @@ def _evaluate(options: SimpleNamespace) -> None:
     if work.is_main:
         rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.sweep.responses)
         figures = finish(work, sample_means(rows), {})
-        print(details(work.path, rows, plan, figures))
+        print(f"\n{details(work.path, rows, plan, figures)}")
 
 
 def _compare(options: SimpleNamespace) -> None:
@@ -41,7 +44,9 @@ def _compare(options: SimpleNamespace) -> None:
     paths = [word.strip() for word in options.compare.answers.split(",") if word.strip()]
     if len(paths) < 1:
         raise InputError("--answers: not given: name runs of `marlhf evaluate`, comma-separated")
-    print(comparison_table(compare(paths, options.compare.baseline)))
+    found = compare(paths, options.compare.baseline)
+    print(comparison_table(found))
+    print(f"\nbehind scores: gain over {found[0]['baseline']}, paired by prompt [95 % interval]")
 
 
 def _judge(options: SimpleNamespace) -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from marlhf_lite.cli.command import SHARED, Command
+from marlhf_lite.config.baselines import IDLE
+from marlhf_lite.errors import InputError
 
 STAGES = ("inputs", "sft", "rm", "macro", "ppo", "keep", "eval")
+
+
+def check_flags(command: str, words: Sequence[str], options: SimpleNamespace) -> None:
+    """Raises `InputError` where a flag would do nothing. Values of presets and files may: they serve many commands."""
+    if hasattr(options, "keep") and options.keep.from_checkpoint and not options.run.resume:
+        mend = "add --resume with the run's folder, or leave it out"
+        raise InputError(f"--from_checkpoint {options.keep.from_checkpoint}: only a run that goes on has one: {mend}")
+    given = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
+    idle = {name: mend for name, mend in IDLE.get(command, {}).items() if name in given}
+    for group in vars(options).values():
+        for name in (f.name for f in fields(group) if f.name in idle and getattr(group, f.name) != f.default):
+            mend = f"give --{idle[name]}" if idle[name] else "leave it out"
+            raise InputError(f"--{name} {getattr(group, name)}: it does nothing in {command}: {mend}")
 
 
 def _sft(options: SimpleNamespace) -> None:
@@ -96,7 +112,8 @@ def finish(work, rows: list[dict], histories: dict) -> Path:
 
     figures = Path(work.options.run.figures or work.path / "figures")
     text = report(work.path, rows, histories, figures, work.run.config)
-    print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over SFT [95 % interval]\n\n{text}\n")
+    base = rows[0]["method"]  # SFT, with its temperature where there are several
+    print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over {base} [95 % interval]\n\n{text}\n")
     print(f"figures: {figures}")
     return figures
 

@@ -39,3 +39,33 @@ class GroupOptions:
         "grpo",
         "GRPO's mean: grpo over tokens, then responses; dapo over all tokens; dr_grpo over batch and longest length.",
     )
+
+
+# Baseline -> options that its command takes, because they stand in groups that it shares with PPO, and that do nothing
+# there; with each, the one that does, if there is one.
+_PPO_ALONE = dict.fromkeys(
+    (
+        "rollouts generation_batch_size ppo_epochs minibatches critic_learning_rate kl_in kl_estimator kl_target "
+        "kl_horizon kl_ceiling value_clip max_log_ratio gamma lam critic_warmup critic_init generator from_checkpoint "
+        "completions keep_best max_bad_updates trackers"
+    ).split(),
+    "",
+)
+_GROUP = _PPO_ALONE | {"policy_learning_rate": "group_learning_rate"}
+IDLE: dict[str, dict[str, str]] = {
+    "rloo": _GROUP | {"grpo_loss": ""},
+    "grpo": _GROUP | {"whiten": ""},
+    "dpo": _PPO_ALONE
+    | dict.fromkeys(
+        "warmup_updates max_grad_norm score_clip score_scale whiten_scores missing_eos_penalty clip whiten "
+        "logprobs_at_temperature sample_every".split(),
+        "",
+    )
+    | {
+        "updates": "dpo_epochs",
+        "prompt_epochs": "dpo_epochs",
+        "batch_size": "dpo_batch_size",
+        "policy_learning_rate": "dpo_learning_rate",
+        "kl_coef": "dpo_beta",
+    },
+}

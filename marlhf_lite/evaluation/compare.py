@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from marlhf_lite.lines import read_lines
 from marlhf_lite.records import SAMPLES
 
 SCORES = ("rm_score", "gold")
+NUMBERS = (*SCORES, "kl", "tokens", "ended")
 COLUMNS = {
     "method": "answers",
     "prompts": "prompts",
@@ -35,7 +37,7 @@ def read_answers(path: str | Path) -> list[dict]:
     """The responses in a file of answers, in a result folder (samples.jsonl), or in a folder of stored responses.
 
     Rows get an `id`, from their prompt, where they have none. Raises `InputError` where there are no answers, a row is
-    none, or a response is there twice.
+    none, a score is no finite number, or a response is there twice.
     """
     path = Path(path).expanduser()
     files = [path] if path.is_file() else _files(path)
@@ -43,7 +45,8 @@ def read_answers(path: str | Path) -> list[dict]:
     for file in files:
         found = read_lines(file)
         check_rows(found, str(file))
-        rows += found
+        _check_numbers(found, str(file))
+        rows += [row | {"method": _bare(row)} for row in found]
     if not rows:
         what = "no answers in it" if path.exists() else "no such file or folder"
         raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
@@ -57,6 +60,21 @@ def _files(folder: Path) -> list[Path]:
         return [folder / SAMPLES]
     stores = sorted(folder.glob(f"*/{SETTINGS}")) or sorted(folder.glob(f"*/*/{SETTINGS}"))
     return [path.with_name(SAMPLES) for path in stores]
+
+
+def _check_numbers(rows: Sequence[Mapping], source: str) -> None:
+    for number, row in enumerate(rows, 1):
+        for name in NUMBERS:
+            value = row.get(name)
+            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise InputError(
+                    f"{source}, row {number}: {name} {value!r} is no finite number: mend it or leave it out"
+                )
+
+
+def _bare(row: Mapping) -> str:
+    """The method without the temperature that a run's samples.jsonl has put behind it: `label` puts it there again."""
+    return str(row["method"]).removesuffix(f" T={row.get('temperature')}")
 
 
 def _name_prompts(rows: Sequence[dict]) -> None:
@@ -81,7 +99,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95
 
     Returns:
         For each method: prompts, samples, means of rm_score, gold, kl (nats), tokens and ended; and against the
-        baseline <score>_gain (bootstrap over prompts) and <score>_wins, the share of prompts where the method scores
+        `baseline` <score>_gain (bootstrap over prompts) and <score>_wins, the share of prompts where the method scores
         higher, ties as half (Wilson interval). `comparison_table` makes a table of it.
 
     Raises:
@@ -96,7 +114,10 @@ def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95
     base = baseline or ("SFT" if "SFT" in entries else next(iter(entries)))
     for name in entries:
         _check_alike(base, entries[base], name, entries[name])
-    return [_summary(name, rows, None if name == base else entries[base], level) for name, rows in entries.items()]
+    return [
+        {"baseline": base} | _summary(name, rows, None if name == base else entries[base], level)
+        for name, rows in entries.items()
+    ]
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
@@ -130,7 +151,7 @@ def _check_alike(base: str, ours: Sequence[dict], name: str, theirs: Sequence[di
 def _summary(name: str, rows: Sequence[dict], base: Sequence[dict] | None, level: float) -> dict:
     means = sample_means(rows)
     out = {"method": name, "prompts": len(means), "samples": len(rows) // len(means)}
-    for column in (*SCORES, "kl", "tokens", "ended"):
+    for column in NUMBERS:
         if all(row.get(column) is not None for row in means):
             out[column] = float(np.mean([row[column] for row in means]))
     for score in SCORES:

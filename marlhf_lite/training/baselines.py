@@ -10,6 +10,7 @@ Of the options of `keep` these count: checkpoint_every, keep_checkpoints, sample
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,15 +22,18 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
 from marlhf_lite.config.baselines import DPOOptions
+from marlhf_lite.errors import InputError
 from marlhf_lite.lines import write_json
 from marlhf_lite.models import load_policy
 from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import PolicyRole, Roles, checkpoint_activations
+from marlhf_lite.roles import PolicyRole, Roles, checkpoint_activations, trainable
 from marlhf_lite.rollouts import Rollout
 from marlhf_lite.training.dpo import Answers, dpo_row, dpo_trainer
 from marlhf_lite.training.group import SampledReward, group_row, group_trainer
 from marlhf_lite.training.held_out import HeldOut
+from marlhf_lite.training.learner import sampling
 from marlhf_lite.training.sft import Bar
+from marlhf_lite.training.sharding import local
 from marlhf_lite.workspace import Workspace, open_run
 
 Reward = Callable[[Rollout], Tensor]
@@ -117,7 +121,10 @@ def _train(
     translate: Callable[[dict], dict],
     callbacks: list[TrainerCallback],
 ) -> Path:
-    """Train, from the last checkpoint if asked, and save the policy, an interrupted run's too; its folder."""
+    """Train, from the last checkpoint if asked, and save the policy, an interrupted run's too; its folder.
+
+    Raises `InputError` where the policy comes apart; weights that are no numbers are not saved.
+    """
     checkpoint = _last_checkpoint(run.path) if work.options.run.resume else None
     if checkpoint and trainer.is_world_process_zero():
         run.rewind(json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
@@ -126,9 +133,12 @@ def _train(
     for callback in (recorder, *callbacks):
         trainer.add_callback(callback)
     try:
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        with sampling():
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
-        if recorder.history and trainer.is_world_process_zero():
+        recorder.close()
+        sound = all(bool(local(p).isfinite().all()) for p in trainable(trainer.model))
+        if recorder.history and sound and trainer.is_world_process_zero():
             own = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
             trainer.model.save_pretrained(folder, **own)  # without the reference's adapter
             work.tokenizer.save_pretrained(folder)
@@ -149,6 +159,11 @@ class Recorder(Bar):
         super().on_train_begin(args, state, control, **kwargs)
         self.bar.update(state.global_step)
 
+    def close(self) -> None:
+        """What is said after a failure stands on a line of its own."""
+        if hasattr(self, "bar"):
+            self.bar.close()
+
     def on_step_begin(self, args, state, control, **kwargs):
         self.start = time.perf_counter()
 
@@ -164,6 +179,12 @@ class Recorder(Bar):
             self.run.log_metrics(row)
         self.bar.set_postfix({k: f"{row[k]:.2f}" for k in SHOWN if k in row}, refresh=False)
         _check_start(row)
+        if not all(math.isfinite(row.get(name, 0.0)) for name in ("policy_loss", "policy_grad_norm")):
+            # TRL has stepped already: there are no weights to go on with.
+            raise InputError(
+                f"{self.name}: loss or gradient of update {row['update']} is not finite: start again with a lower "
+                "learning rate, or --dtype float32"
+            )
 
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:

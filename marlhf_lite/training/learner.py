@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -63,7 +63,8 @@ class Learner:
         """All optimizer steps on one rollout; metrics of the models before them, and means over steps.
 
         Given different responses on each process, the update and its metrics are those of all of them together.
-        `bad` names what was not finite in the rollout: its steps are left out.
+        `bad` names what was not finite in the rollout: its steps are left out. Raises `InputError` where that makes too
+        many such updates in a row.
         """
         self.clock, self.found = clock or Clock(), list(bad)
         _check_input(rollout, macro)
@@ -200,7 +201,7 @@ class Learner:
         self.bad_in_row = self.bad_in_row + 1 if bad else 0
         if self.bad_in_row >= self.max_bad_updates:
             where = ", ".join(dict.fromkeys(self.found)) or "another process"
-            raise RuntimeError(
+            raise InputError(
                 f"{self.bad_in_row} updates in a row were not finite and were left out ({where}): start again with "
                 "lower learning rates, a smaller --max_grad_norm, or --dtype float32"
             )
@@ -235,3 +236,14 @@ def _check_input(rollout: Rollout, macro: MacroActions) -> None:
         raise InputError(f"scores: expected shape ({len(rollout)},), got {tuple(rollout.scores.shape)}")
     if macro.token_mask.shape != rollout.mask.shape or (macro.token_mask != rollout.mask).any():
         raise InputError("the termination rule left response tokens out of macro actions, or put padding into one")
+
+
+@contextmanager
+def sampling() -> Iterator[None]:
+    """Raises `InputError` where torch, about to draw a token, finds that the policy's probabilities are no numbers."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise InputError("the policy's probabilities are not finite: start again with a lower learning rate") from error

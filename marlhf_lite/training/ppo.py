@@ -28,7 +28,7 @@ from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.dry_run import fit_micro_batch
 from marlhf_lite.training.held_out import HeldOut
 from marlhf_lite.training.journal import Journal
-from marlhf_lite.training.learner import Learner
+from marlhf_lite.training.learner import Learner, sampling
 from marlhf_lite.training.metrics import Clock, over_processes
 from marlhf_lite.training.sharding import gathered
 from marlhf_lite.training.step import sound_reference
@@ -187,7 +187,7 @@ class PPOTrainer:
     def _sample(self, prompts: list[str]) -> Rollout:
         self.roles.policy.eval()
         model, size = self.roles.policy.model, self.ppo.generation_batch_size
-        with gathered(self.learner.actors):
+        with gathered(self.learner.actors), sampling():
             rollout = in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
         self.roles.policy.train()
         return rollout.by_length()

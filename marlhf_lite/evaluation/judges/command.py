@@ -13,14 +13,16 @@ from marlhf_lite.evaluation.judges.asking import judge_pairs
 from marlhf_lite.evaluation.judges.counts import combine, summary
 from marlhf_lite.evaluation.judges.criteria import CRITERIA
 from marlhf_lite.evaluation.judges.endpoint import EndpointJudge
-from marlhf_lite.evaluation.judges.human import HumanJudge
+from marlhf_lite.evaluation.judges.human import HumanJudge, printable
 from marlhf_lite.evaluation.judges.judge import Judge
 from marlhf_lite.evaluation.judges.pairs import Verdict, draw_pairs, make_pairs
 from marlhf_lite.evaluation.judges.store import file_name
 from marlhf_lite.evaluation.samples import first_samples
+from marlhf_lite.folders import check_place
 from marlhf_lite.lines import write_json
 
 _FEW = 20  # rows of a task whose scorer alone is wanted
+_LONG = 200  # characters of a verdict that is none
 
 
 def run_judge(
@@ -32,7 +34,7 @@ def run_judge(
     data: DataOptions | None = None,
     inputs: InputOptions | None = None,
 ) -> tuple[list[Verdict], dict]:
-    """Judges what the options name, writes the counts beside the verdicts, and prints them.
+    """Judges what the options name, writes the counts beside the verdicts, if there are any, and prints them.
 
     `model`, `data` and `inputs` are for the judges gold, rm and local. All but the answers is loaded after these have
     been checked, and nothing is paid for before everything has been checked.
@@ -44,14 +46,19 @@ def run_judge(
     if len(methods) != 2:
         raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
     pairs = draw_pairs(make_pairs(find_answers(options.judge_answers), *methods), options.judge_size, seed)
+    folder = Path(options.judge_folder).expanduser()
+    check_place("--judge_folder", folder)
     judge = make_judge(options, endpoint, model or ModelOptions(), data or DataOptions(), inputs or InputOptions())
-    verdicts = judge_pairs(judge, pairs, options.judge_folder, options.judge_order, seed)
+    verdicts = judge_pairs(judge, pairs, folder, options.judge_order, seed)
     counts = summary(verdicts) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([verdict.winner for verdict in combine(verdicts)]).rate._asdict()
-    name = "-".join(map(file_name, (judge.name, methods[0], "against", methods[1])))
-    write_json(Path(options.judge_folder).expanduser() / f"{name}.json", counts)
-    print(report(counts, verdicts))
+    if verdicts:  # what an earlier sitting counted stays
+        name = "-".join(map(file_name, (judge.name, methods[0], "against", methods[1])))
+        write_json(folder / f"{name}.json", counts)
+        print(report(counts, verdicts))
+    if counts["pairs"] < len(pairs):
+        print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: the same command goes on")
     return verdicts, counts
 
 
@@ -114,7 +121,7 @@ def _local(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs
 
 def report(counts: dict, verdicts: list[Verdict]) -> str:
     """The counts in a few lines, and why verdicts are missing."""
-    first, second = counts["methods"] or ("first", "second")
+    first, second = counts["methods"]
     lines = [
         f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {counts['win']} won, "
         f"{counts['lose']} lost, {counts['tie']} ties, {counts['malformed']} malformed, {counts['skipped']} skipped"
@@ -131,6 +138,9 @@ def report(counts: dict, verdicts: list[Verdict]) -> str:
         lines.append(f"both orders agree on {place['consistency']:.0%} of {place['both_orders']} pairs")
     if counts["prompt_tokens"]:
         cost = f", cost {counts['cost']:.4g}" if counts["cost"] else ""
-        lines.append(f"tokens: {counts['prompt_tokens']} of prompts, {counts['completion_tokens']} of verdicts{cost}")
-    reasons = dict.fromkeys(v.raw for v in verdicts if v.winner == "skipped" and v.raw)
-    return "\n".join([*lines, *(f"skipped: {reason}" for reason in list(reasons)[:3])])
+        used = f"{counts['prompt_tokens']} of prompts, {counts['completion_tokens']} of verdicts{cost}"
+        lines.append(f"tokens, of stored verdicts too: {used}")
+    for word in ("skipped", "malformed"):
+        said = dict.fromkeys(printable(" ".join(v.raw.split())) for v in verdicts if v.winner == word and v.raw)
+        lines += [f"{word}: {text if len(text) <= _LONG else text[:_LONG] + '...'}" for text in list(said)[:3]]
+    return "\n".join(lines)

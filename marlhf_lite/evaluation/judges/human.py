@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -87,7 +88,8 @@ def read_key(stream: Any) -> str:
         before = termios.tcgetattr(stream)
         try:
             tty.setcbreak(stream)  # Ctrl-C still interrupts; keys pressed before the texts were shown are dropped
-            key = stream.read(1)
+            # All bytes of a key at once: Home is ESC [ 1 ~, of which the 1 would count as a verdict.
+            key = os.read(stream.fileno(), 64).decode("utf-8", "replace")[:1]
         finally:
             termios.tcsetattr(stream, termios.TCSADRAIN, before)
     return "" if key in ("\x04", "\x1a") else key.lower()

@@ -62,7 +62,8 @@ def make_pairs(rows: Sequence[Mapping], method_a: str, method_b: str) -> list[Pa
     for one, other, names in ((first, second, (method_a, method_b)), (second, first, (method_b, method_a))):
         missing = next((row for key, row in one.items() if key not in other), None)
         if missing is not None:
-            what = f"id {missing['id']}" if by_id else f"prompt {_short(missing['prompt'])}"
+            text = _short(missing["prompt"])
+            what = f"id {missing['id']} ({text})" if by_id else f"prompt {text}"
             raise InputError(f"answers: {names[0]} has {what}, {names[1]} has not: give answers to the same prompts")
     return [_pair(key, row, second[key], (method_a, method_b), by_id) for key, row in first.items()]
 
