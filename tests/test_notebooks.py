@@ -6,7 +6,9 @@ import os
 import re
 import statistics
 import sys
+from base64 import b64decode
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 
 import nbformat
@@ -15,6 +17,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from matplotlib import pyplot as plt
 from nbclient import NotebookClient
+from PIL import Image
 
 from marlhf_lite.errors import InputError
 from marlhf_lite.notebook import Profile, check_figures, main, profile, rewrite_badges
@@ -92,6 +95,21 @@ def test_a_figure_without_labels_is_an_error_in_its_cell(execute):
     assert [bool(messages) for messages in found] == [False, True, True, False], found
     assert "no label on x" in found[1][0] and "no label on y" in found[2][0]
     assert str(notebook.cells[3].outputs).count("image/png") == 1
+
+
+def test_show_draws_one_picture_in_few_colours_and_closes_the_figure(execute):
+    cells = (
+        "from matplotlib import pyplot as plt; from marlhf_lite.notebook import setup, show; setup()",
+        "ax = plt.subplots()[1]; ax.plot([1, 2]); ax.set(xlabel='x', ylabel='y'); show(ax); plt.get_fignums()",
+        "ax = plt.subplots()[1]; ax.plot([1, 2]); show(ax)",
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    execute(notebook, allow_errors=True)
+    pictures = [o.data["image/png"] for o in notebook.cells[1].outputs if "image/png" in o.get("data", {})]
+    assert len(pictures) == 1 and "'[]'" in str(notebook.cells[1].outputs)
+    picture = Image.open(BytesIO(b64decode(pictures[0])))
+    assert len(picture.convert("RGB").getcolors(10_000)) <= 64
+    assert "no label" in errors(notebook)[0]
 
 
 # As committed
