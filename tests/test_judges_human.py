@@ -111,7 +111,7 @@ def test_single_keys_of_a_terminal():
             finger = threading.Thread(target=press, args=(key,), daemon=True)
             finger.start()
             seen.append(read_key(stream))
-            finger.join()
+            finger.join(10)
             assert termios.tcgetattr(theirs)[3] & termios.ICANON  # as it was
     os.close(ours)
     os.close(theirs)
@@ -256,7 +256,7 @@ def test_models_by_command(stored, tiny, rm, capsys):
         ({"judge": "endpoint"}, "--judge_model"),
         ({"judge": "rm"}, "--rm: not given"),
         ({"judge": "gold", "data": DataOptions(dataset="mine.jsonl")}, "mine.jsonl has no known truth"),
-        ({"judge": "local", "judge_folder": __file__}, "--judge_folder"),
+        ({"judge": "local", "judge_folder": __file__}, f"--judge_folder {__file__} cannot be made"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_judged(stored, options, words):
