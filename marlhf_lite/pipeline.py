@@ -132,6 +132,17 @@ def make_reward(work: Workspace, rm: Path | None, role: ScoreRole | None = None)
     return FunctionReward(function, kind)
 
 
+def make_scorers(work: Workspace, sft: Path, rm: Path | None) -> Scorers:
+    """Who scores answers in an evaluation: the SFT model for the KL, the reward model, and gold where it is known."""
+    return Scorers(
+        lambda path: PolicyRole(load_policy(work.base, path, trainable=False)),
+        sft,
+        rm,
+        lambda path: ScoreRole(load_score_model(work.base, path)),
+        work.task.gold,
+    )
+
+
 def evaluate_stage(
     work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan | None = None, folder: str = ""
 ) -> list[dict]:
@@ -141,16 +152,9 @@ def evaluate_stage(
     stored is not done again.
     """
     plan, options = plan or Plan(temperatures=(work.sampling.temperature,)), work.options
-    scorers = Scorers(
-        lambda path: PolicyRole(load_policy(work.base, path, trainable=False)),
-        sft,
-        rm,
-        lambda path: ScoreRole(load_score_model(work.base, path)),
-        work.task.gold,
-    )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
-        scorers,
+        make_scorers(work, sft, rm),
         work.tokenizer,
         work.test_prompts,
         Path(folder or work.path / "responses"),

@@ -16,12 +16,10 @@ from marlhf_lite import pipeline
 from marlhf_lite.cli import start as start_quietly
 from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.best_of_n import pick_best
-from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
+from marlhf_lite.evaluation.checkpoints import evaluate_checkpoints
 from marlhf_lite.evaluation.samples import sample_means
 from marlhf_lite.lines import write_json
-from marlhf_lite.models import load_policy, load_score_model
 from marlhf_lite.records import CONFIG, RunFolder, environment
-from marlhf_lite.roles import PolicyRole, ScoreRole
 from marlhf_lite.study import run_options
 from marlhf_lite.study_pool import leave_with_parent
 from marlhf_lite.training.baselines import dpo_stage, grpo_stage, rloo_stage
@@ -116,16 +114,9 @@ def _held_out(work: Workspace, first: int) -> list[str]:
 
 def _answers(work: Workspace, policy: Path, sft: Path, rm: Path, prompts: list[str], about: dict) -> list[dict]:
     """All methods of a seed answer with the same noise, which makes comparisons by prompt tighter."""
-    scorers = Scorers(
-        load=lambda place: PolicyRole(load_policy(work.base, place, trainable=False)),
-        reference=sft,
-        rm=rm,
-        load_rm=lambda place: ScoreRole(load_score_model(work.base, place)),
-        gold=work.task.gold,
-    )
     return evaluate_checkpoints(
         {about["method"]: policy},
-        scorers,
+        pipeline.make_scorers(work, sft, rm),
         work.tokenizer,
         prompts,
         work.path / "responses",

@@ -2,6 +2,7 @@
 
 import random
 from hashlib import sha256
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -89,6 +90,24 @@ def test_the_sft_model_against_itself(roles, test):
     row = test(gold=early_letters)(roles)
     assert row["rm_score_win_rate"] == row["gold_win_rate"] == 0.5
     assert row["rm_score_mean"] == row["rm_score_sft"] and abs(row["kl"]) < 1e-4
+
+
+def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, test):
+    seen = []
+
+    def reward(prompts, responses):
+        seen.extend(zip(prompts, responses))
+        return early_letters(prompts, responses)
+
+    test(reward)(moved)
+    alone, shared = sorted(seen), []
+    for rank in (0, 1):
+        seen.clear()
+        made = test(reward)
+        made.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
+        made(moved)
+        shared += seen
+    assert sorted(shared) == alone
 
 
 def test_sft_answers_once(moved, test):

@@ -53,8 +53,7 @@ class HeldOut:
     def _rows(self, policy, roles: Roles, name: str) -> list[dict]:
         rank, share = self.accelerator.process_index, self.accelerator.num_processes
         mine, training, states = self.prompts[rank::share], policy.model.training, random_states()
-        seed = (self.seed + rank) % 2**32
-        set_seed(seed)
+        set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the noise of answers belongs to their prompts
         try:
             rows = answer(
                 policy,
@@ -65,7 +64,7 @@ class HeldOut:
                 self.reward,
                 self.gold,
                 name=name,
-                seed=seed,
+                seed=self.seed,
                 batch_size=self.batch_size,
             )
         finally:
