@@ -159,7 +159,9 @@ def _point(ax: Axes, value: Mapping | None, place: int, colour: str) -> None:
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
     if value["mean"] is None:
         never = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}"
-        ax.annotate(never, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6.5)
+        ax.annotate(
+            never, (0.98, place - 0.12), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6
+        )
         return
     half = value.get("std") or 0.0
     known = [value.get(end) for end in ("low", "high")]
