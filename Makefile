@@ -55,7 +55,7 @@ notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their 
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
 badges: $(STAMP) ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
-	$(BIN)/python -m marlhf_lite.notebook badges $(REPO)
+	$(BIN)/python -m marlhf_lite.plotting.notebook badges $(REPO)
 
 clean: ## Remove caches and builds; keep the environment and the runs
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

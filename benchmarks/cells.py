@@ -4,8 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from marlhf_lite.lines import write_json
-from marlhf_lite.records import environment
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import environment
 
 RESULTS = Path(__file__).parents[1] / "data" / "results"
 

@@ -24,7 +24,7 @@ import trl.trainer.utils  # noqa: F401 - the tiles' backward pass imports it, an
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from marlhf_lite.logprobs import from_hidden, from_logits
+from marlhf_lite.models.logprobs import from_hidden, from_logits
 
 WAYS = {
     "plain": lambda hidden, head, targets: from_logits(head(hidden), targets, 1.0),

@@ -7,8 +7,8 @@ from pathlib import Path
 from cells import markdown
 from synthetic import options, shaped_trainer
 
-from marlhf_lite.roles import bare
-from marlhf_lite.rollouts import generate
+from marlhf_lite.models.actor_critic import bare
+from marlhf_lite.training.rollout import generate
 
 ROLES = ("policy", "critic", "reference", "reward")
 CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"ppo_epochs": 4}}

@@ -21,14 +21,14 @@ from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
 from marlhf_lite.config import DataOptions, MacroOptions, ModelOptions, PPOOptions
-from marlhf_lite.lines import write_json
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.memory import GIB, estimate_memory
-from marlhf_lite.models import EMBEDDED_MODEL, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.records import environment
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import Roles, build_roles
+from marlhf_lite.models.actor_critic import Roles, build_roles
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.memory import GIB, estimate_memory
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import environment
 
 GEMMA_2B = {
     "vocab_size": 256_000,

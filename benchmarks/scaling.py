@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from marlhf_lite.config import ModelOptions
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.plots import STYLE, WIDTH, caption, save
+from marlhf_lite.plotting.training import STYLE, WIDTH, caption, save
 
 FIGURE = Path(__file__).parents[1] / "figures" / "benchmarks" / "scaling.png"
 AXES = {

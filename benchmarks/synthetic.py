@@ -20,10 +20,10 @@ from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
 from marlhf_lite.macro import FixedNGram, TerminationRule
-from marlhf_lite.models import load_base, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import Roles, build_roles
+from marlhf_lite.models.actor_critic import Roles, build_roles
+from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import ModelReward
 
 SPECIAL = ("<pad>", "<bos>", "<unk>")
 POSITIONS = 1024

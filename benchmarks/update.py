@@ -37,13 +37,13 @@ from tqdm import tqdm
 
 from marlhf_lite.config import MacroOptions, ModelOptions
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.models import EMBEDDED_MODEL
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rules import make_rule
-from marlhf_lite.tasks.embedded import make_post
+from marlhf_lite.models.loading import EMBEDDED_MODEL
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.tasks.tiny_tldr.corpus import make_post
 from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.run_folder import RunFolder
 
 PHASES = ("generation", "scoring", "training", "macro operations", "parsing", "logging", "rest")
 

@@ -3,7 +3,7 @@
     python data/build_tiny_gemma.py
 
 The committed model is what this script made (arguments and measurements stand in `data/tiny-gemma/build.json`). The
-text comes from `marlhf_lite.tasks.embedded`, seeded apart. Behind its EOS each document carries a reader's vote
+text comes from `marlhf_lite.tasks.tiny_tldr.corpus`, seeded apart. Behind its EOS each document carries a reader's vote
 (0 to 9, the gold score with noise): large bases have read much judging of texts, and a reward model needs some of that
 to start from. Generation stops at EOS, so the votes are never seen again. About half an hour on two cores with
 bfloat16 instructions.
@@ -23,8 +23,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
-from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
-from marlhf_lite.tasks.gold import inspect
+from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
+from marlhf_lite.tasks.tiny_tldr.gold import inspect
 
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 

@@ -13,8 +13,15 @@ from matplotlib import pyplot
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from marlhf_lite.config import ModelOptions
-from marlhf_lite.models import EMBEDDED_MODEL, load_base, load_policy, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.roles import build_roles
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import (
+    EMBEDDED_MODEL,
+    load_base,
+    load_policy,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]

@@ -12,13 +12,13 @@ from accelerate.state import DistributedType
 
 from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
-from marlhf_lite.models import load_base, load_tokenizer
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward
-from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import Rollout
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils.run_folder import RunFolder
 
 
 def sharding(accelerator):

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from marlhf_lite.config import ModelOptions
-from marlhf_lite.memory import bare_roles, training_pass
-from marlhf_lite.roles import trainable
+from marlhf_lite.models.actor_critic import trainable
+from marlhf_lite.models.memory import bare_roles, training_pass
 
 
 def status(name):

@@ -16,11 +16,11 @@ from transformers import set_seed
 
 from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models import EMBEDDED_MODEL, load_base, load_tokenizer
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward
-from marlhf_lite.roles import build_roles
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.utils.run_folder import RunFolder
 
 GIVEN = "prompts reward rule how seed gold test_prompts accelerator generator".split()
 

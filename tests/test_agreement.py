@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import (
     agree,
     agreement_table,
@@ -21,6 +20,7 @@ from marlhf_lite.evaluation.agreement import (
     win_rate,
 )
 from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.utils.errors import InputError
 
 # Intervals
 

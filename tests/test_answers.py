@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation import answers
-from marlhf_lite.evaluation.answers import answer, column, summarise, table
+from marlhf_lite.evaluation import scores as answers
+from marlhf_lite.evaluation.scores import answer, column, summarise, table
 from marlhf_lite.evaluation.statistics import paired_bootstrap
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.rollouts import Sampling
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.utils.errors import InputError
 
 SCORES = {"SFT": [0.0, 1.0, 2.0, 3.0], "PPO": [1.0, 2.0, 3.0, 4.0], "MA-PPO": [0.0, 3.0, 2.0, 5.0]}
 

@@ -15,15 +15,15 @@ from transformers import (
     Qwen3Config,
 )
 
-from marlhf_lite import logprobs
 from marlhf_lite.config import MacroOptions, ModelOptions, PPOOptions
-from marlhf_lite.logprobs import HeadForm
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models import load_base, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import build_roles, position_ids
-from marlhf_lite.rollouts import Sampling, from_texts, generate
+from marlhf_lite.models import logprobs
+from marlhf_lite.models.actor_critic import build_roles, position_ids
+from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.logprobs import HeadForm
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Sampling, from_texts, generate
 
 WINDOW = 6  # shorter than most prompts
 LLAMA3_ROPE = {

@@ -16,18 +16,18 @@ from transformers import TrainerCallback
 
 from marlhf_lite.config import DataOptions, KeepOptions, ModelOptions, PPOOptions, RunOptions
 from marlhf_lite.config.baselines import DPOOptions, GroupOptions
-from marlhf_lite.errors import InputError
-from marlhf_lite.models import load_base, load_policy, load_score_model
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward, ModelReward
-from marlhf_lite.roles import PolicyRole, ScoreRole, checkpoint_activations
-from marlhf_lite.rollouts import from_texts, prompt_stream
-from marlhf_lite.tasks.split import Task
-from marlhf_lite.tokens import encode_prompts, encode_responses
-from marlhf_lite.training import baselines
+from marlhf_lite.experiments import baselines
+from marlhf_lite.experiments.workspace import Workspace
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, checkpoint_activations
+from marlhf_lite.models.loading import load_base, load_policy, load_score_model
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
-from marlhf_lite.training.group import SampledReward, check_groups, group_row, group_trainer
-from marlhf_lite.workspace import Workspace
+from marlhf_lite.training.rewards import FunctionReward, ModelReward
+from marlhf_lite.training.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
+from marlhf_lite.training.rollout import from_texts, prompt_stream
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 METHODS = ("rloo", "grpo")
 GROUP_KEYS = set(

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.best_of_n import best_of_n, best_weights, pick_best
 from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.utils.errors import InputError
 
 
 def every_subset(scores, other, n):

@@ -4,9 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.case_study import case_study, write_page
 from marlhf_lite.macro import FixedNGram, Perplexity, Whole
+from marlhf_lite.plotting.case_study import case_study, write_page
+from marlhf_lite.utils.errors import InputError
 
 METHODS = ("SFT", "PPO", "MA-PPO", "SFT best-of-8")
 NASTY = ' <script>alert("1 & 2")</script> it\'s'

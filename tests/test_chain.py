@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.chain import Chain, Critic, correlated, cosine, estimate, gradient
+from marlhf_lite.experiments.chain_mdp import Chain, Critic, correlated, cosine, estimate, gradient
 from marlhf_lite.macro import FixedNGram
+from marlhf_lite.utils.errors import InputError
 
 
 def generator(seed=0):

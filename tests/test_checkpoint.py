@@ -14,13 +14,13 @@ from accelerate import Accelerator
 from conftest import snapshot
 from small_runs import build, early_letters, noisy, timeless
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.models import new_policy, new_reward_model
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward
-from marlhf_lite.roles import build_roles
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import new_policy, new_reward_model
 from marlhf_lite.training.checkpoint import Checkpoints
 from marlhf_lite.training.random_state import random_states
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 NAMES = ("policy", "critic")
 FILES = {"weights.safetensors", "optimizer.pt", "state.json", "random-0.pt", "manifest.json"}

@@ -9,14 +9,14 @@ import torch
 from conftest import nudge
 
 from marlhf_lite.config.evaluation import SweepOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation import checkpoints as module
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints, fingerprint
 from marlhf_lite.evaluation.plan import Plan, make_plan, numbers
-from marlhf_lite.evaluation.samples import Store
-from marlhf_lite.models import load_policy, load_score_model, new_reward_model
-from marlhf_lite.roles import PolicyRole, ScoreRole
-from marlhf_lite.rollouts import Sampling
+from marlhf_lite.evaluation.responses import Store
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
+from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.utils.errors import InputError
 
 
 @pytest.fixture(scope="session")

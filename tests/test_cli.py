@@ -15,13 +15,14 @@ from matplotlib import pyplot as plt
 from PIL import Image
 from safetensors.torch import load_file
 
-from marlhf_lite import models, pipeline, workspace
 from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config import GROUPS
-from marlhf_lite.models import load_policy
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rollouts import generate
-from marlhf_lite.tasks.embedded import make_pairs
+from marlhf_lite.experiments import pipeline, workspace
+from marlhf_lite.models import loading as models
+from marlhf_lite.models.loading import load_policy
+from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
+from marlhf_lite.training.rollout import generate
+from marlhf_lite.utils.run_folder import RunFolder
 
 SMALL = (
     "--sft_epochs 0.2 --sft_batch_size 4 --rm_epochs 0.2 --rm_batch_size 8 --lora_r 4 --updates 2 --batch_size 8 "

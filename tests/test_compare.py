@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.compare import compare, comparison_table, read_answers
 from marlhf_lite.evaluation.judges.command import find_answers
-from marlhf_lite.evaluation.samples import Store, first_samples, prompt_ids, write_rows
+from marlhf_lite.evaluation.responses import Store, first_samples, prompt_ids, write_rows
 from marlhf_lite.evaluation.statistics import paired_bootstrap
+from marlhf_lite.utils.errors import InputError
 
 PROMPTS = [f"prompt {i}" for i in range(8)]
 BASE = np.random.default_rng(0).normal(0, 1, 8)

@@ -15,15 +15,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config import DataOptions, ModelOptions, SFTOptions
-from marlhf_lite.errors import InputError
-from marlhf_lite.models import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
-from marlhf_lite.rollouts import Sampling, generate
-from marlhf_lite.tasks import embedded
-from marlhf_lite.tasks.embedded import RATER_SHARPNESS, Quality, load_tiny_tldr, make_pairs, make_post, make_summary
-from marlhf_lite.tasks.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
-from marlhf_lite.tasks.grammar import FACTS, FILLERS, LEXICON, detokenize, fill, grammar, sentence, slots, subject
-from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
+from marlhf_lite.tasks.tiny_tldr import corpus as embedded
+from marlhf_lite.tasks.tiny_tldr.corpus import (
+    RATER_SHARPNESS,
+    Quality,
+    load_tiny_tldr,
+    make_pairs,
+    make_post,
+    make_summary,
+)
+from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
+from marlhf_lite.tasks.tiny_tldr.grammar import (
+    FACTS,
+    FILLERS,
+    LEXICON,
+    detokenize,
+    fill,
+    grammar,
+    sentence,
+    slots,
+    subject,
+)
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
+from marlhf_lite.utils.errors import InputError
 
 PAIRS = make_pairs(2000, 7)
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<unk>", "<mask>")
@@ -48,7 +65,7 @@ def test_same_seed_same_pairs():
 
 
 def test_pairs_do_not_depend_on_the_process():
-    code = "from marlhf_lite.tasks.embedded import make_pairs; import hashlib, json;"
+    code = "from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs; import hashlib, json;"
     code += "print(hashlib.sha256(json.dumps(make_pairs(50, 7)).encode()).hexdigest())"
     prints = set()
     for hash_seed in ("0", "12345"):

@@ -10,17 +10,17 @@ from conftest import find
 from matplotlib import pyplot as plt
 from matplotlib.colors import same_color
 
-from marlhf_lite import evaluation_plots as plots
 from marlhf_lite.config.evaluation import SweepOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import agreement_table, win_rate
 from marlhf_lite.evaluation.best_of_n import best_of_n
+from marlhf_lite.evaluation.distributions import score_tables, shifts
 from marlhf_lite.evaluation.plan import make_plan
-from marlhf_lite.evaluation.shift import score_tables, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.evaluation_report import details
-from marlhf_lite.notebook import check_figures
-from marlhf_lite.plots import method_styles, save
+from marlhf_lite.experiments.evaluation_report import details
+from marlhf_lite.plotting import evaluation as plots
+from marlhf_lite.plotting.notebook import check_figures
+from marlhf_lite.plotting.training import method_styles, save
+from marlhf_lite.utils.errors import InputError
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}
 TEMPERATURES = (0.0, 0.4, 1.2)

@@ -9,11 +9,11 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from marlhf_lite import explorer as module
-from marlhf_lite.errors import InputError
-from marlhf_lite.explorer import Explorer, explore, headless
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
-from marlhf_lite.models import load_tokenizer
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.plotting import explorer as module
+from marlhf_lite.plotting.explorer import Explorer, explore, headless
+from marlhf_lite.utils.errors import InputError
 
 pytest.importorskip("ipywidgets")
 TEXTS = {
@@ -152,5 +152,5 @@ def test_who_started_the_kernel(monkeypatch, command, expected):
 
 
 def test_importing_it_needs_no_widgets():
-    code = "import sys, marlhf_lite.explorer; sys.exit('ipywidgets' in sys.modules)"
+    code = "import sys, marlhf_lite.plotting.explorer; sys.exit('ipywidgets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,12 +7,12 @@ import torch
 from conftest import nudge
 from small_runs import build, early_letters, run_child, start, timeless, wait
 
-from marlhf_lite.errors import InputError
+from marlhf_lite.evaluation.held_out import HeldOut
 from marlhf_lite.macro import FixedNGram, MacroActions
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward
-from marlhf_lite.roles import build_roles
-from marlhf_lite.training.held_out import HeldOut
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 NAMES = ("policy", "critic")
 
@@ -188,7 +188,7 @@ def test_a_policy_that_cannot_be_sampled_ends_the_run_in_a_line(make):
 
 def ends(tokenizer, never):
     """A generator whose model never writes EOS, or at once."""
-    from marlhf_lite.rollouts import generate
+    from marlhf_lite.training.rollout import generate
 
     def generator(model, *args):
         head = model.get_output_embeddings()
@@ -293,7 +293,7 @@ def test_a_bad_reward_in_a_test_leaves_the_training_state(roles, tokenizer):
     """Random generators and modes come back although the reward raised."""
     from accelerate import Accelerator
 
-    from marlhf_lite.rollouts import Sampling
+    from marlhf_lite.training.rollout import Sampling
 
     test = HeldOut(["a"], tokenizer, Sampling(3), FunctionReward(divides), None, Accelerator())
     drawn = torch.get_rng_state()

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from marlhf_lite.cli import main
 from marlhf_lite.config import ModelOptions
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models import load_base, load_policy, load_score_model, new_policy, new_reward_model
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import bare, build_roles, checkpoint_activations
-from marlhf_lite.rollouts import from_texts
-from marlhf_lite.tasks.embedded import make_pairs
+from marlhf_lite.models.actor_critic import bare, build_roles, checkpoint_activations
+from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
+from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.utils.run_folder import RunFolder
 
 NAMES = ("policy", "reference", "reward", "critic")
 

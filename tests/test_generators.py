@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import nudge, snapshot
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.generators import VLLMGenerator, make_generator, merged_weights
-from marlhf_lite.models import load_policy
-from marlhf_lite.rollouts import Sampling, generate
+from marlhf_lite.models.loading import load_policy
+from marlhf_lite.training.generators import VLLMGenerator, make_generator, merged_weights
+from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.errors import InputError
 
 
 def test_merged_weights_are_those_of_a_merged_model_and_change_nothing(base, sft):

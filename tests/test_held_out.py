@@ -11,16 +11,16 @@ from accelerate import Accelerator
 from conftest import changed, nudge, snapshot
 from small_runs import build, early_letters, noisy, timeless
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.seeded import generate_seeded
-from marlhf_lite.models import load_policy
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward, ModelReward
-from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import Sampling
-from marlhf_lite.training.held_out import HeldOut
-from marlhf_lite.training.journal import completions_table
+from marlhf_lite.evaluation.held_out import HeldOut
+from marlhf_lite.evaluation.sampling import generate_seeded
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import load_policy
+from marlhf_lite.training.logging import completions_table
 from marlhf_lite.training.random_state import random_states
+from marlhf_lite.training.rewards import FunctionReward, ModelReward
+from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["b", "And then?", "The dog", "Where is it", "up"]
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     Answer,
@@ -27,6 +26,7 @@ from marlhf_lite.evaluation.judges import (
 from marlhf_lite.evaluation.judges.criteria import instructions, letter_prompt, mark, material, read_verdict, wording
 from marlhf_lite.evaluation.judges.judge import to_answer, to_verdict
 from marlhf_lite.evaluation.judges.store import content_key
+from marlhf_lite.utils.errors import InputError
 
 PAIRS = [Pair(str(i), f"prompt {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}", ("M", "P")) for i in range(12)]
 

@@ -19,7 +19,6 @@ import pytest
 pytest.importorskip("openai")
 
 from marlhf_lite.config.judging import EndpointOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     EndpointJudge,
@@ -32,6 +31,7 @@ from marlhf_lite.evaluation.judges import (
 from marlhf_lite.evaluation.judges.command import report
 from marlhf_lite.evaluation.judges.judge import Stopped
 from marlhf_lite.evaluation.judges.pacing import Budget, Pace, Use, backoff, retry_after
+from marlhf_lite.utils.errors import InputError
 
 KEY = "sk-a-very-secret-key-0123456789"
 TLDR = CRITERIA["tldr"]

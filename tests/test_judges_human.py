@@ -13,13 +13,13 @@ import pytest
 
 from marlhf_lite.config import DataOptions, InputOptions, ModelOptions
 from marlhf_lite.config.judging import EndpointOptions, JudgeOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges import CRITERIA, HumanJudge, Pair, combine, judge_pairs, read_verdicts, summary
 from marlhf_lite.evaluation.judges.command import find_answers, run_judge
 from marlhf_lite.evaluation.judges.human import printable, read_key
-from marlhf_lite.judging_widget import JudgingWidget, judge_by_hand
-from marlhf_lite.lines import append_lines
-from marlhf_lite.records import RunFolder
+from marlhf_lite.plotting.judging import JudgingWidget, judge_by_hand
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import append_lines
+from marlhf_lite.utils.run_folder import RunFolder
 
 PAIRS = [Pair(str(i), f"post {i}", f"first {i}", f"second {i}", ("MA-PPO", "PPO")) for i in range(30)]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from marlhf_lite.config import ModelOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     LocalJudge,
@@ -20,10 +19,11 @@ from marlhf_lite.evaluation.judges import (
 )
 from marlhf_lite.evaluation.judges.criteria import letter_prompt
 from marlhf_lite.evaluation.judges.scorers import fingerprint
-from marlhf_lite.models import load_base, load_score_model, load_tokenizer
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import ScoreRole
-from marlhf_lite.tasks.embedded import EMBEDDED
+from marlhf_lite.models.actor_critic import ScoreRole
+from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.utils.errors import InputError
 
 PAIRS = [Pair(str(i), f"post {i}", "a" * (i % 4), "b" * (i % 3), ("M", "P")) for i in range(12)]
 

@@ -13,10 +13,10 @@ from conftest import nudge
 
 from marlhf_lite.config import MacroOptions, PPOOptions
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
-from marlhf_lite.roles import trainable
-from marlhf_lite.rollouts import from_texts
+from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.metrics import explained, kl_terms, totals
+from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.training.step import Estimate, Pass
 
 BETA, TIGHT = 0.3, 1e-5

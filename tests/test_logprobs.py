@@ -28,9 +28,9 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from marlhf_lite import logprobs
-from marlhf_lite.logprobs import HeadForm, from_hidden, from_logits, head_form, is_bare
-from marlhf_lite.roles import PolicyRole
+from marlhf_lite.models import logprobs
+from marlhf_lite.models.actor_critic import PolicyRole
+from marlhf_lite.models.logprobs import HeadForm, from_hidden, from_logits, head_form, is_bare
 
 FORMS = [HeadForm(), HeadForm(scale=0.25), HeadForm(softcap=2.0), HeadForm(3.0, 5.0)]
 SMALL = {

@@ -13,8 +13,8 @@ from transformers import GemmaConfig
 
 from marlhf_lite.cli import main
 from marlhf_lite.config import DataOptions, ModelOptions, PPOOptions
-from marlhf_lite.errors import InputError
-from marlhf_lite.memory import estimate_memory, memory_table
+from marlhf_lite.models.memory import estimate_memory, memory_table
+from marlhf_lite.utils.errors import InputError
 
 PROMPT, LENGTH, ROWS = 96, 160, 8
 

@@ -12,9 +12,9 @@ from peft import load_peft_weights
 from transformers import AutoModelForSequenceClassification
 
 from marlhf_lite.config import DataOptions, MacroOptions, ModelOptions, PPOOptions, RMOptions, SFTOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models import (
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, build_roles, position_ids, trainable
+from marlhf_lite.models.loading import (
     load_base,
     load_policy,
     load_score_model,
@@ -24,11 +24,11 @@ from marlhf_lite.models import (
     new_reward_model,
     share,
 )
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import PolicyRole, ScoreRole, build_roles, position_ids, trainable
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import train_reward_model
+from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.sft import train_sft
+from marlhf_lite.utils.errors import InputError
 
 NAMES = ("policy", "reference", "reward", "critic")
 IDS = torch.tensor([[2, 40, 50, 60, 70, 80], [2, 45, 55, 65, 75, 85]])

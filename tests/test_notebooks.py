@@ -19,8 +19,8 @@ from matplotlib import pyplot as plt
 from nbclient import NotebookClient
 from PIL import Image
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.notebook import Profile, check_figures, main, profile, rewrite_badges
+from marlhf_lite.plotting.notebook import Profile, check_figures, main, profile, rewrite_badges
+from marlhf_lite.utils.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(p for folder in ("notebooks", "notebooks/solutions") for p in (ROOT / folder).glob("*.ipynb"))
@@ -78,12 +78,12 @@ def test_runs_in_the_smoke_profile(path, execute):
         if cell.cell_type == "code":
             cell.outputs = []
     assert not errors(execute(notebook))
-    assert "profile smoke" in str(notebook.cells), "the set-up cell calls marlhf_lite.notebook.setup"
+    assert "profile smoke" in str(notebook.cells), "the set-up cell calls marlhf_lite.plotting.notebook.setup"
 
 
 def test_a_figure_without_labels_is_an_error_in_its_cell(execute):
     cells = (
-        "import sys; from marlhf_lite.notebook import setup; setup(); setup(); sys.executable",
+        "import sys; from marlhf_lite.plotting.notebook import setup; setup(); setup(); sys.executable",
         "from matplotlib import pyplot as plt; plt.plot([1, 2]); plt.show()",
         "plt.close('all'); plt.plot([1, 2]); plt.xlabel('x');",
         "plt.close('all'); plt.plot([1, 2]); plt.xlabel('x'); plt.ylabel('y'); plt.show()",
@@ -99,7 +99,7 @@ def test_a_figure_without_labels_is_an_error_in_its_cell(execute):
 
 def test_show_draws_one_picture_in_few_colours_and_closes_the_figure(execute):
     cells = (
-        "from matplotlib import pyplot as plt; from marlhf_lite.notebook import setup, show; setup()",
+        "from matplotlib import pyplot as plt; from marlhf_lite.plotting.notebook import setup, show; setup()",
         "ax = plt.subplots()[1]; ax.plot([1, 2]); ax.set(xlabel='x', ylabel='y'); show(ax); plt.get_fignums()",
         "ax = plt.subplots()[1]; ax.plot([1, 2]); show(ax)",
     )
@@ -178,7 +178,7 @@ def test_lessons_have_exercises_and_symbols(path):
     assert words > 0.5 * code, f"{words} words of prose to {code} of code"
 
 
-# marlhf_lite.notebook
+# marlhf_lite.plotting.notebook
 
 
 def test_profile_comes_from_the_environment(monkeypatch):

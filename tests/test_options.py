@@ -7,14 +7,14 @@ import typing
 import pytest
 import yaml
 
-from marlhf_lite import options as library
 from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config import GROUPS, MacroOptions
-from marlhf_lite.errors import InputError
+from marlhf_lite.config import parser as library
+from marlhf_lite.config.parser import parse, presets
+from marlhf_lite.experiments.pipeline import flat
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
-from marlhf_lite.options import parse, presets
-from marlhf_lite.pipeline import flat
-from marlhf_lite.rules import make_rule
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.utils.errors import InputError
 
 ALL = tuple(GROUPS)
 FIELDS = [(group, f) for group, kind in GROUPS.items() for f in dataclasses.fields(kind)]
@@ -61,7 +61,7 @@ def test_names_are_unique_over_groups():
 
 
 def test_flags_win_over_config_over_preset(config):
-    preset = yaml.safe_load((library.files("marlhf_lite") / "presets" / "official.yaml").read_text())
+    preset = yaml.safe_load((library.files("marlhf_lite") / "config" / "presets" / "official.yaml").read_text())
     assert preset["rm_loss"] == "all" and preset["score_clip"] == 2.5 and preset["reward_pooling"] == "mean"
     name = config("score_clip: 1.5\nreward_pooling: sum\nseed: 4\n")
     options = read("--preset", "official", "--config", name, "--reward_pooling", "mean", "--updates", "3")
@@ -245,7 +245,7 @@ def test_good_rules():
 
 @pytest.mark.parametrize("name", presets())
 def test_preset_names_exist_and_are_in_range(name):
-    values = yaml.safe_load((library.files("marlhf_lite") / "presets" / f"{name}.yaml").read_text())
+    values = yaml.safe_load((library.files("marlhf_lite") / "config" / "presets" / f"{name}.yaml").read_text())
     assert values and set(values) <= set(NAMES)
     options = flat(read("--preset", name))
     for key, value in values.items():

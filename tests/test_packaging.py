@@ -173,7 +173,7 @@ def test_wheel_carries_the_package_the_model_and_the_results():
     assert set(wheel["include"]) == {"/marlhf_lite", *(f"/data/{name}" for name in carried)}
     assert (model / "config.json").is_file()
     assert list(model.glob("*.safetensors"))
-    assert list((ROOT / "marlhf_lite" / "presets").glob("*.yaml"))
+    assert list((ROOT / "marlhf_lite" / "config" / "presets").glob("*.yaml"))
 
 
 def test_no_shipped_file_is_ignored_by_git():

@@ -20,10 +20,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config import MacroOptions, ModelOptions
-from marlhf_lite.errors import InputError
+from marlhf_lite.config.parser import parse
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
-from marlhf_lite.models import EMBEDDED_MODEL, load_base
-from marlhf_lite.options import parse
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base
 from marlhf_lite.parsing import (
     GrammarParser,
     Leaf,
@@ -34,14 +33,15 @@ from marlhf_lite.parsing import (
     Sentence,
     StanzaParser,
 )
+from marlhf_lite.parsing.base import Memo, check_sentences
 from marlhf_lite.parsing.link_grammar import LinkProcess, align, read_constituents
-from marlhf_lite.parsing.parser import Memo, check_sentences
-from marlhf_lite.parsing.stanza_parser import read_sentence, read_tree
+from marlhf_lite.parsing.registry import make_parser, make_rule
+from marlhf_lite.parsing.stanza import read_sentence, read_tree
 from marlhf_lite.parsing.trees import leaves
-from marlhf_lite.rollouts import Sampling, generate
-from marlhf_lite.rules import make_parser, make_rule
-from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
-from marlhf_lite.tasks.grammar import FILLERS, detokenize
+from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
+from marlhf_lite.tasks.tiny_tldr.grammar import FILLERS, detokenize
+from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.errors import InputError
 
 needs_link = pytest.mark.skipif(
     shutil.which("link-parser") is None, reason="link-parser is not installed (apt-get install link-grammar)"

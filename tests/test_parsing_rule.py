@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import NAMES, Pieces, small_tokenizer
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule
 from marlhf_lite.parsing import (
     GrammarParser,
@@ -24,7 +23,8 @@ from marlhf_lite.parsing import (
     split_sentences,
 )
 from marlhf_lite.parsing.trees import place_leaves
-from marlhf_lite.tasks.embedded import Quality, make_post, make_summary, summary_text
+from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
+from marlhf_lite.utils.errors import InputError
 
 
 def batch(rows):

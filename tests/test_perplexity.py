@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import MacroActions, Perplexity, TerminationRule
+from marlhf_lite.utils.errors import InputError
 
 RULES = ("macro", "prefix", "token")
 # Few distinct values, so that equal ones, where a perplexity stays the same, are common.

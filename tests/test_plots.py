@@ -8,8 +8,8 @@ from conftest import find
 from matplotlib import pyplot as plt
 from matplotlib.colors import same_color
 
-from marlhf_lite import plots
-from marlhf_lite.errors import InputError
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.utils.errors import InputError
 
 
 def run(seed, gain, actions, updates=60):

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from marlhf_lite.config import KeepOptions, MacroOptions, PPOOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rewards import FunctionReward, ModelReward
-from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import from_texts
+from marlhf_lite.models.actor_critic import build_roles
 from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import FunctionReward, ModelReward
+from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 KEYS = set(
     "update rm_score_mean rm_score_std kl_k1 kl_k3 response_length eos_rate clip_fraction entropy policy_loss "

@@ -29,13 +29,13 @@ from test_learner import (
 )
 
 from marlhf_lite.config import MacroOptions, PPOOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram, MacroActions
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import Rollout, Sampling, from_texts, generate, in_batches
+from marlhf_lite.models.actor_critic import build_roles
 from marlhf_lite.training.dry_run import fit_micro_batch, longest_batch
+from marlhf_lite.training.rollout import Rollout, Sampling, from_texts, generate, in_batches
 from marlhf_lite.training.step import Estimate, Pass, micro_losses, shape_scores, term_counts
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config import GROUPS
-from marlhf_lite.errors import InputError
-from marlhf_lite.options import list_presets, parse, preset_text, presets
+from marlhf_lite.config.parser import list_presets, parse, preset_text, presets
+from marlhf_lite.utils.errors import InputError
 
 # Table 5, row by row, its cells spread over the tasks they speak of; - where it has a dash. The last column is Appendix
 # C.4: actor 5e-6, critic 1e-5, KL 0.1, all else as Gemma-2B on TL;DR. n: Tables 8 to 10.

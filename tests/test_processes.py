@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import PROMPTS, RESPONSES, nudge
 
-from marlhf_lite.models import load_base, load_policy, load_score_model, new_policy, new_reward_model
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import build_roles
-from marlhf_lite.rollouts import from_texts
+from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.utils.run_folder import RunFolder
 
 HERE = Path(__file__).parent
 

@@ -14,10 +14,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite import lines, records
-from marlhf_lite.errors import InputError
-from marlhf_lite.lines import write_json
-from marlhf_lite.records import RunFolder, environment
+from marlhf_lite.utils import jsonl as lines
+from marlhf_lite.utils import run_folder as records
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import RunFolder, environment
 
 CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
 
@@ -200,7 +201,7 @@ def test_broken_line_in_the_middle_is_named(run, broken):
 
 def test_a_killed_writer_leaves_whole_lines(run):
     code = (
-        "import sys; from pathlib import Path; from marlhf_lite.records import RunFolder\n"
+        "import sys; from pathlib import Path; from marlhf_lite.utils.run_folder import RunFolder\n"
         "run = RunFolder(Path(sys.argv[1]), {})\n"
         "while True: run.log_samples({'text': 'x' * 5000} for _ in range(10))"
     )

@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
-from marlhf_lite.report import draw, report
+from marlhf_lite.experiments.reports import draw, report
 
 
 @pytest.fixture(autouse=True)

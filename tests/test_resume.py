@@ -14,11 +14,11 @@ from small_runs import early_letters, halted, noisy, run_child, start, timeless,
 
 from marlhf_lite.cli import main
 from marlhf_lite.config import KeepOptions, MacroOptions
+from marlhf_lite.config.resuming import FREE
 from marlhf_lite.macro import RandomizedNGram
-from marlhf_lite.records import RunFolder
-from marlhf_lite.resuming import FREE
-from marlhf_lite.rewards import FunctionReward
-from marlhf_lite.tasks.embedded import make_pairs
+from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.utils.run_folder import RunFolder
 
 CASES = {
     "one step, adaptive KL, a reward that draws": {

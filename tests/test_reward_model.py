@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from marlhf_lite.config import DataOptions, RMOptions
-from marlhf_lite.models import load_score_model, new_reward_model
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import ScoreRole
-from marlhf_lite.rollouts import Rollout
-from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.models.actor_critic import ScoreRole
+from marlhf_lite.models.loading import load_score_model, new_reward_model
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import reward_model as module
 from marlhf_lite.training.reward_model import (
     bradley_terry,
@@ -20,6 +18,8 @@ from marlhf_lite.training.reward_model import (
     pair_accuracy,
     train_reward_model,
 )
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Rollout
 
 DATA = DataOptions(max_response_length=12)
 GOOD, BAD = ["yes", "yes yes", "yes I do", "I say yes"], ["no", "no no", "I do no", "no I say"]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.reward_plots import (
+from marlhf_lite.plotting.reward_model import (
     accuracy_against,
     bin_pairs,
     correlation,
@@ -20,6 +19,7 @@ from marlhf_lite.reward_plots import (
     score_against_length,
     sigmoid,
 )
+from marlhf_lite.utils.errors import InputError
 
 MARGINS = np.random.default_rng(0).normal(0.5, 1.2, 83)
 

@@ -8,11 +8,11 @@ from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from marlhf_lite.config import ModelOptions
-from marlhf_lite.models import load_base, load_policy, new_policy, new_reward_model
-from marlhf_lite.rewards import FunctionReward, ModelReward
-from marlhf_lite.roles import PolicyRole, ScoreRole
-from marlhf_lite.rollouts import Rollout, Sampling, end_of_text, from_texts, generate, response_mask
-from marlhf_lite.tokens import encode_prompts, encode_responses, pad
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.models.loading import load_base, load_policy, new_policy, new_reward_model
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.training.rewards import FunctionReward, ModelReward
+from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_texts, generate, response_mask
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 ODD = {

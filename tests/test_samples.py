@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.samples import (
+from marlhf_lite.evaluation.responses import (
     Key,
     Store,
     first_samples,
@@ -17,7 +16,8 @@ from marlhf_lite.evaluation.samples import (
     sample_means,
     write_rows,
 )
-from marlhf_lite.rollouts import Sampling, generate
+from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.errors import InputError
 
 SETTINGS = {"temperature": 0.8, "fingerprint": "abc", "top_k": 50}
 

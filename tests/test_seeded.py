@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marlhf_lite.evaluation import seeded
-from marlhf_lite.evaluation.seeded import Inversion, generate_seeded, merged, noise
-from marlhf_lite.roles import PolicyRole, ScoreRole
-from marlhf_lite.rollouts import Sampling, generate
+from marlhf_lite.evaluation import sampling as seeded
+from marlhf_lite.evaluation.sampling import Inversion, generate_seeded, merged, noise
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.training.rollout import Sampling, generate
 
 SETTINGS = [Sampling(1, 1.0, 0), Sampling(1, 0.7, 5), Sampling(1, 1.3, 0, 0.6), Sampling(1, 0.9, 12, 0.8)]
 PROMPTS = ["a", "The cat sat on the mat.", "The cat sat on the mat.", "Why?", "a", "a"]

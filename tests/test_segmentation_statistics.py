@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram, MacroActions, boundary_f1, check_segmentation, describe
+from marlhf_lite.utils.errors import InputError
 
 parts = st.lists(st.lists(st.integers(1, 6), max_size=6), max_size=5)
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from marlhf_lite.config import DataOptions, SFTOptions
-from marlhf_lite.models import load_policy, load_tokenizer, new_policy
-from marlhf_lite.rollouts import Sampling, generate
-from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import sft as module
+from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
 
 DATA = DataOptions(max_prompt_length=20, max_response_length=8)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.shift import distributions, score_tables, shift_summary, shifts
+from marlhf_lite.evaluation.distributions import distributions, score_tables, shift_summary, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap
+from marlhf_lite.utils.errors import InputError
 
 SFT = np.random.default_rng(0).normal(0, 1, (40, 3))
 PPO = SFT + np.random.default_rng(1).normal(1, 0.2, (40, 3))

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import FixedNGram, MacroActions, Whole
-from marlhf_lite.models import load_tokenizer
-from marlhf_lite.notebook import check_figures
+from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing
-from marlhf_lite.spans import draw_spans, length_histograms, spans_html, spans_of, token_pieces
-from marlhf_lite.tree_views import tree_cut, tree_figure, tree_text
+from marlhf_lite.plotting.macro_actions import draw_spans, length_histograms, spans_html, spans_of, token_pieces
+from marlhf_lite.plotting.notebook import check_figures
+from marlhf_lite.plotting.trees import tree_cut, tree_figure, tree_text
+from marlhf_lite.utils.errors import InputError
 
 PIECES = [" My", " sis", "ter", " left", " <b>", "&", "\n", "$x$", ""]
 TREE = nltk.Tree.fromstring(

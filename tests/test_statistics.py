@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation import statistics
 from marlhf_lite.evaluation.statistics import (
     Interval,
@@ -14,6 +13,7 @@ from marlhf_lite.evaluation.statistics import (
     trailing_mean,
     updates_to_reach,
 )
+from marlhf_lite.utils.errors import InputError
 
 SCORES = np.random.default_rng(7).normal(1.5, 2.0, 60)
 numbers = st.floats(-1e3, 1e3)

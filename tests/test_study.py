@@ -14,14 +14,14 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite import study_pool
 from marlhf_lite.config.study import StudyOptions
-from marlhf_lite.errors import InputError
-from marlhf_lite.study import difference, load_study, plan, run_study
-from marlhf_lite.study_pool import Job, execute, log_end
-from marlhf_lite.study_table import read_result, study_table
-from marlhf_lite.study_worker import make_run, make_start
+from marlhf_lite.experiments import study_pool
+from marlhf_lite.experiments.results import read_result, study_table
+from marlhf_lite.experiments.study import difference, load_study, plan, run_study
+from marlhf_lite.experiments.study_pool import Job, execute, log_end
+from marlhf_lite.experiments.study_worker import make_run, make_start
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.errors import InputError
 
 SHIPPED = ("main", "ablations", "tuning")
 SMALL = {
@@ -254,7 +254,7 @@ def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys):
 
 TOY = """
 import json, os, pathlib, sys, time
-from marlhf_lite.study_pool import leave_with_parent
+from marlhf_lite.experiments.study_pool import leave_with_parent
 leave_with_parent()
 spec = json.loads(sys.argv[1])
 mark = pathlib.Path(spec["mark"])
@@ -271,7 +271,7 @@ sys.exit(spec.get("code", 0))
 def toy(tmp_path, monkeypatch):
     """Makes jobs of a worker that sleeps and says when."""
     (tmp_path / "toy_worker.py").write_text(TOY)
-    roots = [str(tmp_path), str(Path(study_pool.__file__).parents[1])]
+    roots = [str(tmp_path), str(Path(study_pool.__file__).parents[2])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(roots))
     monkeypatch.setattr(study_pool, "WORKER", "toy_worker")
 
@@ -343,7 +343,7 @@ def test_workers_do_not_outlive_a_killed_study(toy):
     job = toy("orphan", sleep=60)
     code = f"""
 from pathlib import Path
-from marlhf_lite import study_pool
+from marlhf_lite.experiments import study_pool
 study_pool.WORKER = "toy_worker"
 study_pool.execute([study_pool.Job("orphan", {job.spec!r}, Path({str(job.log)!r}))], 1)
 """

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.study import load_study
-from marlhf_lite.study_report import draw, markdown, study_report
-from marlhf_lite.study_table import by_method, crossed_interval, stored_results, student, study_table
+from marlhf_lite.experiments.results import by_method, crossed_interval, stored_results, student, study_table
+from marlhf_lite.experiments.study import load_study
+from marlhf_lite.experiments.study_report import draw, markdown, study_report
+from marlhf_lite.utils.errors import InputError
 
 METHOD = {"command": "ppo"}
 

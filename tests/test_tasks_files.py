@@ -7,8 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.tasks.files import SUFFIXES, known_suffix, read_rows
+from marlhf_lite.utils.errors import InputError
 
 ROWS = [
     {"prompt": "Häuser?\nTwo lines, one comma", "chosen": ' "quoted"', "rejected": " no\u2028separator"},

@@ -9,11 +9,11 @@ import datasets
 import pytest
 from datasets import Features, Value
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.tasks import sources
-from marlhf_lite.tasks.hub import APPS, HUB, TLDR, WEBGPT, form_of
 from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT, form_of
 from marlhf_lite.tasks.templates import PAIRS, TRANSCRIPTS, apps_prompt, to_preferences
+from marlhf_lite.utils.errors import InputError
 
 LOAD_DATASET = datasets.load_dataset
 TLDR_NAME, HH_NAME, WEBGPT_NAME, APPS_NAME = HUB

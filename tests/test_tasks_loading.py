@@ -4,8 +4,8 @@ import os
 import datasets
 import pytest
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.utils.errors import InputError
 
 LOAD_DATASET = datasets.load_dataset
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.tasks.split import split_rows
+from marlhf_lite.tasks.splits import split_rows
+from marlhf_lite.utils.errors import InputError
 
 
 def make(prompts):

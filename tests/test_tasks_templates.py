@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.files import Rows, read_rows
+from marlhf_lite.utils.errors import InputError
 
 GOOD = {"prompt": "Why?", "chosen": " Because.", "rejected": " No."}
 

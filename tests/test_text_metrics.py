@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.evaluation.answers import table
+from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.evaluation.text_metrics import COLUMNS, distinct, ngrams, repetition, text_metrics
 

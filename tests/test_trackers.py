@@ -5,10 +5,10 @@ import json
 import pytest
 from small_runs import build
 
-from marlhf_lite import trackers
-from marlhf_lite.errors import InputError
-from marlhf_lite.records import RunFolder
-from marlhf_lite.trackers import make_accelerator, tracker_names
+from marlhf_lite.training import trackers
+from marlhf_lite.training.trackers import make_accelerator, tracker_names
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 CONFIG = {"seed": 3, "kl_coef": 0.05, "whiten": False, "model": "tiny", "size": None, "environment": {"torch": "2"}}
 

@@ -13,9 +13,9 @@ from synthetic import check_lengths, make_trainer
 
 from marlhf_lite.config import ModelOptions, PPOOptions
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import trainable
+from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.run_folder import RunFolder
 
 
 def options(args) -> PPOOptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marlhf_lite.cli.commands import COMMANDS
 from marlhf_lite.cli.training import check_flags
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 PRESETS = "List settings by name, such as gemma-2b/tldr; with names, print them."
 USAGE = """usage: marlhf <command> [options]
@@ -49,13 +49,13 @@ def _dispatch(argv: list[str]) -> int:
         raise InputError(f"unknown command {argv[0]}: choose from {', '.join([*COMMANDS, 'presets'])}")
     command = COMMANDS[argv[0]]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from marlhf_lite.options import parse
+    from marlhf_lite.config.parser import parse
 
     words, resumed = _resumed(argv[1:])
     options = parse(argv[0], words, command.groups, f"{command.help}\n\nexample: {command.example}")
     check_flags(argv[0], argv[1:], options)
     if resumed:
-        from marlhf_lite.resuming import check_same
+        from marlhf_lite.config.resuming import check_same
 
         check_same(options)
     writes = "run" in command.groups
@@ -72,13 +72,13 @@ def _resumed(words: list[str]) -> tuple[list[str], bool]:
     """The words with the options of the run that `--resume` names, and whether there is one."""
     if not any(word.split("=")[0] == "--resume" for word in words):
         return words, False
-    from marlhf_lite.resuming import with_resumed
+    from marlhf_lite.config.resuming import with_resumed
 
     return with_resumed(words), True
 
 
 def _presets(names: list[str]) -> int:
-    from marlhf_lite.options import list_presets, preset_text
+    from marlhf_lite.config.parser import list_presets, preset_text
 
     if names and names[0] in ("-h", "--help"):
         names = []

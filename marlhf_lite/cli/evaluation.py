@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 from marlhf_lite.cli.command import SHARED, Command
 from marlhf_lite.cli.training import finish
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 
 def _evaluate(options: SimpleNamespace) -> None:
-    from marlhf_lite import pipeline, workspace
     from marlhf_lite.evaluation.plan import make_plan
-    from marlhf_lite.evaluation.samples import sample_means
-    from marlhf_lite.evaluation_report import details
-    from marlhf_lite.folders import adapter, check_place
+    from marlhf_lite.evaluation.responses import sample_means
+    from marlhf_lite.experiments import pipeline, workspace
+    from marlhf_lite.experiments.evaluation_report import details
+    from marlhf_lite.models.adapters import adapter, check_place
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None
@@ -65,13 +65,13 @@ def _judge(options: SimpleNamespace) -> None:
 
 
 def _study(options: SimpleNamespace) -> None:
-    from marlhf_lite.study import run_study
+    from marlhf_lite.experiments.study import run_study
 
     run_study(options.study)
 
 
 def _memory(options: SimpleNamespace) -> None:
-    from marlhf_lite.memory import estimate_memory, memory_table
+    from marlhf_lite.models.memory import estimate_memory, memory_table
 
     memory = estimate_memory(options, options.memory.prompt_tokens)
     print(memory_table(memory, options.memory.gpu))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from marlhf_lite.cli.command import SHARED, Command
 from marlhf_lite.config.baselines import IDLE
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 STAGES = ("inputs", "sft", "rm", "macro", "ppo", "keep", "eval")
 
@@ -28,23 +28,23 @@ def check_flags(command: str, words: Sequence[str], options: SimpleNamespace) ->
 
 
 def _sft(options: SimpleNamespace) -> None:
-    from marlhf_lite import pipeline, workspace
+    from marlhf_lite.experiments import pipeline, workspace
 
     workspace.say(f"adapter: {pipeline.sft_stage(workspace.open_workspace(options))}")
 
 
 def _rm(options: SimpleNamespace) -> None:
-    from marlhf_lite import pipeline, workspace
-    from marlhf_lite.folders import adapter
+    from marlhf_lite.experiments import pipeline, workspace
+    from marlhf_lite.models.adapters import adapter
 
     sft = adapter("sft", options.inputs.sft)
     workspace.say(f"adapter: {pipeline.rm_stage(workspace.open_workspace(options, [sft]), sft)}")
 
 
 def _ppo(options: SimpleNamespace) -> None:
-    from marlhf_lite import pipeline, workspace
-    from marlhf_lite.folders import adapter
-    from marlhf_lite.rules import make_rule
+    from marlhf_lite.experiments import pipeline, workspace
+    from marlhf_lite.models.adapters import adapter
+    from marlhf_lite.parsing.registry import make_rule
 
     make_rule(options.macro)  # a bad rule is named before anything loads
     sft = adapter("sft", options.inputs.sft)
@@ -55,9 +55,9 @@ def _ppo(options: SimpleNamespace) -> None:
 
 
 def _dpo(options: SimpleNamespace) -> None:
-    from marlhf_lite import pipeline, workspace
-    from marlhf_lite.folders import adapter
-    from marlhf_lite.training.baselines import dpo_stage
+    from marlhf_lite.experiments import pipeline, workspace
+    from marlhf_lite.experiments.baselines import dpo_stage
+    from marlhf_lite.models.adapters import adapter
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None  # scores tests alone
@@ -75,10 +75,9 @@ def _grpo(options: SimpleNamespace) -> None:
 
 
 def _group(options: SimpleNamespace, stage: str) -> None:
-    from marlhf_lite import pipeline, workspace
-    from marlhf_lite.folders import adapter
-    from marlhf_lite.training import baselines
-    from marlhf_lite.training.group import check_groups
+    from marlhf_lite.experiments import baselines, pipeline, workspace
+    from marlhf_lite.models.adapters import adapter
+    from marlhf_lite.training.rloo_grpo import check_groups
 
     check_groups(options.ppo, options.group)  # said before anything loads
     sft = adapter("sft", options.inputs.sft)
@@ -89,10 +88,10 @@ def _group(options: SimpleNamespace, stage: str) -> None:
 
 def _chain(options: SimpleNamespace, methods: dict) -> None:
     """All stages but those that `--sft` and `--rm` hand in; `methods` are names and macro options of the PPO runs."""
-    from marlhf_lite import pipeline, workspace
-    from marlhf_lite.folders import adapter
-    from marlhf_lite.records import RunFolder
-    from marlhf_lite.rules import make_rule
+    from marlhf_lite.experiments import pipeline, workspace
+    from marlhf_lite.models.adapters import adapter
+    from marlhf_lite.parsing.registry import make_rule
+    from marlhf_lite.utils.run_folder import RunFolder
 
     for how in methods.values():
         make_rule(how)
@@ -108,7 +107,7 @@ def _chain(options: SimpleNamespace, methods: dict) -> None:
 
 
 def finish(work, rows: list[dict], histories: dict) -> Path:
-    from marlhf_lite.report import report
+    from marlhf_lite.experiments.reports import report
 
     figures = Path(work.options.run.figures or work.path / "figures")
     text = report(work.path, rows, histories, figures, work.run.config)

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.statistics import Interval, bootstrap_mean, finite
+from marlhf_lite.utils.errors import InputError
 
 WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first; in this order in tables of counts
 Ties = Literal["half", "exclude", "category"]

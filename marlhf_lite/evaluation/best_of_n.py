@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.samples import matrix
+from marlhf_lite.evaluation.responses import matrix
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
+from marlhf_lite.utils.errors import InputError
 
 SIZES = (1, 4, 8, 16, 32)
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.answers import as_rows, scored
-from marlhf_lite.evaluation.samples import Key, Store, noise_names, prompt_ids, restore
-from marlhf_lite.evaluation.seeded import generate_seeded, merged
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import PolicyRole, ScoreRole
-from marlhf_lite.rollouts import Rollout, Sampling
-from marlhf_lite.tokens import encode_prompts
+from marlhf_lite.evaluation.responses import Key, Store, noise_names, prompt_ids, restore
+from marlhf_lite.evaluation.sampling import generate_seeded, merged
+from marlhf_lite.evaluation.scores import as_rows, scored
+from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Rollout, Sampling
+from marlhf_lite.utils.errors import InputError
 
 # Of a config, what says where weights came from and not what they are.
 _PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.answers import table
-from marlhf_lite.evaluation.samples import SETTINGS, check_rows, label, matrix, prompt_ids, sample_means
+from marlhf_lite.evaluation.responses import SETTINGS, check_rows, label, matrix, prompt_ids, sample_means
+from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import paired_bootstrap
-from marlhf_lite.lines import read_lines
-from marlhf_lite.records import SAMPLES
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_lines
+from marlhf_lite.utils.run_folder import SAMPLES
 
 SCORES = ("rm_score", "gold")
 NUMBERS = (*SCORES, "kl", "tokens", "ended")

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from marlhf_lite.config.evaluation import SweepOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.best_of_n import check_sizes
+from marlhf_lite.utils.errors import InputError
 
 
 @dataclass(frozen=True)

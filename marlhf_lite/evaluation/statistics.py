@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 CHUNK = 2**20  # numbers drawn at a time, 8 MB: bounds the memory whatever the number of resamples
 

@@ -6,7 +6,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 
 def first_true(flags: Tensor) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import (
     check_choice,
     check_int,
@@ -20,6 +19,7 @@ from marlhf_lite.macro._checks import (
     clean,
     first_true,
 )
+from marlhf_lite.utils.errors import InputError
 
 SIGMAS = ("equal", "unit", "position", "position_reversed")
 

@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import check_choice, check_positive, clean
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.utils.errors import InputError
 
 LEVELS = ("token", "macro")
 MAX_LOG_RATIO = 20.0

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import check_choice, check_mask, clean
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.utils.errors import InputError
 
 PERPLEXITY_RULES = ("macro", "prefix", "token")
 

@@ -1,8 +1,8 @@
 """What a segmentation looks like, and how far two of them agree."""
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import first_true
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.utils.errors import InputError
 
 
 def describe(macro: MacroActions) -> dict:

@@ -11,9 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import check_int, check_mask, check_tensor, first_true
 from marlhf_lite.macro.actions import MacroActions, starts_at
+from marlhf_lite.utils.errors import InputError
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro._checks import check_choice, check_mask, check_positive, check_unit, clean
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.utils.errors import InputError
 
 POOLINGS = ("sum", "mean")
 ESTIMATORS = ("k1", "k3")

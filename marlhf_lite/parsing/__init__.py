@@ -9,14 +9,14 @@ python_code    Python, by tree-sitter
 sentences, offsets, spans, trees   what these are made of
 """
 
+from marlhf_lite.parsing.base import ParsedSentence, Parser, SentenceParser
 from marlhf_lite.parsing.grammar import GrammarParser
 from marlhf_lite.parsing.link_grammar import LinkGrammarParser
 from marlhf_lite.parsing.offsets import TokenText
-from marlhf_lite.parsing.parser import ParsedSentence, Parser, SentenceParser
 from marlhf_lite.parsing.python_code import PythonParser
-from marlhf_lite.parsing.rule import Parsing, Sentence
 from marlhf_lite.parsing.sentences import split_sentences
-from marlhf_lite.parsing.stanza_parser import StanzaParser
+from marlhf_lite.parsing.stanza import StanzaParser
+from marlhf_lite.parsing.termination import Parsing, Sentence
 from marlhf_lite.parsing.trees import Leaf
 
 __all__ = [

@@ -8,9 +8,9 @@ from itertools import islice
 
 import nltk
 
-from marlhf_lite.parsing.parser import Memo, SentenceParser
+from marlhf_lite.parsing.base import Memo, SentenceParser
 from marlhf_lite.parsing.trees import place_leaves
-from marlhf_lite.tasks.grammar import FACTS, LEXICON, fill, grammar, slots
+from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill, grammar, slots
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _READINGS = 64  # trees of a sentence that are compared at most

@@ -12,9 +12,9 @@ from queue import Empty, LifoQueue
 
 import nltk
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.parsing.parser import SentenceParser
+from marlhf_lite.parsing.base import SentenceParser
 from marlhf_lite.parsing.trees import place_leaves
+from marlhf_lite.utils.errors import InputError
 
 COMMAND = "link-parser"
 # Spelling guesses would change words; panic mode only starts after link-parser's own time limit.

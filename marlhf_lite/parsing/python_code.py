@@ -6,9 +6,9 @@ from typing import Any
 
 import nltk
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.parsing.parser import Memo, ParsedSentence
+from marlhf_lite.parsing.base import Memo, ParsedSentence
 from marlhf_lite.parsing.trees import Leaf
+from marlhf_lite.utils.errors import InputError
 
 
 class PythonParser:

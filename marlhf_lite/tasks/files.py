@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 _BOM = b"\xef\xbb\xbf"

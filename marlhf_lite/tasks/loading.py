@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import datasets
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.hub import HUB, form_of
+from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.sources import find_rows
-from marlhf_lite.tasks.split import Task, split_rows
+from marlhf_lite.tasks.splits import Task, split_rows
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
+from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
+from marlhf_lite.utils.errors import InputError
 
 
 def load_task(
@@ -27,11 +27,11 @@ def load_task(
 
     `dataset` is the name of an embedded corpus; else a local file (see `read_rows`) or a folder that
     `datasets.load_dataset` or `save_to_disk` knows; else a name on the hub, `owner/name`. Columns are those that
-    `to_preferences` takes, or those of one of the paper's data sets (`marlhf_lite.tasks.hub`), which also sets the
-    shares of the parts. A split called test (validation, valid) becomes the test part, else `test_fraction` (a share,
-    or a number of rows; default 0.1, for WebGPT 0.05) is held out. `size` is how many rows to use in all, drawn by
-    `seed` from the good ones. `streaming` reads a hub name or a folder of files only until it has `size` rows, in an
-    order drawn by `seed` (see `Stream`), and then counts what it has read.
+    `to_preferences` takes, or those of one of the paper's data sets (`marlhf_lite.tasks.paper_datasets`), which also
+    sets the shares of the parts. A split called test (validation, valid) becomes the test part, else `test_fraction`
+    (a share, or a number of rows; default 0.1, for WebGPT 0.05) is held out. `size` is how many rows to use in all,
+    drawn by `seed` from the good ones. `streaming` reads a hub name or a folder of files only until it has `size`
+    rows, in an order drawn by `seed` (see `Stream`), and then counts what it has read.
 
     `counts`: `read`, `kept` and the reasons of `to_preferences`; `beyond_size` and `prompt_in_test`, kept rows that
     were not used; and the size of each part. Raises `InputError` for every fault of the name, the file or the rows.

@@ -9,9 +9,9 @@ from pathlib import Path
 import datasets
 from tqdm.auto import tqdm
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.tasks.files import known_suffix, read_rows
-from marlhf_lite.tasks.hub import HUB
+from marlhf_lite.tasks.paper_datasets import HUB
+from marlhf_lite.utils.errors import InputError
 
 BUFFER = 1000  # rows a stream is shuffled through; so many are read before the first is given out
 _TEST_SPLITS = ("test", "validation", "valid")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -104,7 +104,7 @@ def to_preferences(
     transcripts (see `split_transcripts`), and become `{"prompt", "chosen", "rejected"}` dicts of strings. chosen and
     rejected may also be chats, lists of `{"role": "user" | "assistant", "content"}` (a prompt that is a list goes
     before both). White space at the end of a response is stripped, as the end-of-sequence token follows it; all else
-    is kept. `marlhf_lite.tasks.hub` has the forms of the paper's data sets.
+    is kept. `marlhf_lite.tasks.paper_datasets` has the forms of the paper's data sets.
 
     Rows with a fault that the form knows, such as a blank response in the HH data, are dropped and counted by reason.
     Other bad rows raise `InputError` naming `source` and the row; with `bad_rows="drop"` they are dropped and counted:

@@ -19,13 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import state_dict as parts
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.lines import write_json
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import Roles
+from marlhf_lite.models.actor_critic import Roles
+from marlhf_lite.training.distributed import saved_part
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.random_state import random_states, set_random_states
-from marlhf_lite.training.sharding import saved_part
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import RunFolder
 
 MANIFEST = "manifest.json"
 FILES = ("weights.safetensors", "optimizer.pt", "state.json")  # and random-<process>.pt

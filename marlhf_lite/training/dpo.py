@@ -13,10 +13,10 @@ from trl import DPOConfig, DPOTrainer
 
 from marlhf_lite.config import KeepOptions
 from marlhf_lite.config.baselines import DPOOptions
-from marlhf_lite.records import RunFolder
-from marlhf_lite.rollouts import Rollout, Sampling, generate
-from marlhf_lite.tokens import encode_prompts, encode_responses
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.training.sft import shared_arguments
+from marlhf_lite.utils.run_folder import RunFolder
 
 
 class PairsTrainer(DPOTrainer):

@@ -9,8 +9,8 @@ from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.rollouts import Rollout
 from marlhf_lite.training.learner import Learner
+from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import term_counts
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marlhf_lite.config import MacroOptions, PPOOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.macro import MacroActions
-from marlhf_lite.roles import ActorCritic, Roles, trainable
-from marlhf_lite.rollouts import Rollout
+from marlhf_lite.models.actor_critic import ActorCritic, Roles, trainable
+from marlhf_lite.training.distributed import local, whole
 from marlhf_lite.training.metrics import Clock, describe_update, over_processes, totals
-from marlhf_lite.training.sharding import local, whole
+from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import (
     Estimate,
     Pass,
@@ -30,6 +29,7 @@ from marlhf_lite.training.step import (
     shape_scores,
     term_counts,
 )
+from marlhf_lite.utils.errors import InputError
 
 START_KL = 0.05  # nats a token: beyond this at the first update, policy and reference did not start alike
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marlhf_lite.config import MacroOptions, PPOOptions
 from marlhf_lite.macro import MacroActions
-from marlhf_lite.rollouts import Rollout
+from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import Estimate, Pass
 
 

@@ -19,19 +19,19 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marlhf_lite.config import KeepOptions, MacroOptions, PPOOptions
-from marlhf_lite.errors import InputError
+from marlhf_lite.evaluation.held_out import HeldOut
 from marlhf_lite.macro import MacroActions, TerminationRule, check_segmentation
-from marlhf_lite.records import RunFolder
-from marlhf_lite.roles import Roles
-from marlhf_lite.rollouts import Rollout, Sampling, generate, in_batches, prompt_stream
+from marlhf_lite.models.actor_critic import Roles
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
+from marlhf_lite.training.distributed import gathered
 from marlhf_lite.training.dry_run import fit_micro_batch
-from marlhf_lite.training.held_out import HeldOut
-from marlhf_lite.training.journal import Journal
 from marlhf_lite.training.learner import Learner, sampling
+from marlhf_lite.training.logging import Journal
 from marlhf_lite.training.metrics import Clock, over_processes
-from marlhf_lite.training.sharding import gathered
+from marlhf_lite.training.rollout import Rollout, Sampling, generate, in_batches, prompt_stream
 from marlhf_lite.training.step import sound_reference
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
 
 
 class PPOTrainer:

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
 from marlhf_lite.config import DataOptions, RMOptions
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.roles import bare, position_ids, score_states
-from marlhf_lite.rollouts import from_texts
-from marlhf_lite.tokens import pair_dataset
+from marlhf_lite.models.actor_critic import bare, position_ids, score_states
+from marlhf_lite.tasks.tokenization import pair_dataset
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.training.sft import run_trainer, shared_arguments
 
 

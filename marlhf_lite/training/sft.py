@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Tra
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import DataOptions, RMOptions, SFTOptions
-from marlhf_lite.errors import InputError
-from marlhf_lite.tokens import sft_dataset
+from marlhf_lite.tasks.tokenization import sft_dataset
+from marlhf_lite.utils.errors import InputError
 
 
 def train_sft(

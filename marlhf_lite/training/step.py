@@ -26,7 +26,7 @@ from marlhf_lite.macro import (
     value_loss,
     whiten,
 )
-from marlhf_lite.rollouts import Rollout
+from marlhf_lite.training.rollout import Rollout
 
 
 def shape_scores(rollout: Rollout, ppo: PPOOptions, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question, Quit, Stopped, to_answer, to_verdict
 from marlhf_lite.evaluation.judges.pairs import Pair, Verdict
 from marlhf_lite.evaluation.judges.store import Store, content_key
+from marlhf_lite.utils.errors import InputError
 
 ORDERS = ("random", "both")
 GIVE_UP = 3  # questions in a row without an answer that end a run

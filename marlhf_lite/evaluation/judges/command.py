@@ -6,7 +6,6 @@ from pathlib import Path
 
 from marlhf_lite.config import DataOptions, InputOptions, ModelOptions
 from marlhf_lite.config.judging import EndpointOptions, JudgeOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.compare import read_answers
 from marlhf_lite.evaluation.judges.asking import judge_pairs
@@ -17,9 +16,10 @@ from marlhf_lite.evaluation.judges.human import HumanJudge, printable
 from marlhf_lite.evaluation.judges.judge import Judge
 from marlhf_lite.evaluation.judges.pairs import Verdict, draw_pairs, make_pairs
 from marlhf_lite.evaluation.judges.store import file_name
-from marlhf_lite.evaluation.samples import first_samples
-from marlhf_lite.folders import check_place
-from marlhf_lite.lines import write_json
+from marlhf_lite.evaluation.responses import first_samples
+from marlhf_lite.models.adapters import check_place
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
 
 _FEW = 20  # rows of a task whose scorer alone is wanted
 _LONG = 200  # characters of a verdict that is none
@@ -88,8 +88,8 @@ def make_judge(
 
 def _gold(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
     from marlhf_lite.evaluation.judges.scorers import ScoreJudge
-    from marlhf_lite.tasks.embedded import EMBEDDED
     from marlhf_lite.tasks.loading import load_task
+    from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
 
     gold = load_task(data.dataset, size=_FEW).gold if data.dataset in EMBEDDED else None
     if gold is None:
@@ -99,10 +99,10 @@ def _gold(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs:
 
 def _rm(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
     from marlhf_lite.evaluation.judges.scorers import reward_judge
-    from marlhf_lite.folders import adapter
-    from marlhf_lite.models import load_base, load_score_model, load_tokenizer
-    from marlhf_lite.rewards import ModelReward
-    from marlhf_lite.roles import ScoreRole
+    from marlhf_lite.models.actor_critic import ScoreRole
+    from marlhf_lite.models.adapters import adapter
+    from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+    from marlhf_lite.training.rewards import ModelReward
 
     folder = adapter("rm", inputs.rm)
     reward = ModelReward(ScoreRole(load_score_model(load_base(model), folder)))
@@ -112,7 +112,7 @@ def _rm(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: I
 
 def _local(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
     from marlhf_lite.evaluation.judges.local import LocalJudge
-    from marlhf_lite.models import load_base, load_tokenizer
+    from marlhf_lite.models.loading import load_base, load_tokenizer
 
     name = f"local-{Path(model.model).name}"
     criteria = CRITERIA[options.judge_criteria]

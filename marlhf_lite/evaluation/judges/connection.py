@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 from marlhf_lite.config.judging import EndpointOptions
-from marlhf_lite.errors import InputError
+from marlhf_lite.utils.errors import InputError
 
 _OURS = ("model", "messages", "stream", "n")
 LIMITS = ("max_tokens", "max_completion_tokens")

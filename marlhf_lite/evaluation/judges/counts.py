@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.pairs import WINNERS, Verdict
+from marlhf_lite.utils.errors import InputError
 
 VALID = ("first", "second", "tie")
 

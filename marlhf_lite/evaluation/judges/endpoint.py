@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from marlhf_lite.config.judging import EndpointOptions
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.connection import LIMITS, connect, find_key, request_fields
 from marlhf_lite.evaluation.judges.criteria import Criteria, instructions, material, read_verdict, wording
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question
 from marlhf_lite.evaluation.judges.pacing import Budget, Pace, Use, backoff, retry_after
+from marlhf_lite.utils.errors import InputError
 
 _BYTES_PER_TOKEN = 3  # English has about four: better to expect too much
 _AROUND = 10  # tokens that a chat format puts around its messages

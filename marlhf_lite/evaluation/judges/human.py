@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.criteria import Criteria
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question, Quit
+from marlhf_lite.utils.errors import InputError
 
 KEYS = {"1": "A", "2": "B", "t": "tie", "s": "skipped"}
 HELP = "1 or 2: this one is better   t: tie   s: skip   q: stop, and go on later"

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.criteria import Criteria, letter_prompt, wording
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question
 from marlhf_lite.evaluation.judges.scorers import fingerprint
-from marlhf_lite.roles import position_ids
-from marlhf_lite.tokens import pad
+from marlhf_lite.models.actor_critic import position_ids
+from marlhf_lite.tasks.tokenization import pad
+from marlhf_lite.utils.errors import InputError
 
 
 class LocalJudge(Judge):

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.judge import Stopped
+from marlhf_lite.utils.errors import InputError
 
 
 class Pace:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marlhf_lite.errors import InputError
-from marlhf_lite.evaluation.samples import prompt_ids
+from marlhf_lite.evaluation.responses import prompt_ids
+from marlhf_lite.utils.errors import InputError
 
 WINNERS = ("first", "second", "tie", "malformed", "skipped")
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.agreement import verdicts_of_scores
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.rewards import ModelReward
-from marlhf_lite.rollouts import from_texts
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.utils.errors import InputError
 
 Scorer = Callable[[list[str], list[str]], Sequence[float]]
 _CHOICES = {"first": "A", "second": "B", "tie": "tie"}  # without an order the first is A

@@ -9,10 +9,10 @@ import threading
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from marlhf_lite.errors import InputError
 from marlhf_lite.evaluation.judges.judge import CHOICES, Judge, Question, to_answer
 from marlhf_lite.evaluation.judges.pairs import WINNERS, Verdict
-from marlhf_lite.lines import append_lines, read_lines
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 _FORMAT = 1  # of the key; a new number makes all stored verdicts unknown
 

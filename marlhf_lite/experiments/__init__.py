@@ -1,0 +1,1 @@
+"""Stages chained into pipelines, studies of methods and seeds, and their reports."""

@@ -1,0 +1,1 @@
+"""Base models, the four roles over one base, log-probabilities and memory."""

@@ -1,0 +1,148 @@
+"""The four roles of an update, as modules that answer exactly what an update asks (paper, section 2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
+from marlhf_lite.models.logprobs import from_hidden, from_logits, head_form, is_bare
+
+
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """[B, L] positions that count attended tokens only, so left padding shifts nothing."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def bare(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
+    """The model inside its adapters, whose layers are theirs too."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+class PolicyRole(nn.Module):
+    """A causal LM asked for the log-probabilities of a response. Called as a whole, so wrappers (DDP) see the pass.
+
+    With a head that is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`); heads of
+    other forms, and those with an adapter of their own, give full logits.
+    """
+
+    def __init__(self, model: PeftModel | PreTrainedModel):
+        super().__init__()
+        self.model = model
+        self.form = head_form(bare(self.model))
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
+        """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], in float32, nats.
+
+        Gradients flow through the log-probabilities alone: the entropy is there to be looked at.
+        """
+        inputs = {"input_ids": tokens, "attention_mask": attention_mask, "use_cache": False}
+        inputs["position_ids"] = position_ids(attention_mask)
+        before, targets = slice(-length - 1, -1), tokens[:, -length:]
+        causal_lm = bare(self.model)
+        head = causal_lm.get_output_embeddings()
+        if self.form is None or not is_bare(head):
+            logits = self.model(**inputs, logits_to_keep=length + 1).logits[:, before]
+            return from_logits(logits, targets, temperature)
+        hidden = causal_lm.base_model(**inputs).last_hidden_state[:, before]
+        return from_hidden(hidden, head, targets, temperature, self.form)
+
+
+def score_states(classifier: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """[B, L] scores in float32 from the backbone's states [B, L, D], in the head's own dtype."""
+    return classifier.score(hidden.to(classifier.score.weight.dtype)).squeeze(-1).float()
+
+
+class ScoreRole(nn.Module):
+    """A score model asked for its score at every position."""
+
+    def __init__(self, model: PeftModel | PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """[B, L] scores in float32: a reward model reads the one at the last response token, a critic V(s_t) at the
+        token before action t."""
+        classifier = bare(self.model)
+        hidden = getattr(classifier, classifier.base_model_prefix)(
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            position_ids=position_ids(attention_mask),
+            use_cache=False,
+        ).last_hidden_state
+        return score_states(classifier, hidden)
+
+
+class ActorCritic(nn.Module):
+    """Policy and critic as one module: what an optimizer trains, and what DDP, FSDP or DeepSpeed wrap."""
+
+    def __init__(self, policy: PolicyRole, critic: ScoreRole):
+        super().__init__()
+        self.policy, self.critic = policy, critic
+        self._no_split_modules = bare(policy.model)._no_split_modules  # FSDP's units: a layer each
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
+        """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyRole` and `ScoreRole`."""
+        return *self.policy(tokens, attention_mask, length, temperature), self.critic(tokens, attention_mask)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Policy and critic train; reference and reward model are frozen. All share one base."""
+
+    policy: PolicyRole
+    reference: PolicyRole
+    reward: ScoreRole | None  # None where the reward is not a model
+    critic: ScoreRole
+
+
+def build_roles(
+    base: PreTrainedModel,
+    sft: str | Path,
+    rm: str | Path | None,
+    critic_init: str = "rm",
+    gradient_checkpointing: bool = False,
+) -> Roles:
+    """Roles from saved adapters or models (paper, Appendix B.2): SFT starts policy and reference, the RM the critic.
+
+    `critic_init="sft"`, or no reward model, starts the critic from SFT with a new head.
+    """
+    from_rm = rm is not None and critic_init == "rm"
+    critic = load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft)
+    policy = load_policy(base, sft)
+    for model in (policy, critic):
+        without_dropout(model)
+        if gradient_checkpointing:
+            checkpoint_activations(model)
+    return Roles(
+        policy=PolicyRole(policy),
+        reference=PolicyRole(load_policy(base, sft, trainable=False)),
+        reward=ScoreRole(load_score_model(base, rm)) if rm is not None else None,
+        critic=ScoreRole(critic),
+    )
+
+
+def without_dropout(model: nn.Module) -> None:
+    """PPO's ratio compares two passes of one model: noise between them would be taken for a change of policy."""
+    for module in bare(model).modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:
+    """Recompute activations in the backward pass. The non-reentrant kind: it works with a frozen base and under DDP."""
+    bare(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def trainable(role: nn.Module) -> list[nn.Parameter]:
+    """The parameters an optimizer gets, listed explicitly. Raises `RuntimeError` where there are none."""
+    parameters = [p for p in role.parameters() if p.requires_grad]
+    if not parameters:
+        raise RuntimeError(f"{type(role).__name__} has no trainable parameters: its adapter is frozen")
+    return parameters

@@ -1,0 +1,232 @@
+"""Policy, reference, reward model and critic: four modules over one set of frozen base weights.
+
+The base is loaded once. `share` copies its module tree but not its parameters, and each role then gets a LoRA adapter
+(and a score head) of its own. No adapter is ever switched, so a role can neither lose its gradients to another nor be
+evaluated with the wrong adapter. What each stage starts from (paper, Appendix B.2) is a copied adapter:
+
+    SFT adapter -> policy, reference, reward model        reward adapter and head -> critic
+
+Full fine-tuning (`finetune="full"`, the paper's way) has four separate models instead: every folder holds all weights,
+and the base is an empty shell that only says which family, dtype and attention they have.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from peft import (
+    LoraConfig,
+    PeftModel,
+    TaskType,
+    get_peft_model,
+    get_peft_model_state_dict,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as hf_logging
+
+from marlhf_lite.config import ModelOptions
+from marlhf_lite.models.adapters import shipped
+from marlhf_lite.utils.errors import InputError
+
+EMBEDDED_MODEL = "tiny-gemma"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def model_path(name: str) -> str:
+    """Where a model is: the embedded one by its name, a local folder as it is, else a name on the hub.
+
+    Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
+    """
+    if name == EMBEDDED_MODEL:
+        return str(shipped(EMBEDDED_MODEL))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        _check_folder(folder)
+        return str(folder)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"--model {name}: no such folder: give {EMBEDDED_MODEL}, a folder, or a hub name (owner/name)")
+    return name
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        adapter = (folder / "adapter_config.json").is_file()
+        hint = "it holds an adapter: give it as --sft or --rm, and its base as --model" if adapter else "save one there"
+        raise InputError(f"--model {folder}: no config.json: {hint}")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise InputError(f"--model {folder}: a config but no weights ({_WEIGHTS[0]}): copy them there")
+    if not any((folder / name).is_file() for name in _TOKENIZERS):  # transformers would make up an empty one
+        raise InputError(f"--model {folder}: weights but no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")
+
+
+def load_tokenizer(name: str):
+    """The model's fast tokenizer. Without a pad token it gets EOS as one, which is safe: masks come from lengths."""
+    tokenizer = _load(AutoTokenizer, name)
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_base(options: ModelOptions) -> PreTrainedModel:
+    """The causal LM, every parameter frozen, in eval mode, on this process's device, where its roles then are too.
+
+    For full fine-tuning an empty one: nothing trains or answers with the base itself.
+    """
+    dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    how = {"dtype": dtype, "attn_implementation": None if options.attention == "auto" else options.attention}
+    if options.finetune == "full":
+        config = _load(AutoConfig, options.model)
+        how["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, **how).requires_grad_(False)
+    if options.load_in_4bit:
+        how |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
+        return _load(AutoModelForCausalLM, options.model, **how).requires_grad_(False).eval()
+    base = _load(AutoModelForCausalLM, options.model, **how)
+    return base.requires_grad_(False).eval().to(PartialState().device)
+
+
+def _four_bits() -> BitsAndBytesConfig:
+    """NF4 with double quantisation, computed in bfloat16 where the GPU has it (a T4 has not)."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError("--load_in_4bit: needs the package bitsandbytes: pip install -e '.[gpu]'")
+    bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if bf16 else torch.float16,
+    )
+
+
+def _load(kind, name: str, path: str = "", **kwargs):
+    path = path or model_path(name)
+    quiet = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        return kind.from_pretrained(path, **kwargs)
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder"
+        ) from None
+    finally:
+        if quiet:
+            hf_logging.enable_progress_bar()
+
+
+def share(model: nn.Module) -> nn.Module:
+    """A copy of the module tree whose parameters and buffers are the original's: no memory, gradients apart."""
+    kept = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept})
+
+
+def lora_config(options: ModelOptions, task: TaskType) -> LoraConfig:
+    """LoRA on every linear layer of the blocks; a score model trains its head in full."""
+    return LoraConfig(
+        task_type=task,
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
+        target_modules=options.lora_targets,
+        modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
+    )
+
+
+def new_policy(base: PreTrainedModel, options: ModelOptions) -> PeftModel:
+    """The base with a fresh adapter (or, for full fine-tuning, its weights to train): where SFT starts."""
+    if options.finetune == "full":
+        return _whole(base, options.model, trainable=True)
+    return get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM))
+
+
+def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
+    """The base with a saved adapter, or a whole saved model: policy (trainable) or reference (frozen)."""
+    if is_whole(adapter):
+        return _whole(base, adapter, trainable)
+    return _load_adapter(share(base), adapter, trainable)
+
+
+def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> PeftModel:
+    """A score model that starts from the SFT adapter or model, with a new head (paper, Appendix B.2); trainable."""
+    if is_whole(sft):
+        return with_head(_whole(base, sft, trainable=True), seed).requires_grad_(True).train()
+    config = LoraConfig.from_pretrained(_check_adapter(sft, base))
+    config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
+    model = get_peft_model(with_head(share(base), seed), config)
+    head = {k: v for k, v in get_peft_model_state_dict(model).items() if ".score." in k}
+    set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)) | head)
+    return model.train()
+
+
+def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> PeftModel:
+    """A saved reward adapter or model with its head: the reward model (frozen) or the critic (trainable)."""
+    if is_whole(adapter):
+        return _whole(base, adapter, trainable, kind=AutoModelForSequenceClassification)
+    return _load_adapter(with_head(share(base), 0), adapter, trainable)
+
+
+def is_whole(folder: str | Path) -> bool:
+    """Whether a folder holds all weights of a model, not an adapter."""
+    return (Path(folder) / "config.json").is_file() and not (Path(folder) / "adapter_config.json").is_file()
+
+
+def _whole(base: PreTrainedModel, folder: str | Path, trainable: bool, kind=AutoModelForCausalLM) -> PreTrainedModel:
+    """All weights of a model, in the base's dtype and attention."""
+    attention = base.config._attn_implementation
+    place = str(folder) if is_whole(folder) else ""  # a stage's folder; it needs no tokenizer of its own
+    model = _load(kind, str(folder), place, dtype=base.dtype, attn_implementation=attention)
+    return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
+
+
+def _device(model: nn.Module) -> str:
+    return str(next(model.parameters()).device)
+
+
+def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise InputError(f"{folder}: no adapter_config.json: give a folder that `marlhf sft` or `marlhf rm` wrote")
+    if base.device.type == "meta":
+        raise InputError(f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora")
+    return str(folder)
+
+
+def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
+    try:
+        return PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable).train(trainable)
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None
+
+
+def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The backbone of a causal LM under a score head of one output, as a sequence classifier of the same family."""
+    config = copy.deepcopy(causal_lm.config)
+    config.num_labels = 1
+    config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
+    with torch.device("meta"):  # only the shell is wanted: the weights are the base's
+        model = AutoModelForSequenceClassification.from_config(config)
+    setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
+    width = config.get_text_config().hidden_size
+    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 0.1 / width**0.5
+    model.score = nn.Linear(width, 1, bias=False)
+    model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
+    return model.requires_grad_(False)

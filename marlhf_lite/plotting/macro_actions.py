@@ -1,0 +1,182 @@
+"""Macro actions to look at: one response's tokens as coloured spans under several rules, and lengths.
+
+A segmentation here is `MacroActions`, of which one row is shown, or plain (start, end) spans of that response.
+Neighbouring macro actions alternate between two colours that colour-blind readers can tell apart; since a colour says
+nothing else, gaps and underlines carry the same on paper.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from marlhf_lite.macro import MacroActions, describe
+from marlhf_lite.parsing import TokenText
+from marlhf_lite.utils.errors import InputError
+
+Spans = Sequence[tuple[int, int]]
+COLOURS = ("#0173b2", "#de8f05")  # seaborn's colorblind palette
+PALE = ("#b5d8ee", "#fbdcab")  # the same under black text
+CELL = 0.0845  # inches that a character of 9 points is wide, and a little room
+_VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
+
+
+def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of every token: a special token's is its name; of tokens that share a character, the first has it."""
+    ids = [int(i) for i in ids]
+    text, places = TokenText(tokenizer)(ids)
+    pieces, last = [], 0
+    for token, (start, end) in zip(ids, places, strict=True):
+        pieces.append(text[max(start, last) : end] if start < end else tokenizer.convert_ids_to_tokens(token))
+        last = max(last, end)
+    return pieces
+
+
+def spans_of(name: str, segmentation: MacroActions | Spans, tokens: int, row: int = 0) -> list[tuple[int, int]]:
+    """(start, end) of one response's macro actions. Raises InputError unless they are a partition of its tokens."""
+    if isinstance(segmentation, MacroActions):
+        if not -len(segmentation.ids) <= row < len(segmentation.ids):
+            raise InputError(f"{name}: there is no response {row} among {len(segmentation.ids)}")
+        segmentation = segmentation.spans()[row]
+    spans, place = [(int(a), int(b)) for a, b in segmentation], 0
+    for start, end in spans:
+        if start != place or end <= start:
+            raise InputError(f"{name}: the span ({start}, {end}) after token {place}: spans must be a partition")
+        place = end
+    if place != tokens:
+        raise InputError(f"{name}: its macro actions cover {place} tokens, the response has {tokens}")
+    return spans
+
+
+def draw_spans(
+    pieces: Sequence[str],
+    segmentations: Mapping[str, MacroActions | Spans],
+    ax: Axes | None = None,
+    row: int = 0,
+    columns: int = 64,
+) -> Axes:
+    """One response under every rule, a line for each rule, in blocks where it is wider than `columns` characters.
+
+    White strokes part tokens, gaps part macro actions; one that goes on in the next block is open at its end.
+
+    Args:
+        pieces: the text of every token; see `token_pieces`.
+        segmentations: rule name to `MacroActions`, of which `row` is drawn, or to spans.
+        ax: where to draw; None makes a figure in which a character is 9 points high.
+    """
+    rules = {name: spans_of(name, s, len(pieces), row) for name, s in segmentations.items()}
+    if not rules or not pieces:
+        raise InputError("draw_spans: give at least one rule and one token")
+    shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
+    blocks = _wrap([len(piece) for piece in shown], columns)
+    width = max(sum(len(shown[t]) for t in range(*block)) for block in blocks)
+    margin = 1.5 + max(map(len, rules))
+    height = len(blocks) * (len(rules) + 0.6) - 0.6
+    if ax is None:
+        ax = plt.subplots(figsize=((width + margin) * CELL, height * 0.235 + 0.05), layout="constrained")[1]
+    ax.set(xlim=(-margin, width), ylim=(height, 0))
+    ax.axis("off")
+    size = 9 * ax.get_window_extent().width / ax.figure.dpi / ((width + margin) * CELL)
+    for number, block in enumerate(blocks):
+        for line, (name, spans) in enumerate(rules.items()):
+            y = number * (len(rules) + 0.6) + line
+            ax.text(-0.8, y + 0.5, name, ha="right", va="center", fontsize=min(size, 9), parse_math=False)
+            _draw_line(ax, y, shown, spans, block, size)
+    return ax
+
+
+def _wrap(widths: Sequence[int], columns: int) -> list[tuple[int, int]]:
+    """Blocks of tokens (start, end), each as wide as fits, of one token at least."""
+    ends, used = [], 0
+    for token, width in enumerate(widths):
+        if used and used + width > columns:
+            ends, used = [*ends, token], 0
+        used += width
+    return list(zip([0, *ends], [*ends, len(widths)], strict=True))
+
+
+def _draw_line(ax: Axes, y: float, shown: Sequence[str], spans: Spans, block: tuple[int, int], size: float) -> None:
+    """One rule's line of one block."""
+    first, last = block
+    place = np.concatenate([[0], np.cumsum([len(shown[t]) for t in range(first, last)])])
+    for number, (start, end) in enumerate(spans):
+        a, b = max(start, first), min(end, last)
+        if a >= b:
+            continue
+        left, right = place[a - first] + 0.12 * (a == start), place[b - first] - 0.12 * (b == end)
+        box = Rectangle((left, y + 0.08), right - left, 0.84, color=PALE[number % 2], lw=0, gid="macro action")
+        ax.add_patch(box)
+        ax.plot([left, right], [y + 0.92] * 2, color=COLOURS[number % 2], linewidth=1.2, solid_capstyle="butt")
+        for t in range(a, b):
+            if t > a:
+                ax.plot([place[t - first]] * 2, [y + 0.12, y + 0.84], color="white", linewidth=0.8)
+            x = (place[t - first] + place[t - first + 1]) / 2
+            ax.text(
+                x, y + 0.47, shown[t], fontsize=size, family="monospace", ha="center", va="center", parse_math=False
+            )
+
+
+def spans_html(
+    pieces: Sequence[str], segmentations: Mapping[str, MacroActions | Spans], row: int = 0, title: str = ""
+) -> str:
+    """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
+
+    Colours are half transparent and lie over whatever the page has, light or dark; underlines stay where a printer
+    leaves backgrounds out. Hovering a span shows its length.
+    """
+    lines = []
+    for name, segmentation in segmentations.items():
+        spans = spans_of(name, segmentation, len(pieces), row)
+        cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(spans))
+        lines.append(
+            f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
+            f'padding:3px 10px 3px 0;font-weight:600;white-space:nowrap">{html.escape(name)}</th>'
+            f'<td style="text-align:left;padding:3px 0;line-height:1.9;font-family:monospace;white-space:pre-wrap;'
+            f'overflow-wrap:anywhere">{cells}</td></tr>'
+        )
+    caption = f'<caption style="text-align:left;padding:2px 0">{html.escape(title)}</caption>' if title else ""
+    return f'<table style="border-collapse:collapse;border:none;color:inherit">{caption}{"".join(lines)}</table>'
+
+
+def _span(pieces: Sequence[str], number: int) -> str:
+    colour, text = COLOURS[number % 2], "".join(piece.translate(_VISIBLE) or "·" for piece in pieces)
+    length = f"{len(pieces)} token{'s' * (len(pieces) != 1)}"
+    return (
+        f'<span title="{length}" style="background:{colour}55;border-bottom:2px solid {colour};border-radius:3px;'
+        f'padding:1px 0;margin-right:2px;-webkit-print-color-adjust:exact;print-color-adjust:exact">'
+        f"{html.escape(text)}</span>"
+    )
+
+
+def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 16, columns: int = 3) -> np.ndarray:
+    """How long each rule's macro actions are: a panel for each, as shares of tokens. Returns its Axes, flat.
+
+    Shares are of *tokens*, not of macro actions: the chance that a random token lies in a macro action of that length.
+    Lengths from `longest` on share the last bar; a dashed line marks the mean length of a macro action.
+    """
+    if not segmentations:
+        raise InputError("length_histograms: give at least one rule")
+    rows = -(-len(segmentations) // columns)
+    columns = min(columns, len(segmentations))
+    figure, axes = plt.subplots(
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.3, 1.35 * rows + 0.4), layout="constrained"
+    )
+    for ax in axes.flat[len(segmentations) :]:
+        ax.axis("off")
+    for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
+        facts, share = describe(macro), np.zeros(longest)
+        for length, count in facts["histogram"].items():
+            share[min(length, longest) - 1] += length * count / max(facts["tokens"], 1)
+        ax.bar(range(1, longest + 1), share, width=0.85, color=COLOURS[0])
+        ax.axvline(min(facts["mean_length"], longest), color=COLOURS[1], linestyle="--", linewidth=1.2)
+        ax.set_title(f"{name}: mean {facts['mean_length']:.1f}", fontsize=8, parse_math=False)
+        ticks = [1, *range(5, longest - 2, 5), longest]
+        ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
+    figure.supxlabel("length of the macro action (tokens)", fontsize=8)
+    figure.supylabel("share of tokens", fontsize=8)
+    return axes.flat[: len(segmentations)]

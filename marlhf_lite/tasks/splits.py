@@ -1,0 +1,121 @@
+"""Rows to the parts of the pipeline: SFT 20 %, reward model 40 %, PPO 40 % (paper, Appendix B.2), and a test part."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import datasets
+
+from marlhf_lite.utils.errors import InputError
+
+TRAIN_PARTS = ("sft", "rm", "ppo")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Preference data, ready for the pipeline."""
+
+    name: str
+    splits: datasets.DatasetDict  # sft, rm, ppo, test; strings prompt, chosen, rejected (APPS: tests, difficulty)
+    gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, where known
+    counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
+
+
+def split_rows(
+    rows: Sequence[dict],
+    seed: int = 1234,
+    fractions: Sequence[float] = (0.2, 0.4, 0.4),
+    test_fraction: float = 0.1,
+    test: Sequence[dict] | None = None,
+) -> datasets.DatasetDict:
+    """Rows (dicts with a `prompt`) to a `DatasetDict` of `sft`, `rm`, `ppo` and `test`, in an order drawn by `seed`.
+
+    `fractions` divide what is not test; a part whose fraction is 0 stays empty. `test_fraction` is a share of the rows
+    below 1, or a whole number of rows. Rows with the same prompt (surrounding white space aside) go to the same part,
+    so no part sees a prompt of another. Sizes are exact where all prompts differ, else as close as placing the largest
+    groups first gets them. Given `test`, that is the test part, in its own order, and rows whose prompt is in it are
+    left out of the other parts.
+
+    Raises `InputError` where rows or different prompts are too few for every part to have one.
+    """
+    rows = list(rows)
+    _check_fractions(fractions, test_fraction)
+    if test is not None:
+        if not test:
+            raise InputError("the test set has no rows: give at least one, or no test set to hold out a share")
+        seen = {_key(row) for row in test}
+        rows = [row for row in rows if _key(row) not in seen]
+    sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)
+    parts = _divide([_key(row) for row in rows], sizes, seed)
+    table = datasets.Dataset.from_list(rows)
+    splits = datasets.DatasetDict({part: table.select(indices) for part, indices in parts.items()})
+    if test is not None:
+        splits["test"] = datasets.Dataset.from_list(list(test))
+    return splits
+
+
+def _key(row: dict) -> str:
+    return row["prompt"].strip()
+
+
+def _check_fractions(fractions: Sequence[float], test_fraction: float) -> None:
+    if len(fractions) != 3 or not all(share >= 0 for share in fractions) or abs(sum(fractions) - 1) > 1e-6:
+        raise InputError(f"fractions {tuple(fractions)}: give three shares, for sft, rm and ppo, that add up to 1")
+    if not (0 < test_fraction < 1 or (test_fraction >= 1 and test_fraction % 1 == 0)):
+        raise InputError(f"test_fraction {test_fraction}: give a share between 0 and 1, or a whole number of rows")
+
+
+def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict[str, int]:
+    """How many rows each part should have: they add up to `total`, and only a part with fraction 0 has none."""
+    wanted = sum(share > 0 for share in fractions)
+    test = int(test_fraction)
+    if 0 < test_fraction < 1:
+        test = max(min(round(total * test_fraction), total - wanted), 1)
+    left = total - test
+    if left < wanted:
+        raise InputError(
+            f"{total} rows are too few for {wanted} training parts and {test} test rows: give at least {wanted + test}"
+        )
+    exact = {part: left * share / sum(fractions) for part, share in zip(TRAIN_PARTS, fractions, strict=True)}
+    sizes = {part: int(size + 1e-9) for part, size in exact.items()}
+    by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
+    for part in by_remainder[: left - sum(sizes.values())]:
+        sizes[part] += 1
+    for part, share in zip(TRAIN_PARTS, fractions, strict=True):
+        if share > 0 and sizes[part] == 0:
+            sizes[max(sizes, key=sizes.get)] -= 1
+            sizes[part] = 1
+    return sizes | {"test": test}
+
+
+def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
+    """The indices of the rows of each part, shuffled; rows with the same key stay together."""
+    order = list(range(len(keys)))
+    random.Random(seed).shuffle(order)
+    groups = Counter(keys[index] for index in order)
+    wanted = [part for part, size in sizes.items() if size]
+    if len(groups) < len(wanted):
+        raise InputError(
+            f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(wanted)}: "
+            f"give at least {len(wanted)} different prompts"
+        )
+    part_of = _assign(groups, {part: sizes[part] for part in wanted})
+    parts: dict[str, list[int]] = {part: [] for part in sizes}
+    for index in order:
+        parts[part_of[keys[index]]].append(index)
+    return parts
+
+
+def _assign(groups: Counter, sizes: dict[str, int]) -> dict[str, str]:
+    """A part for every group, the largest first: where it fits, and among those the part that is least full."""
+    free, part_of = dict(sizes), {}
+    empty = set(sizes)
+    for done, (key, count) in enumerate(groups.most_common()):
+        # The last groups go to parts that have none yet, so that none stays empty.
+        open_parts = [part for part in free if part in empty] if len(groups) - done <= len(empty) else free
+        part = max(open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part]))
+        part_of[key] = part
+        free[part] -= count
+        empty.discard(part)
+    return part_of

@@ -1,0 +1,1 @@
+"""The embedded summarisation task: posts, summaries and their true score."""

@@ -1,0 +1,229 @@
+"""Prompts to responses: sampling, and the `Rollout` that the rest of an update works on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+
+# What a model's own generation config might set, switched off: `generate` fills in what is not given from there.
+_NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "return_dict_in_generate": False,
+    "output_scores": False,
+    "output_logits": False,
+    "use_cache": True,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "min_length": 0,
+    "remove_invalid_values": False,
+} | dict.fromkeys(
+    "min_p min_new_tokens max_time stop_strings bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias "
+    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty guidance_scale watermarking_config "
+    "renormalize_logits token_healing penalty_alpha dola_layers prompt_lookup_num_tokens".split()
+)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' default is 50)."""
+
+    max_new_tokens: int
+    temperature: float = 0.8
+    top_k: int = 50
+    top_p: float = 1.0
+
+    def arguments(self) -> dict:
+        """Arguments of `generate`, every one passed so that no model's own defaults slip in."""
+        common = _NEUTRAL | {"max_new_tokens": self.max_new_tokens}
+        if self.temperature == 0:
+            return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        return common | {"do_sample": True} | chosen
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """B prompts with their responses. L = P + T: prompts padded on the left to P, responses on the right to T."""
+
+    prompts: list[str]
+    responses: list[str]  # without special tokens
+    tokens: Tensor  # [B, L] token ids
+    attention_mask: Tensor  # [B, L] 1 on tokens
+    mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
+    ended: Tensor  # [B] True where the response ends with EOS
+    ref_logprobs: Tensor | None = None  # [B, T] under the reference model, nats
+    scores: Tensor | None = None  # [B] reward as given
+    rewards: Tensor | None = None  # [B] what is trained on: scores clamped, scaled, whitened, as options say
+    logprobs: Tensor | None = None  # [B, T] under the policy that sampled; kept when an update has several steps
+    values: Tensor | None = None  # [B, T] of the critic before the update; likewise
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def prompt_width(self) -> int:
+        """P."""
+        return self.tokens.shape[1] - self.mask.shape[1]
+
+    @property
+    def response_ids(self) -> Tensor:
+        """[B, T] response tokens, padding included."""
+        return self.tokens[:, self.prompt_width :]
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B] response tokens, EOS included."""
+        return self.mask.sum(1)
+
+    def select(self, rows: slice | Tensor) -> Rollout:
+        """Some of the responses, with the same T (so [B, S] tensors of macro actions slice alike)."""
+        if isinstance(rows, slice):
+            rows = torch.arange(len(self))[rows]
+        picked = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in picked.items():
+            if isinstance(value, Tensor):
+                picked[name] = value[rows.to(value.device)]
+            elif value is not None:
+                picked[name] = [value[i] for i in rows.tolist()]
+        return Rollout(**picked)
+
+    def to(self, device) -> Rollout:
+        """The same on another device."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()})
+
+    def trim(self) -> Rollout:
+        """Without the columns that are padding in every row, on both sides; `widen` gives results their T back."""
+        if not len(self):
+            return self
+        start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
+        width = max(int(self.lengths.max()), 1)
+        end = self.prompt_width + width
+        cut = {name: getattr(self, name) for name in ("ref_logprobs", "logprobs", "values")}
+        return replace(
+            self,
+            tokens=self.tokens[:, start:end],
+            attention_mask=self.attention_mask[:, start:end],
+            mask=self.mask[:, :width],
+            **{name: None if x is None else x[:, :width] for name, x in cut.items()},
+        )
+
+    def widen(self, x: Tensor) -> Tensor:
+        """[B, T'] of a trimmed rollout to this one's [B, T], with zeros."""
+        return torch.nn.functional.pad(x, (0, self.mask.shape[1] - x.shape[1]))
+
+    def by_length(self) -> Rollout:
+        """The rows sorted by tokens, so that micro-batches hold rows of like length and padding costs little."""
+        return self.select(self.attention_mask.sum(1).argsort(stable=True))
+
+    def at_last_token(self, scores: Tensor) -> Tensor:
+        """[B, L] scores at every position to [B], read at the last response token (EOS where there is one)."""
+        last = self.prompt_width + (self.lengths - 1).clamp(min=0)
+        return scores.gather(1, last[:, None].to(scores.device)).squeeze(1)
+
+    def before_tokens(self, scores: Tensor) -> Tensor:
+        """[B, L] scores at every position to [B, T]: V(s_t), read at the token before response token t."""
+        return scores[:, self.prompt_width - 1 : -1]
+
+
+def prompt_stream(prompts: Sequence[str], seed: int) -> Iterator[str]:
+    """Prompts without end, in an order drawn by `seed`: all of them before any comes again."""
+    order = random.Random(seed)
+    while True:
+        yield from order.sample(list(prompts), len(prompts))
+
+
+def end_of_text(model, tokenizer) -> list[int]:
+    """Ids that end a response: the tokenizer's EOS and what the model's generation config adds to it."""
+    more = getattr(model, "generation_config", None)
+    more = more.eos_token_id if more is not None else None
+    more = more if isinstance(more, list) else [more]
+    return sorted({tokenizer.eos_token_id, *(i for i in more if i is not None)})
+
+
+def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """`(mask [B, T], ended [B])`: tokens up to and including the first end token of each row, all if there is none."""
+    is_end = torch.isin(response_ids, torch.tensor(list(ends), device=response_ids.device))
+    before = is_end.long().cumsum(1) - is_end.long()
+    return before == 0, is_end.any(1)
+
+
+def in_batches(generator: Callable, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+    """What `generator` makes of the prompts, `size` at a time (0: all at once)."""
+    size = size or len(prompts)
+    parts = [
+        generator(model, tokenizer, prompts[start : start + size], sampling) for start in range(0, len(prompts), size)
+    ]
+    return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0]
+
+
+def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
+    """Unscored rollouts as one, padded to their widest prompts and responses."""
+    left = max(part.prompt_width for part in parts)
+    right = max(part.mask.shape[1] for part in parts)
+
+    def widen(x: Tensor, part: Rollout, value: int) -> Tensor:
+        before = left - part.prompt_width if x is not part.mask else 0
+        return torch.nn.functional.pad(x, (before, right - part.mask.shape[1]), value=value)
+
+    return Rollout(
+        prompts=[text for part in parts for text in part.prompts],
+        responses=[text for part in parts for text in part.responses],
+        tokens=torch.cat([widen(part.tokens, part, pad_token_id) for part in parts]),
+        attention_mask=torch.cat([widen(part.attention_mask, part, 0) for part in parts]),
+        mask=torch.cat([widen(part.mask, part, False) for part in parts]),
+        ended=torch.cat([part.ended for part in parts]),
+    )
+
+
+@torch.no_grad()
+def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+    """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
+    device = next(model.parameters()).device
+    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
+    ends = end_of_text(model, tokenizer)
+    tokens = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=attention_mask.to(device),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ends,
+        **sampling.arguments(),
+    )
+    mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
+    return _rollout(tokenizer, prompts, tokens, attention_mask.to(device), mask, ended)
+
+
+def from_texts(tokenizer, prompts: Sequence[str], responses: Sequence[str], limit: int) -> Rollout:
+    """A rollout of given responses instead of sampled ones; each ends with EOS unless it is cut at `limit` tokens."""
+    return from_tokens(tokenizer, prompts, encode_responses(tokenizer, responses, limit), [tokenizer.eos_token_id])
+
+
+def from_tokens(
+    tokenizer, prompts: Sequence[str], response_ids: Sequence[Sequence[int]], ends: Sequence[int]
+) -> Rollout:
+    """A rollout of given response tokens; a response has ended where its last token is one of `ends`."""
+    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
+    tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
+    last = tokens.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
+    ended = torch.isin(last, torch.tensor(list(ends)))
+    return _rollout(tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended)
+
+
+def _rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
+    response_ids = tokens[:, prompt_mask.shape[1] :]
+    kept = [row[m].tolist() for row, m in zip(response_ids, mask, strict=True)]
+    responses = tokenizer.batch_decode(kept, skip_special_tokens=True)
+    attention_mask = torch.cat([prompt_mask, mask.long()], 1)
+    return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)

@@ -1,0 +1,1 @@
+"""Errors, JSON lines and run folders."""
