@@ -11,7 +11,7 @@ from marlhf_lite.models.actor_critic import bare
 from marlhf_lite.training.rollout import generate
 
 ROLES = ("policy", "critic", "reference", "reward")
-CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"ppo_epochs": 4}}
+CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"num_ppo_epochs": 4}}
 
 
 def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str, float]:

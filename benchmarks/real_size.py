@@ -20,9 +20,9 @@ import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
-from marlhf_lite.config import DataOptions, MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import DataConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import Roles, build_roles
+from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.models.memory import GIB, estimate_memory
 from marlhf_lite.training.ppo import PPOTrainer
@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_roles(options: ModelOptions, folder: Path) -> Roles:
+def random_roles(options: ModelConfig, folder: Path) -> PPOModels:
     """The four roles over one random base, their adapters made as SFT and reward model leave them."""
     device = PartialState().device
     with torch.device(device):
@@ -61,7 +61,7 @@ def random_roles(options: ModelOptions, folder: Path) -> Roles:
     new_policy(base, options).save_pretrained(folder / "sft")
     new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
     config.save_pretrained(folder / "config")
-    return build_roles(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
+    return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
 
 
 def prompts(tokenizer, count: int, tokens: int) -> list[str]:
@@ -92,9 +92,9 @@ def flops(parameters: int, row: dict, prompt: int, batch: int) -> float:
 def measure(args: argparse.Namespace, n: int, folder: Path) -> dict:
     """Records of `updates` updates with macro actions of n tokens."""
     torch.manual_seed(0)
-    options = ModelOptions(dtype="bfloat16", gradient_checkpointing=True)
+    options = ModelConfig(dtype="bfloat16", gradient_checkpointing=True)
     roles, tokenizer = random_roles(options, folder), load_tokenizer(EMBEDDED_MODEL)
-    ppo = PPOOptions(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro)
+    ppo = PPOConfig(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro)
     texts = prompts(tokenizer, args.batch, args.prompt)
     trainer = PPOTrainer(
         roles,
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace, n: int, folder: Path) -> dict:
         texts,
         ModelReward(roles.reward, args.micro),
         FixedNGram(n),
-        MacroOptions(n=str(n)),
+        MacroConfig(n=str(n)),
         ppo,
         max_response_length=args.response,
     )
@@ -124,7 +124,7 @@ def measure(args: argparse.Namespace, n: int, folder: Path) -> dict:
         done = sum(flops(size, row, args.prompt, args.batch) for row in used) / len(used)
         result["mfu"] = done / seconds / (args.peak_tflops * 1e12)
     options.model = str(folder / "config")
-    data = DataOptions(max_prompt_length=args.prompt, max_response_length=args.response)
+    data = DataConfig(max_prompt_length=args.prompt, max_response_length=args.response)
     guess = estimate_memory(SimpleNamespace(model=options, ppo=ppo, data=data), gpu=torch.cuda.is_available())
     return result | {"estimated_peak_gib": guess.peak / GIB}
 

@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from synthetic import SHAPES, check_lengths, make_prompts, make_trainer, options, write_model
 from tqdm import tqdm
 
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import ModelConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.plotting.training import STYLE, WIDTH, caption, save
 
@@ -47,7 +47,7 @@ def measure(args: argparse.Namespace, point: dict[str, int]) -> dict[str, list[f
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape, args.seed)
         prompts = make_prompts(shape, at.batch, args.prompt, args.seed)
-        model = ModelOptions(model=folder)
+        model = ModelConfig(model=folder)
         trainer = make_trainer(model, prompts, FixedNGram(5), options(at), at.response, seed=args.seed)
     trainer.update(prompts)  # warms up
     rows = []

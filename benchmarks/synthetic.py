@@ -18,9 +18,9 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
-from marlhf_lite.models.actor_critic import Roles, build_roles
+from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
@@ -62,18 +62,18 @@ def make_prompts(shape: Shape, count: int, tokens: int, seed: int = 0) -> list[s
     return [" ".join(f"w{i}" for i in rng.choices(words, k=tokens)) for _ in range(count)]
 
 
-def make_roles(options: ModelOptions, seed: int = 0) -> Roles:
+def make_roles(options: ModelConfig, seed: int = 0) -> PPOModels:
     """Policy, reference, reward model and critic of the same weights; the last two with the same random head."""
     base = load_base(options)
     with tempfile.TemporaryDirectory() as folder:
         sft, rm = Path(folder, "sft"), Path(folder, "rm")
         new_policy(base, options).save_pretrained(sft)
         new_reward_model(base, sft, seed).save_pretrained(rm)
-        return build_roles(base, sft, rm)
+        return build_models(base, sft, rm)
 
 
 def make_trainer(
-    options: ModelOptions, prompts: list[str], rule: TerminationRule, ppo: PPOOptions, response: int, **more
+    options: ModelConfig, prompts: list[str], rule: TerminationRule, ppo: PPOConfig, response: int, **more
 ) -> PPOTrainer:
     """A trainer rewarded by its reward model, without checkpoints; `more` are further arguments of `PPOTrainer`."""
     roles = make_roles(options, more.get("seed", 0))
@@ -83,7 +83,7 @@ def make_trainer(
         prompts,
         ModelReward(roles.reward, ppo.micro_batch_size),
         rule,
-        MacroOptions(),
+        MacroConfig(),
         ppo,
         max_response_length=response,
         keep=KeepOptions(checkpoint_every=0),
@@ -91,17 +91,17 @@ def make_trainer(
     )
 
 
-def options(args: argparse.Namespace, **changes) -> PPOOptions:
+def options(args: argparse.Namespace, **changes) -> PPOConfig:
     """PPO with a benchmark's batch and micro-batch, sampling from all tokens."""
-    return PPOOptions(batch_size=args.batch, micro_batch_size=args.micro_batch, top_k=0, **changes)
+    return PPOConfig(batch_size=args.batch, micro_batch_size=args.micro_batch, top_k=0, **changes)
 
 
 def shaped_trainer(
-    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOOptions, **more
+    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOConfig, **more
 ) -> tuple[PPOTrainer, list[str]]:
     """On the model of this shape saved in `folder`, with macro actions of n tokens; and a batch of prompts."""
     prompts = make_prompts(SHAPES[shape], args.batch, args.prompt, args.seed)
-    model = ModelOptions(model=str(folder / shape))
+    model = ModelConfig(model=str(folder / shape))
     return make_trainer(model, prompts, FixedNGram(n), ppo, args.response, seed=args.seed, **more), prompts
 
 

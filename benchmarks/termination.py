@@ -23,9 +23,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from marlhf_lite.config import MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, describe
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
@@ -87,13 +87,13 @@ def measure(rule, batches: list, repeats: int) -> dict[str, float]:
 
 def time_update(batch: int, limit: int, seed: int) -> float:
     """Seconds of one update of the embedded model with so many responses: the second of two."""
-    options, tokenizer = ModelOptions(), load_tokenizer(EMBEDDED_MODEL)
+    options, tokenizer = ModelConfig(), load_tokenizer(EMBEDDED_MODEL)
     base = load_base(options)
     with tempfile.TemporaryDirectory() as folder:
         sft, rm = Path(folder, "sft"), Path(folder, "rm")
         new_policy(base, options).save_pretrained(sft)
         new_reward_model(base, sft).save_pretrained(rm)
-        roles = build_roles(base, sft, rm)
+        roles = build_models(base, sft, rm)
     rng = random.Random(seed)
     trainer = PPOTrainer(
         roles,
@@ -101,8 +101,8 @@ def time_update(batch: int, limit: int, seed: int) -> float:
         [make_post(rng).prompt for _ in range(2 * batch)],
         lambda rollout: torch.zeros(len(rollout)),
         FixedNGram(5),
-        MacroOptions(),
-        PPOOptions(updates=2, batch_size=batch),
+        MacroConfig(),
+        PPOConfig(updates=2, batch_size=batch),
         max_response_length=limit,
     )
     return trainer.train()[-1]["seconds"]
@@ -138,7 +138,7 @@ def main() -> None:
     record = {}
     for name, chosen in RULES.items():
         try:
-            row = measure(make_rule(MacroOptions(**chosen), args.seed), batches, args.repeats)
+            row = measure(make_rule(MacroConfig(**chosen), args.seed), batches, args.repeats)
         except InputError as error:
             print(f"{name:18}not here: {error}")
             continue

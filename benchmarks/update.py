@@ -35,7 +35,7 @@ from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_train
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from marlhf_lite.config import MacroOptions, ModelOptions
+from marlhf_lite.config import MacroConfig, ModelConfig
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.models.loading import EMBEDDED_MODEL
 from marlhf_lite.parsing.registry import make_rule
@@ -83,8 +83,8 @@ def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: 
         return shaped_trainer(args, folder, setting, 5, options(args), run=run)
     rng = random.Random(args.seed)
     prompts = [make_post(rng).prompt for _ in range(args.batch)]
-    rule = make_rule(MacroOptions(termination="parsing"))
-    model = ModelOptions(model=EMBEDDED_MODEL)
+    rule = make_rule(MacroConfig(termination="parsing"))
+    model = ModelConfig(model=EMBEDDED_MODEL)
     return make_trainer(model, prompts, rule, options(args), args.response, seed=args.seed, run=run), prompts
 
 

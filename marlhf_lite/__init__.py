@@ -6,7 +6,7 @@
     section 3.2.2   macro rewards, values, objective        macro.macro_rewards, macro_values, policy_loss
     section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
     section 4.1     tasks and data                          tasks
-    Appendix B.2    data split, what starts from what       tasks.split, roles.build_roles
+    Appendix B.2    data split, what starts from what       tasks.split, roles.build_models
     Appendix D.1    value of a macro action, sigma          macro.macro_values
     Appendix E      Algorithm 1, losses                     training.step, macro.policy_loss, macro.value_loss
     section 4.1, F  pairwise judges, people                 evaluation.judges, judging_widget

@@ -12,8 +12,8 @@ import torch
 from matplotlib import pyplot
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from marlhf_lite.config import ModelOptions
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.config import ModelConfig
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import (
     EMBEDDED_MODEL,
     load_base,
@@ -67,7 +67,7 @@ def tiny(tmp_path_factory, tokenizer):
     )
     GemmaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return ModelOptions(model=str(folder), lora_r=4, lora_alpha=8)
+    return ModelConfig(model=str(folder), lora_r=4, lora_alpha=8)
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +105,7 @@ def rm(base, sft, tmp_path_factory):
 
 @pytest.fixture
 def roles(base, sft, rm):
-    return build_roles(base, sft, rm)
+    return build_models(base, sft, rm)
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import DistributedType
 
-from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.ppo import PPOTrainer
@@ -34,9 +34,9 @@ def whole(tensor):
 
 
 def update(job, accelerator):
-    base = load_base(ModelOptions(**job["model"]))
-    roles = build_roles(base, job["sft"], job["rm"])
-    learner = Learner(roles, MacroOptions(**job["how"]), PPOOptions(**job["ppo"]), accelerator)
+    base = load_base(ModelConfig(**job["model"]))
+    roles = build_models(base, job["sft"], job["rm"])
+    learner = Learner(roles, MacroConfig(**job["how"]), PPOConfig(**job["ppo"]), accelerator)
     grads = {}
 
     def keep(*_):
@@ -64,17 +64,17 @@ def train(job, accelerator, folder):
     accelerator.wait_for_everyone()
     histories = []
     for updates in (4, 6):
-        roles = build_roles(load_base(ModelOptions(**job["model"])), job["sft"], job["rm"])
+        roles = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
         trainer = PPOTrainer(
             roles,
             load_tokenizer(job["model"]["model"]),
             job["rollout"]["prompts"],
             FunctionReward(lambda prompts, responses: [float(len(set(r))) for r in responses]),
             FixedNGram(2),
-            MacroOptions(),
-            PPOOptions(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
+            MacroConfig(),
+            PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
             max_response_length=6,
-            keep=KeepOptions(checkpoint_every=2, test_every=2, test_prompts=4, keep_best=True),
+            keep=KeepOptions(checkpoint_every=2, eval_every=2, test_prompts=4, keep_best=True),
             run=RunFolder.open(folder / "run"),
             test_prompts=job["rollout"]["prompts"],
             accelerator=accelerator,

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import ModelConfig
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.memory import bare_roles, training_pass
 
@@ -22,7 +22,7 @@ def status(name):
 
 def main(job):
     torch.set_num_threads(1)
-    options = ModelOptions(**job["model"])
+    options = ModelConfig(**job["model"])
     before = status("VmRSS")
     base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(options.model), dtype=torch.float32)
     actors, _frozen = bare_roles(base.requires_grad_(options.finetune == "full"), options)

@@ -14,9 +14,9 @@ import torch
 from conftest import PROMPTS
 from transformers import set_seed
 
-from marlhf_lite.config import KeepOptions, MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
@@ -37,10 +37,10 @@ def noisy(prompts, responses):
 
 def build(roles, tokenizer, run=None, length=6, **changes):
     """A trainer on a few prompts; `changes` are arguments of the trainer, else options of PPO or of what is kept."""
-    given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "rule": FixedNGram(2), "how": MacroOptions()}
+    given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "rule": FixedNGram(2), "how": MacroConfig()}
     given |= {name: changes.pop(name) for name in GIVEN if name in changes}
     keep = {name: changes.pop(name) for name in list(changes) if hasattr(KeepOptions(), name)}
-    ppo = PPOOptions(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
+    ppo = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
     kept = KeepOptions(**{"checkpoint_every": 1} | keep)
     return PPOTrainer(roles, tokenizer, ppo=ppo, max_response_length=length, run=run, keep=kept, **given)
 
@@ -100,7 +100,7 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
     run = RunFolder.open(path) if resume else RunFolder.create(path, {}, overwrite=True)
     try:
         model, sft, rm = folders
-        roles = build_roles(load_base(ModelOptions(model=model)), sft, rm)
+        roles = build_models(load_base(ModelConfig(model=model)), sft, rm)
         trainer = build(roles, load_tokenizer(EMBEDDED_MODEL), run, **changes)
         if limit:
             _limit_files(trainer, *limit)

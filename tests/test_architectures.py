@@ -15,10 +15,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from marlhf_lite.config import MacroOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models import logprobs
-from marlhf_lite.models.actor_critic import build_roles, position_ids
+from marlhf_lite.models.actor_critic import build_models, position_ids
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.models.logprobs import HeadForm
 from marlhf_lite.training.ppo import PPOTrainer
@@ -64,7 +64,7 @@ def family(request, tokenizer, tmp_path_factory):
     torch.nn.init.normal_(model.get_input_embeddings().weight.data[tokenizer.pad_token_id])  # 0 would hide padding
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    options = ModelOptions(model=str(folder / "model"), lora_r=4, lora_alpha=8)
+    options = ModelConfig(model=str(folder / "model"), lora_r=4, lora_alpha=8)
     base = load_base(options)
     nudge(new_policy(base, options), 1).save_pretrained(folder / "sft")
     nudge(new_reward_model(base, folder / "sft"), 2).save_pretrained(folder / "rm")
@@ -74,7 +74,7 @@ def family(request, tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def roles(family):
-    return build_roles(family.base, family.sft, family.rm)
+    return build_models(family.base, family.sft, family.rm)
 
 
 @pytest.fixture
@@ -164,14 +164,14 @@ def test_policy_and_reference_start_alike(roles, rollout):
 
 def test_one_update_moves_policy_and_critic_and_nothing_else(family, roles, texts):
     before = {name: snapshot(getattr(roles, name)) for name in ("policy", "reference", "critic", "reward")}
-    ppo = PPOOptions(updates=1, batch_size=6, micro_batch_size=4, temperature=1.0, top_k=0, warmup_updates=0)
+    ppo = PPOConfig(updates=1, batch_size=6, micro_batch_size=4, temperature=1.0, top_k=0, warmup_updates=0)
     trainer = PPOTrainer(
         roles,
         family.tokenizer,
         texts.prompts,
         ModelReward(roles.reward),
         FixedNGram(3),
-        MacroOptions(),
+        MacroConfig(),
         ppo,
         max_response_length=8,
     )

@@ -14,11 +14,11 @@ import torch
 from conftest import nudge
 from transformers import TrainerCallback
 
-from marlhf_lite.config import DataOptions, KeepOptions, ModelOptions, PPOOptions, RunOptions
-from marlhf_lite.config.baselines import DPOOptions, GroupOptions
+from marlhf_lite.config import DataConfig, KeepOptions, ModelConfig, PPOConfig, RunConfig
+from marlhf_lite.config.baselines import DPOStageConfig, GroupConfig
 from marlhf_lite.experiments import baselines
-from marlhf_lite.experiments.workspace import Workspace
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, checkpoint_activations
+from marlhf_lite.experiments.workspace import RunContext
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
@@ -86,7 +86,7 @@ class Gradients(TrainerCallback):
 
 @pytest.fixture
 def model_reward(base, rm):
-    return ModelReward(ScoreRole(load_score_model(base, rm)))
+    return ModelReward(ScalarHeadModel(load_score_model(base, rm)))
 
 
 @pytest.fixture
@@ -94,12 +94,12 @@ def make(base, sft, tokenizer, texts, tmp_path):
     """A group trainer, its model and the rollouts it scores; keyword arguments are options, else of the trainer."""
 
     def build(method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes):
-        group = {k: changes.pop(k) for k in ("group_size", "group_learning_rate", "grpo_loss") if k in changes}
-        group = GroupOptions(**{"group_learning_rate": 0.01} | group)
-        ppo = PPOOptions(**{"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1} | changes)
+        group = {k: changes.pop(k) for k in ("num_generations", "group_learning_rate", "grpo_loss") if k in changes}
+        group = GroupConfig(**{"group_learning_rate": 0.01} | group)
+        ppo = PPOConfig(**{"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1} | changes)
         model = load_policy(base, sft)
         spy = Spy(reward or FunctionReward(early_letters))
-        function = SampledReward(spy, model, tokenizer, ppo, group.group_size, early_letters)
+        function = SampledReward(spy, model, tokenizer, ppo, group.num_generations, early_letters)
         prompts = texts.prompts if prompts is None else prompts
         keep = KeepOptions(checkpoint_every=0)
         trainer = group_trainer(method, model, tokenizer, prompts, function, ppo, group, limit, tmp_path, keep, seed)
@@ -115,7 +115,7 @@ def rows(made):
 
 
 def logprobs(model, rollout):
-    return PolicyRole(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0] * rollout.mask
+    return PolicyModel(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0] * rollout.mask
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def work(base, tokenizer, texts, tmp_path):
     """A workspace on a few prompts and pairs; keyword arguments are options."""
 
     def build(model=base, **changes):
-        kinds = {"run": RunOptions, "model": ModelOptions, "data": DataOptions, "ppo": PPOOptions, "keep": KeepOptions}
+        kinds = {"run": RunConfig, "model": ModelConfig, "data": DataConfig, "ppo": PPOConfig, "keep": KeepOptions}
         given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
         given |= {"group_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
-        kinds |= {"group": GroupOptions, "dpo": DPOOptions}
+        kinds |= {"group": GroupConfig, "dpo": DPOStageConfig}
         options = {
             name: kind(**{f.name: given.pop(f.name) for f in fields(kind) if f.name in given})
             for name, kind in kinds.items()
@@ -137,7 +137,7 @@ def work(base, tokenizer, texts, tmp_path):
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
         folder = tmp_path / "work"
         run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, {})
-        return Workspace(SimpleNamespace(**options), run, task, tokenizer, lambda: model)
+        return RunContext(SimpleNamespace(**options), run, task, tokenizer, lambda: model)
 
     return build
 
@@ -168,7 +168,7 @@ def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
     rollout = made.rollouts[0]
 
     def kl(reference):
-        roles = (PolicyRole(policy), PolicyRole(reference))
+        roles = (PolicyModel(policy), PolicyModel(reference))
         now, ref = (r(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], temperature)[0] for r in roles)
         gap = (now - ref).double()[rollout.mask]
         terms = gap if method == "rloo" else (-gap).exp() - 1 + gap
@@ -178,14 +178,14 @@ def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
         got = row["kl_k1" if method == "rloo" else "kl_k3"]
         assert got == pytest.approx(kl(load_policy(base, sft, trainable=False)), rel=1e-3, abs=1e-3)
         with policy.disable_adapter():
-            of_base = PolicyRole(policy)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+            of_base = PolicyModel(policy)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
         assert (of_base - logprobs(load_policy(base, sft), rollout))[rollout.mask].abs().max() > 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_gradient_is_that_of_the_equations(make, base, sft, model_reward, method):
     """Groups of two in two micro-batches of three, with a KL that counts, from a policy that has moved."""
-    made = make(method, model_reward, updates=1, batch_size=6, micro_batch_size=3, group_size=2, kl_coef=0.3,
+    made = make(method, model_reward, updates=1, batch_size=6, micro_batch_size=3, num_generations=2, kl_coef=0.3,
                 max_grad_norm=1e9, temperature=1.0)  # fmt: skip
     policy = nudge(load_policy(base, sft), 5, 0.05)
     for name, parameter in policy.named_parameters():
@@ -253,7 +253,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
 
 def score_ids(reward, model, tokenizer, texts, ids, **changes):
     """Scores as TRL would get them for these token ids, and the metrics logged by the way."""
-    function = SampledReward(reward, model, tokenizer, PPOOptions(**changes), 2, early_letters)
+    function = SampledReward(reward, model, tokenizer, PPOConfig(**changes), 2, early_letters)
     metrics = {}
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
@@ -316,7 +316,7 @@ def test_scores_belong_to_the_sampled_tokens(make, model_reward, often_ends, met
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size, micro", [(4, 8), (2, 3), (8, 1)])
 def test_an_update_is_batch_size_responses_in_groups(make, method, size, micro):
-    made = make(method, group_size=size, micro_batch_size=micro, updates=1, limit=2)
+    made = make(method, num_generations=size, micro_batch_size=micro, updates=1, limit=2)
     made.trainer.train()
     rollout = made.rollouts[0]
     assert len(made.rollouts) == 1 and len(rollout) == 8
@@ -331,7 +331,7 @@ def test_prompts_come_in_ppos_order(make, texts):
     assert sorted(first(6, 3)) == sorted(texts.prompts)
     drawn = first(15, 3)
     assert set(Counter(drawn).values()) == {2, 3} and drawn != first(15, 4)
-    made = make(updates=3, batch_size=8, group_size=2, limit=2, seed=3)
+    made = make(updates=3, batch_size=8, num_generations=2, limit=2, seed=3)
     made.trainer.train()
     assert [p for rollout in made.rollouts for p in rollout.prompts[::2]] == first(12, 3)
 
@@ -367,7 +367,7 @@ def dpo(base, sft, tokenizer, texts, tmp_path):
     """A DPO trainer on all pairs at once, its model, its options."""
 
     def build(limit=6, **changes):
-        options = DPOOptions(**{"dpo_batch_size": 6, "dpo_epochs": 2, "dpo_learning_rate": 0.01} | changes)
+        options = DPOStageConfig(**{"dpo_batch_size": 6, "dpo_epochs": 2, "dpo_learning_rate": 0.01} | changes)
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         model = load_policy(base, sft)
         trainer = dpo_trainer(model, tokenizer, datasets.Dataset.from_dict(pairs), options, limit, tmp_path,
@@ -483,7 +483,7 @@ STAGES = {
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, monkeypatch):
     """Stopped in update 4 of 5, after the checkpoint of update 2: rows, samples and weights are the same."""
-    options = {"updates": 5, "checkpoint_every": 2, "sample_every": 2, "test_every": 2, "dpo_epochs": 5 / 3}
+    options = {"updates": 5, "checkpoint_every": 2, "sample_every": 2, "eval_every": 2, "dpo_epochs": 5 / 3}
     runs = []
     for stop in (None, 4):
         if stop:
@@ -523,7 +523,7 @@ def test_resume_without_a_checkpoint_starts_over(work, sft):
 
 
 def test_tests_compare_with_the_sft_model(work, sft, model_reward):
-    folder = baselines.rloo_stage(work(test_every=1, group_learning_rate=0.05), sft, model_reward)
+    folder = baselines.rloo_stage(work(eval_every=1, group_learning_rate=0.05), sft, model_reward)
     run = RunFolder.open(folder.parent)
     first, second = run.tests()
     assert (first["update"], second["update"]) == (1, 2) and first["rm_score_sft"] == second["rm_score_sft"]
@@ -570,18 +570,18 @@ def test_gradients_under_checkpointing(dpo):
 
 @pytest.mark.parametrize(
     "batch, size, processes, option",
-    [(32, 5, 1, "--group_size 5"), (3, 4, 1, "--group_size 4"), (12, 4, 8, "--batch_size 12")],
+    [(32, 5, 1, "--num_generations 5"), (3, 4, 1, "--num_generations 4"), (12, 4, 8, "--batch_size 12")],
 )
 def test_batches_of_no_whole_groups_are_refused(batch, size, processes, option):
     with pytest.raises(InputError, match=option) as error:
-        check_groups(PPOOptions(batch_size=batch), GroupOptions(group_size=size), processes)
+        check_groups(PPOConfig(batch_size=batch), GroupConfig(num_generations=size), processes)
     assert "multiple of" in str(error.value) and "\n" not in str(error.value)
-    check_groups(PPOOptions(batch_size=size * processes), GroupOptions(group_size=size), processes)
+    check_groups(PPOConfig(batch_size=size * processes), GroupConfig(num_generations=size), processes)
 
 
 def test_bad_groups_stop_a_trainer_too(make):
-    with pytest.raises(InputError, match="--group_size 3"):
-        make(group_size=3)
+    with pytest.raises(InputError, match="--num_generations 3"):
+        make(num_generations=3)
 
 
 def test_no_prompts(make):

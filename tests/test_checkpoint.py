@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from conftest import snapshot
 from small_runs import build, early_letters, noisy, timeless
 
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
 from marlhf_lite.training.checkpoint import Checkpoints
 from marlhf_lite.training.random_state import random_states
@@ -28,7 +28,7 @@ FILES = {"weights.safetensors", "optimizer.pt", "state.json", "random-0.pt", "ma
 
 @pytest.fixture
 def fresh_roles(base, sft, rm):
-    return lambda: build_roles(base, sft, rm)
+    return lambda: build_models(base, sft, rm)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def run(tmp_path):
 def stored(base, sft, rm, tokenizer, tmp_path_factory):
     """A run of three updates with checkpoints of the last two; it is copied, never changed."""
     run = RunFolder.create(tmp_path_factory.mktemp("stored") / "run", {})
-    build(build_roles(base, sft, rm), tokenizer, run, updates=3, keep_checkpoints=2).train()
+    build(build_models(base, sft, rm), tokenizer, run, updates=3, save_total_limit=2).train()
     return run
 
 
@@ -82,7 +82,9 @@ def assert_equal(ours, theirs):
 # -- what is held -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"critic_warmup": 9}, {"kl_target": 0.1, "kl_horizon": 9, "ppo_epochs": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"critic_warmup": 9}, {"kl_target": 0.1, "kl_horizon": 9, "num_ppo_epochs": 2}]
+)
 def test_loading_gives_back_what_was_saved(make, run, changes):
     """Weights, moments (also: that there are none), counters, the KL coefficient, and every random generator."""
     made = make(run, updates=2, **changes)
@@ -136,7 +138,7 @@ def test_checkpoints_change_nothing(make, tmp_path, spoilt):
     "every, keep, expected", [(1, 9, [1, 2, 3, 4, 5]), (1, 2, [4, 5]), (2, 9, [2, 4, 5]), (9, 1, [5]), (0, 1, [])]
 )
 def test_every_k_updates_and_at_the_end(make, run, every, keep, expected):
-    made = make(run, updates=5, batch_size=2, length=2, checkpoint_every=every, keep_checkpoints=keep)
+    made = make(run, updates=5, batch_size=2, length=2, checkpoint_every=every, save_total_limit=keep)
     made.train()
     assert made.checkpoints.updates() == expected
     left = {path.name for path in made.checkpoints.folder.iterdir()} if expected else set()
@@ -301,7 +303,7 @@ def test_other_adapters(base, tiny, tokenizer, copied, tmp_path):
     torch.manual_seed(0)
     new_policy(base, options).save_pretrained(tmp_path / "sft")
     new_reward_model(base, tmp_path / "sft").save_pretrained(tmp_path / "rm")
-    other = build(build_roles(base, tmp_path / "sft", tmp_path / "rm"), tokenizer, copied)
+    other = build(build_models(base, tmp_path / "sft", tmp_path / "rm"), tokenizer, copied)
     with pytest.raises(InputError, match="another model or other adapters.*--from_checkpoint 2"):
         other.train(resume=True)
 

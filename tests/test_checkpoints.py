@@ -8,12 +8,12 @@ import pytest
 import torch
 from conftest import nudge
 
-from marlhf_lite.config.evaluation import SweepOptions
+from marlhf_lite.config.evaluation import SweepConfig
 from marlhf_lite.evaluation import checkpoints as module
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints, fingerprint
 from marlhf_lite.evaluation.plan import Plan, make_plan, numbers
 from marlhf_lite.evaluation.responses import Store
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
 from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.errors import InputError
@@ -50,10 +50,10 @@ def generated(monkeypatch):
 def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
     def run(names=("SFT", "PPO"), out=tmp_path / "out", prompts=None, **how):
         scorers = {
-            "load": lambda path: PolicyRole(load_policy(base, path, trainable=False)),
+            "load": lambda path: PolicyModel(load_policy(base, path, trainable=False)),
             "reference": sft,
             "rm": rm,
-            "load_rm": lambda path: ScoreRole(load_score_model(base, path)),
+            "load_rm": lambda path: ScalarHeadModel(load_score_model(base, path)),
             "gold": lambda p, r: [float(len(x)) for x in r],
         }
         scorers |= {name: how.pop(name) for name in list(how) if name in scorers}
@@ -85,8 +85,8 @@ def test_rows_come_by_checkpoint_temperature_prompt_and_sample(evaluate, texts):
 
 @torch.no_grad()
 def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo, tokenizer):
-    policy, reference = (PolicyRole(load_policy(base, path, trainable=False)) for path in (ppo, sft))
-    reward = ScoreRole(load_score_model(base, rm)).eval()
+    policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
+    reward = ScalarHeadModel(load_score_model(base, rm)).eval()
     for row in evaluate(names=["PPO"]):
         prompt = tokenizer(row["prompt"])["input_ids"]
         tokens = torch.tensor([prompt + row["token_ids"]])
@@ -228,8 +228,8 @@ def test_nothing_to_do_is_refused(evaluate, tokenizer, tmp_path):
 
 
 def test_plans_from_options():
-    assert make_plan(SweepOptions(), 0.8) == Plan((0.8,))
-    options = SweepOptions(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1", thresholds="-1,0.5")
+    assert make_plan(SweepConfig(), 0.8) == Plan((0.8,))
+    options = SweepConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1", thresholds="-1,0.5")
     assert make_plan(options, 0.8) == Plan((0.0, 0.4, 1.0), 8, (1, 8), (-1.0, 0.5))
 
 
@@ -248,7 +248,7 @@ def test_plans_from_options():
 )
 def test_bad_plans_are_named(options, words):
     with pytest.raises(InputError, match=words):
-        make_plan(SweepOptions(**options), 0.8)
+        make_plan(SweepConfig(**options), 0.8)
 
 
 def test_no_numbers():

@@ -220,7 +220,7 @@ def test_missing_dataset(fails, name):
         (["rloo", "--kl-in=loss"], ["--kl_in loss: it does nothing in rloo"]),
         (["rloo", "--policy_learning_rate", "1"], ["--policy_learning_rate 1.0", "give --group_learning_rate"]),
         (["grpo", "--whiten"], ["--whiten True: it does nothing in grpo"]),
-        (["grpo", "--keep_best", "--test_every", "1"], ["--keep_best True: it does nothing in grpo"]),
+        (["grpo", "--keep_best", "--eval_every", "1"], ["--keep_best True: it does nothing in grpo"]),
         (["dpo", "--updates", "3"], ["--updates 3: it does nothing in dpo: give --dpo_epochs"]),
         (["evaluate", "--sft", SFT, "--responses", "FILE"], ["--responses FILE cannot be made (FILE is a file)"]),
     ],
@@ -319,10 +319,10 @@ def test_a_model_that_does_not_load_leaves_no_folder(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("targets", ["q_proj", "[", ""])
 def test_lora_targets_that_match_nothing_leave_no_folder(tiny, tmp_path, capsys, targets):
-    argv = ["sft", "--size", "20", "--model", tiny.model, "--lora_targets", targets, "--output_dir", "out"]
+    argv = ["sft", "--size", "20", "--model", tiny.model, "--lora_target_modules", targets, "--output_dir", "out"]
     assert main(argv) == 2
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and f"--lora_targets {targets}: matches no layer" in shown
+    assert shown.count("\n") == 1 and f"--lora_target_modules {targets}: matches no layer" in shown
     assert not (tmp_path / "out").exists()
 
 
@@ -435,7 +435,7 @@ def strip(row):
 
 def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     """Each command's folder is what the next one takes, as a run or as the adapter inside it."""
-    stage("sft", "a", *shared, "--lora_targets", ".*[qv]_proj")
+    stage("sft", "a", *shared, "--lora_target_modules", ".*[qv]_proj")
     assert "adapter: a/sft" in capsys.readouterr().out
     stage("rm", "b", *shared, "--sft", "a")
     stage("ppo", "c", *shared, "--sft", "a/sft", "--rm", "b", "--n", "inf")

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.config import DataOptions, ModelOptions, SFTOptions
+from marlhf_lite.config import DataConfig, ModelConfig, SFTStageConfig
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.tiny_tldr import corpus as embedded
 from marlhf_lite.tasks.tiny_tldr.corpus import (
@@ -365,7 +365,7 @@ def test_digits_are_single_tokens(tokenizer):
 
 @pytest.fixture(scope="module")
 def model():
-    return load_base(ModelOptions())
+    return load_base(ModelConfig())
 
 
 def test_embedded_model_is_small_and_fits_its_tokenizer(model, tokenizer):
@@ -394,18 +394,18 @@ def test_embedded_model_answers_foreign_prompts(model, tokenizer):
 
 
 def test_embedded_model_is_found_by_name():
-    assert ModelOptions().model == EMBEDDED_MODEL
+    assert ModelConfig().model == EMBEDDED_MODEL
 
 
 def test_after_a_little_sft_the_embedded_model_states_facts_right(tmp_path):
     """Copying is what there is to credit besides length: at least 70 % of the facts stated for new posts are right."""
-    options, rng = ModelOptions(), random.Random("facts")
+    options, rng = ModelConfig(), random.Random("facts")
     tokenizer, base = load_tokenizer(options.model), load_base(options)
     good = [make_post(rng) for _ in range(64)]
     best = Quality(cover=0.9, wrong=0.0, filler=0.1)
     rows = [{"prompt": p.prompt, "chosen": embedded.summary_text(make_summary(rng, p, best))} for p in good]
     policy = new_policy(base, options)
-    train_sft(policy, tokenizer, datasets.Dataset.from_list(rows), SFTOptions(sft_epochs=2), DataOptions(), tmp_path)
+    train_sft(policy, tokenizer, datasets.Dataset.from_list(rows), SFTStageConfig(sft_epochs=2), DataConfig(), tmp_path)
     policy.eval()
     torch.manual_seed(0)
     rollout = generate(policy, tokenizer, [make_post(rng).prompt for _ in range(48)], Sampling(96))

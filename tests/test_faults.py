@@ -7,9 +7,9 @@ import torch
 from conftest import nudge
 from small_runs import build, early_letters, run_child, start, timeless, wait
 
-from marlhf_lite.evaluation.held_out import HeldOut
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram, MacroActions
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
@@ -135,7 +135,7 @@ def test_the_first_update_may_be_bad(make):
 
 def test_bad_in_the_pass_before_several_steps(make):
     """Old log-probabilities that are wrong spoil every step on the rollout, though each step's own pass is right."""
-    trainer = make(updates=2, ppo_epochs=2)
+    trainer = make(updates=2, num_ppo_epochs=2)
     calls = []
 
     def hook(_, args, out):
@@ -150,7 +150,7 @@ def test_bad_in_the_pass_before_several_steps(make):
 
 def test_one_bad_step_of_several(make):
     """The others are made; the update counts as bad, and where is remembered though its last step was fine."""
-    trainer = make(updates=2, minibatches=2, max_bad_updates=1)
+    trainer = make(updates=2, num_mini_batches=2, max_bad_updates=1)
     calls = []
 
     def hook(_, args, out):
@@ -170,7 +170,7 @@ def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
     trainer = make(run, updates=3, max_bad_updates=3)
     spoil(trainer, "policy", (2, 3))
     trainer.train()
-    again = build(build_roles(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=4, max_bad_updates=3)
+    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=4, max_bad_updates=3)
     spoil(again, "policy", (4,))
     with pytest.raises(InputError, match="3 updates in a row"):
         again.train(resume=True)
@@ -203,7 +203,7 @@ def ends(tokenizer, never):
     return generator
 
 
-@pytest.mark.parametrize("how", [{}, {"ppo_epochs": 2}, {"whiten": True}])
+@pytest.mark.parametrize("how", [{}, {"num_ppo_epochs": 2}, {"whiten": True}])
 @pytest.mark.parametrize("n", [1, 3, math.inf])
 def test_a_batch_without_eos(make, tokenizer, how, n):
     trainer = make(generator=ends(tokenizer, never=True), rule=FixedNGram(n), missing_eos_penalty=1.0, updates=2, **how)
@@ -212,7 +212,7 @@ def test_a_batch_without_eos(make, tokenizer, how, n):
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
 
 
-@pytest.mark.parametrize("how", [{}, {"ppo_epochs": 2}, {"whiten": True}, {"whiten_scores": True}])
+@pytest.mark.parametrize("how", [{}, {"num_ppo_epochs": 2}, {"whiten": True}, {"whiten_scores": True}])
 def test_responses_of_eos_alone(make, tokenizer, how):
     """Length 1 and empty text."""
     trainer = make(generator=ends(tokenizer, never=False), rule=FixedNGram(5), updates=2, **how)
@@ -284,8 +284,8 @@ def test_a_mended_reward_goes_on(make, base, sft, rm, tokenizer, run, tmp_path):
 
     with pytest.raises(InputError, match="reward breaks: raised"):
         make(run, reward=FunctionReward(breaks)).train()
-    mended = build(build_roles(base, sft, rm), tokenizer, RunFolder.open(run.path))
-    plain = build(build_roles(base, sft, rm), tokenizer, RunFolder.create(tmp_path / "plain", {}))
+    mended = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path))
+    plain = build(build_models(base, sft, rm), tokenizer, RunFolder.create(tmp_path / "plain", {}))
     assert timeless(mended.train(resume=True)) == timeless(plain.train())
 
 
@@ -295,7 +295,7 @@ def test_a_bad_reward_in_a_test_leaves_the_training_state(roles, tokenizer):
 
     from marlhf_lite.training.rollout import Sampling
 
-    test = HeldOut(["a"], tokenizer, Sampling(3), FunctionReward(divides), None, Accelerator())
+    test = HeldOutEvaluation(["a"], tokenizer, Sampling(3), FunctionReward(divides), None, Accelerator())
     drawn = torch.get_rng_state()
     with pytest.raises(InputError, match="divides"):
         test(roles)

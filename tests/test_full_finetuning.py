@@ -14,9 +14,9 @@ from test_learner import far, learner, options, record
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import ModelConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import bare, build_roles, checkpoint_activations
+from marlhf_lite.models.actor_critic import bare, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
 from marlhf_lite.training.rollout import from_texts
@@ -27,7 +27,7 @@ NAMES = ("policy", "reference", "reward", "critic")
 
 @pytest.fixture(scope="module")
 def full(tiny):
-    return ModelOptions(model=tiny.model, finetune="full")
+    return ModelConfig(model=tiny.model, finetune="full")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def folders(full, tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def whole_roles(folders):
-    return build_roles(*folders)
+    return build_models(*folders)
 
 
 def storages(module):
@@ -81,11 +81,11 @@ def test_all_weights_of_policy_and_critic_move_and_no_others(whole_roles, tokeni
 
 def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     """Bit by bit; a tied weight is in the file once."""
-    plain = build(build_roles(*folders), tokenizer, RunFolder.create(tmp_path / "plain", {}))
+    plain = build(build_models(*folders), tokenizer, RunFolder.create(tmp_path / "plain", {}))
     plain.train()
     run = RunFolder.create(tmp_path / "run", {})
-    build(build_roles(*folders), tokenizer, run, updates=2).train()
-    again = build(build_roles(*folders), tokenizer, RunFolder.open(run.path))
+    build(build_models(*folders), tokenizer, run, updates=2).train()
+    again = build(build_models(*folders), tokenizer, RunFolder.open(run.path))
     assert timeless(again.train(resume=True)) == timeless(plain.history)
     for name in ("policy", "critic"):
         assert not changed(getattr(again.roles, name), snapshot(getattr(plain.roles, name)))
@@ -108,10 +108,10 @@ def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):
 
 
 def test_in_bfloat16(tiny, tokenizer, tmp_path):
-    options = ModelOptions(model=tiny.model, finetune="full", dtype="bfloat16")
+    options = ModelConfig(model=tiny.model, finetune="full", dtype="bfloat16")
     base = load_base(options)
     new_policy(base, options).save_pretrained(tmp_path / "sft")
-    roles = build_roles(base, tmp_path / "sft", None)
+    roles = build_models(base, tmp_path / "sft", None)
     row = build(roles, tokenizer, updates=1).train()[0]
     assert {p.dtype for p in roles.policy.parameters()} == {torch.bfloat16} and math.isfinite(row["value_loss"])
 
@@ -124,7 +124,7 @@ def test_recomputed_activations_give_the_same_gradients(base, sft, rm, folders, 
     """And layers really run twice."""
     given, grads, passes = (base, sft, rm) if kind == "lora" else folders, [], []
     for saving in (False, True):
-        roles = build_roles(*given, gradient_checkpointing=saving)
+        roles = build_models(*given, gradient_checkpointing=saving)
         nudge(roles.policy, 3, 0.002)
         rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=8)
         with torch.no_grad():
@@ -173,14 +173,14 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
     torch.manual_seed(0)
     BASES[name](len(tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    model = ModelOptions(
+    model = ModelConfig(
         model=str(tmp_path / "base"), finetune=kind, attention=attention, lora_r=2, lora_dropout=0.5 * (kind == "lora")
     )
     base = load_base(model)
     nudge(new_policy(base, model), 1, 0.01).save_pretrained(tmp_path / "sft")
-    roles = build_roles(base, tmp_path / "sft", None)
+    roles = build_models(base, tmp_path / "sft", None)
     rates = {"policy_learning_rate": 1e-9, "critic_learning_rate": 1e-9, "warmup_updates": 0}
-    history = build(roles, tokenizer, updates=2, test_every=1, test_prompts=["b"], length=3, **rates).train()
+    history = build(roles, tokenizer, updates=2, eval_every=1, test_prompts=["b"], length=3, **rates).train()
     assert all(0 <= row["kl_k3"] < 1e-5 and row["skipped_steps"] == 0 for row in history)
     assert roles.policy.model.training and not roles.reference.model.training
 
@@ -189,7 +189,7 @@ def test_the_stages_before_keep_their_dropout(tokenizer, tmp_path):
     """It is switched off for PPO alone."""
     BASES["gpt2"](len(tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    options = ModelOptions(model=str(tmp_path / "base"), finetune="full")
+    options = ModelConfig(model=str(tmp_path / "base"), finetune="full")
     policy = new_policy(load_base(options), options)
     checkpoint_activations(policy)
     assert {m.p for m in policy.modules() if isinstance(m, torch.nn.Dropout)} == {0.5} and policy.training

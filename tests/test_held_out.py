@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from conftest import changed, nudge, snapshot
 from small_runs import build, early_letters, noisy, timeless
 
-from marlhf_lite.evaluation.held_out import HeldOut
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training.logging import completions_table
 from marlhf_lite.training.random_state import random_states
@@ -30,7 +30,9 @@ def test(tokenizer):
     """A function that makes the test of these prompts."""
 
     def make(reward=early_letters, gold=None, **changes):
-        return HeldOut(PROMPTS, tokenizer, Sampling(6), FunctionReward(reward), gold, Accelerator(), **changes)
+        return HeldOutEvaluation(
+            PROMPTS, tokenizer, Sampling(6), FunctionReward(reward), gold, Accelerator(), **changes
+        )
 
     return make
 
@@ -156,8 +158,8 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
     histories = []
     for every in (0, 1):
         random.seed(0), numpy.random.seed(0)
-        changes = {"test_every": every, "test_prompts": PROMPTS, "reward": FunctionReward(noisy), "ppo_epochs": 2}
-        trainer = build(build_roles(base, sft, rm), tokenizer, **changes)
+        changes = {"eval_every": every, "test_prompts": PROMPTS, "reward": FunctionReward(noisy), "num_ppo_epochs": 2}
+        trainer = build(build_models(base, sft, rm), tokenizer, **changes)
         histories.append(timeless(trainer.train()))
     assert histories[0] == histories[1]
 
@@ -167,7 +169,7 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
 
 @pytest.mark.parametrize("every, expected", [(1, [1, 2, 3]), (2, [2, 3]), (5, [3]), (0, [])])
 def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
-    changes = {"test_every": every, "test_prompts": PROMPTS * 9, "gold": early_letters, "length": 3}
+    changes = {"eval_every": every, "test_prompts": PROMPTS * 9, "gold": early_letters, "length": 3}
     changes |= {"keep_best": bool(every), "checkpoint_every": 0}
     trainer = build(roles, tokenizer, run, reward=ModelReward(roles.reward), **changes)
     trainer.keep.test_prompts = 3
@@ -187,15 +189,15 @@ def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
 
 
 def test_as_many_prompts_as_asked_for(roles, tokenizer):
-    trainer = build(roles, tokenizer, test_every=1, test_prompts=PROMPTS * 99)
+    trainer = build(roles, tokenizer, eval_every=1, test_prompts=PROMPTS * 99)
     assert len(trainer.test.prompts) == 64
-    assert build(roles, tokenizer, test_every=1).test is None  # there are none
+    assert build(roles, tokenizer, eval_every=1).test is None  # there are none
 
 
 def test_the_best_policy_is_kept(base, sft, roles, tokenizer, run):
     """Of the test with the highest RM score: here the second of four."""
     means = iter([0.2, 0.7, 0.7, 0.4])
-    trainer = build(roles, tokenizer, run, updates=4, test_every=1, test_prompts=PROMPTS, keep_best=True)
+    trainer = build(roles, tokenizer, run, updates=4, eval_every=1, test_prompts=PROMPTS, keep_best=True)
     weights = []
 
     def scored(_):
@@ -213,12 +215,12 @@ def test_the_best_policy_is_kept(base, sft, roles, tokenizer, run):
 
 
 def test_what_was_best_is_remembered_over_a_restart(base, sft, rm, tokenizer, run):
-    changes = {"test_every": 1, "test_prompts": PROMPTS, "keep_best": True}
-    trainer = build(build_roles(base, sft, rm), tokenizer, run, updates=1, **changes)
+    changes = {"eval_every": 1, "test_prompts": PROMPTS, "keep_best": True}
+    trainer = build(build_models(base, sft, rm), tokenizer, run, updates=1, **changes)
     trainer.test = lambda _: {"rm_score_mean": 5.0}
     trainer.train()
     best = (run.path / "best" / "policy" / "adapter_model.safetensors").read_bytes()
-    again = build(build_roles(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=2, **changes)
+    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=2, **changes)
     again.test = lambda _: {"rm_score_mean": 4.0}
     again.train(resume=True)
     assert again.journal.best == 5.0
@@ -226,12 +228,12 @@ def test_what_was_best_is_remembered_over_a_restart(base, sft, rm, tokenizer, ru
 
 
 def test_the_best_needs_tests(roles, tokenizer, run):
-    with pytest.raises(InputError, match="--keep_best: .*--test_every"):
+    with pytest.raises(InputError, match="--keep_best: .*--eval_every"):
         build(roles, tokenizer, run, keep_best=True)
 
 
 def test_the_best_without_a_folder(roles, tokenizer):
-    history = build(roles, tokenizer, updates=1, test_every=1, test_prompts=PROMPTS, keep_best=True).train()
+    history = build(roles, tokenizer, updates=1, eval_every=1, test_prompts=PROMPTS, keep_best=True).train()
     assert len(history) == 1
 
 

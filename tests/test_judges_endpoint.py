@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from marlhf_lite.config.judging import EndpointOptions
+from marlhf_lite.config.judging import EndpointConfig
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     EndpointJudge,
@@ -140,7 +140,7 @@ def judge(endpoint):
     def make(criteria=TLDR, **options):
         quick = {"judge_backoff": 0.01, "judge_timeout": 5.0, "judge_retries": 3} | options
         found = EndpointJudge(
-            EndpointOptions(judge_url=endpoint.url, judge_model="m-1", **quick),
+            EndpointConfig(judge_url=endpoint.url, judge_model="m-1", **quick),
             criteria,
             {"OPENAI_API_KEY": f"{KEY}\n"},
             lines.append,
@@ -344,7 +344,7 @@ def test_nothing_there_ends_the_run_at_once(endpoint, judge, tmp_path):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
     found = EndpointJudge(
-        EndpointOptions(judge_url=url, judge_model="m-1", judge_backoff=0.01), TLDR, {"OPENAI_API_KEY": KEY}, str
+        EndpointConfig(judge_url=url, judge_model="m-1", judge_backoff=0.01), TLDR, {"OPENAI_API_KEY": KEY}, str
     )
     assert f"{url} cannot be reached" in ended(found, tmp_path)
 
@@ -505,14 +505,14 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog, monkeypatc
 @pytest.mark.parametrize("value", ["", "  ", "sk-ä", "two words", "a\nb", "tab\tbed"])
 def test_a_key_that_is_none(endpoint, value):
     with pytest.raises(InputError) as caught:
-        EndpointJudge(EndpointOptions(judge_model="m", judge_url=endpoint.url), TLDR, {"OPENAI_API_KEY": value})
+        EndpointJudge(EndpointConfig(judge_model="m", judge_url=endpoint.url), TLDR, {"OPENAI_API_KEY": value})
     assert "OPENAI_API_KEY" in str(caught.value) and (not value.strip() or value not in str(caught.value))
 
 
 def test_another_variable_and_no_key_at_all(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "not-this-one")
     for name, environ, sent in (("MINE", {"MINE": "k-1"}, "Bearer k-1"), ("", {}, "Bearer none")):
-        options = EndpointOptions(judge_model="m", judge_url=endpoint.url, judge_key_env=name)
+        options = EndpointConfig(judge_model="m", judge_url=endpoint.url, judge_key_env=name)
         judge_pairs(EndpointJudge(options, TLDR, environ, str), PAIRS[:1], tmp_path / f"k{name}")
         assert endpoint.requests[-1][1]["Authorization"] == sent
 
@@ -536,14 +536,14 @@ def test_another_variable_and_no_key_at_all(endpoint, tmp_path, monkeypatch):
 )
 def test_options_that_cannot_work(options, word):
     with pytest.raises(InputError) as caught:
-        EndpointJudge(EndpointOptions(**({"judge_model": "m"} | options)), TLDR, {"OPENAI_API_KEY": KEY})
+        EndpointJudge(EndpointConfig(**({"judge_model": "m"} | options)), TLDR, {"OPENAI_API_KEY": KEY})
     assert word in str(caught.value) and KEY not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_without_the_client_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(InputError, match=r"marlhf-lite\[judge\]"):
-        EndpointJudge(EndpointOptions(judge_model="m"), TLDR, {"OPENAI_API_KEY": KEY})
+        EndpointJudge(EndpointConfig(judge_model="m"), TLDR, {"OPENAI_API_KEY": KEY})
 
 
 # Parts

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from marlhf_lite.config import DataOptions, InputOptions, ModelOptions
-from marlhf_lite.config.judging import EndpointOptions, JudgeOptions
+from marlhf_lite.config import DataConfig, InputConfig, ModelConfig
+from marlhf_lite.config.judging import EndpointConfig, JudgeConfig
 from marlhf_lite.evaluation.judges import CRITERIA, HumanJudge, Pair, combine, judge_pairs, read_verdicts, summary
 from marlhf_lite.evaluation.judges.command import find_answers, run_judge
 from marlhf_lite.evaluation.judges.human import printable, read_key
@@ -193,8 +193,8 @@ def stored(tmp_path):
 
 def run(stored, judge="rm", data=None, **options):
     places = {"judge_answers": f"{stored / 'run'},{stored / 'sft.jsonl'}", "judge_folder": str(stored / "verdicts")}
-    chosen = JudgeOptions(**({"judge": judge, "judge_methods": "MA-PPO, PPO"} | places | options))
-    return run_judge(chosen, EndpointOptions(), seed=3, data=data)
+    chosen = JudgeConfig(**({"judge": judge, "judge_methods": "MA-PPO, PPO"} | places | options))
+    return run_judge(chosen, EndpointConfig(), seed=3, data=data)
 
 
 def test_a_person_by_command(stored, monkeypatch, capsys):
@@ -230,17 +230,17 @@ def test_gold_by_command(stored, capsys):
 
 
 def test_models_by_command(stored, tiny, rm, capsys):
-    options = JudgeOptions(
+    options = JudgeConfig(
         judge_methods="MA-PPO,PPO",
         judge_answers=str(stored / "run"),
         judge_folder=str(stored / "v"),
         judge_order="both",
     )
-    tiny = ModelOptions(model=tiny.model)
+    tiny = ModelConfig(model=tiny.model)
     for judge, name in (("rm", "rm"), ("local", "local-gemma")):
         options.judge = judge
         verdicts, counts = run_judge(
-            options, EndpointOptions(), model=tiny, data=DataOptions(), inputs=InputOptions(rm=str(rm))
+            options, EndpointConfig(), model=tiny, data=DataConfig(), inputs=InputConfig(rm=str(rm))
         )
         assert counts["judge"] == name and counts["pairs"] == 6 == len(combine(verdicts))
 
@@ -255,7 +255,7 @@ def test_models_by_command(stored, tiny, rm, capsys):
         ({"judge_answers": "/no/such"}, "/no/such: no such"),
         ({"judge": "endpoint"}, "--judge_model"),
         ({"judge": "rm"}, "--rm: not given"),
-        ({"judge": "gold", "data": DataOptions(dataset="mine.jsonl")}, "mine.jsonl has no known truth"),
+        ({"judge": "gold", "data": DataConfig(dataset="mine.jsonl")}, "mine.jsonl has no known truth"),
         ({"judge": "local", "judge_folder": __file__}, f"--judge_folder {__file__} cannot be made"),
     ],
 )

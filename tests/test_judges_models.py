@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import ModelConfig
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     LocalJudge,
@@ -19,7 +19,7 @@ from marlhf_lite.evaluation.judges import (
 )
 from marlhf_lite.evaluation.judges.criteria import letter_prompt
 from marlhf_lite.evaluation.judges.scorers import fingerprint
-from marlhf_lite.models.actor_critic import ScoreRole
+from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
 from marlhf_lite.training.rewards import ModelReward
@@ -72,7 +72,7 @@ def test_an_edited_function_is_asked_again(tmp_path):
 
 @pytest.fixture
 def reward(base, rm):
-    return ModelReward(ScoreRole(load_score_model(base, rm)))
+    return ModelReward(ScalarHeadModel(load_score_model(base, rm)))
 
 
 def test_a_reward_model_judges_by_its_score_at_the_last_token(reward, tokenizer, tmp_path):
@@ -119,7 +119,7 @@ def test_fingerprints_tell_models_apart(base, reward):
 
 @pytest.fixture(scope="module")
 def embedded():
-    options = ModelOptions()
+    options = ModelConfig()
     return load_base(options), load_tokenizer(options.model)
 
 

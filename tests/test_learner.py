@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from conftest import nudge
 
-from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.learner import Learner
@@ -34,11 +34,11 @@ def batch(roles, tokenizer, texts):
 
 
 def options(**changes):
-    return PPOOptions(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
+    return PPOConfig(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
 
 
 def learner(roles, ppo, how=None, started=True):
-    made = Learner(roles, how or MacroOptions(), ppo, Accelerator())
+    made = Learner(roles, how or MacroConfig(), ppo, Accelerator())
     made.updates = int(started)  # these policies have left the reference already
     return made
 
@@ -99,7 +99,7 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperat
         gains, returns = (gains, returns) if made is None else made[i]
         estimates.append((gains, returns))
         policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.clip, how.ratio))
-        clip = ppo.value_clip or None
+        clip = ppo.cliprange_value or None
         value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
     return ref.mean(policy), ref.mean(value), (old_logprobs, old_values), estimates
 
@@ -119,7 +119,7 @@ CASES = [
     (3, {"ratio": "macro"}, {}),
     (math.inf, {"ratio": "macro", "value_target": "macro"}, {}),
     (3, {"value_target": "macro", "sigma": "position"}, {}),
-    (5, {"value_target": "macro", "sigma": "unit"}, {"value_clip": 0.0}),
+    (5, {"value_target": "macro", "sigma": "unit"}, {"cliprange_value": 0.0}),
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
     (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
     (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5}),
@@ -128,7 +128,7 @@ CASES = [
 
 @pytest.mark.parametrize("n, how, ppo", CASES)
 def test_one_update_is_the_equations(moved, batch, n, how, ppo):
-    how, ppo = MacroOptions(**how), options(**ppo)
+    how, ppo = MacroConfig(**how), options(**ppo)
     made = learner(moved, ppo, how)
     steps = record(made)
     row = made.learn(batch, FixedNGram(n)(batch.mask))
@@ -165,7 +165,7 @@ def test_n_1_is_token_level_ppo(moved, batch):
 
 
 def test_log_probabilities_at_the_sampling_temperature(moved, batch):
-    ppo, how = options(temperature=0.6, logprobs_at_temperature=True), MacroOptions()
+    ppo, how = options(temperature=0.6, logprobs_at_temperature=True), MacroConfig()
     made = learner(moved, ppo, how)
     steps = record(made)
     made.learn(batch, FixedNGram(3)(batch.mask))
@@ -177,8 +177,8 @@ def test_log_probabilities_at_the_sampling_temperature(moved, batch):
 # -- splits -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [MacroOptions(), MacroOptions(ratio="macro", value_target="macro")])
-@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 2}, {"whiten": True}])
+@pytest.mark.parametrize("how", [MacroConfig(), MacroConfig(ratio="macro", value_target="macro")])
+@pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2}, {"whiten": True}])
 def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
     macro, start, results = RandomizedNGram(seed=1)(batch.mask), copy.deepcopy(trainables(moved)), []
     for size in (1, 2, 4, 6):
@@ -213,7 +213,7 @@ def restore(roles, weights):
 
 def test_second_epoch_keeps_old_values_and_advantages(moved, batch):
     """At both steps the gradients are those of the clipped losses with old log-probabilities from before the first."""
-    how, ppo = MacroOptions(), options(ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02)
+    how, ppo = MacroConfig(), options(num_ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02)
     made = learner(moved, ppo, how)
     steps = record(made)
     row = made.learn(batch, FixedNGram(3)(batch.mask))
@@ -232,7 +232,7 @@ def test_first_of_several_steps_has_ratio_1(moved, batch):
     start = trainables(moved)
     for epochs in (1, 2):
         restore(moved, start)
-        made = learner(moved, options(ppo_epochs=epochs))
+        made = learner(moved, options(num_ppo_epochs=epochs))
         steps = record(made)
         torch.manual_seed(0)
         made.learn(batch, macro)
@@ -241,15 +241,15 @@ def test_first_of_several_steps_has_ratio_1(moved, batch):
         assert far(ours, theirs) < TIGHT
 
 
-@pytest.mark.parametrize("minibatches, epochs", [(2, 1), (3, 2), (4, 1), (6, 1), (9, 1)])
-def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monkeypatch, minibatches, epochs):
-    made = learner(moved, options(minibatches=minibatches, ppo_epochs=epochs))
+@pytest.mark.parametrize("num_mini_batches, epochs", [(2, 1), (3, 2), (4, 1), (6, 1), (9, 1)])
+def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monkeypatch, num_mini_batches, epochs):
+    made = learner(moved, options(num_mini_batches=num_mini_batches, num_ppo_epochs=epochs))
     seen, plain = [], made._step
     # Scores tell responses apart.
     monkeypatch.setattr(made, "_step", lambda part, *rest: (seen.append(part.scores.tolist()), plain(part, *rest))[1])
     steps = record(made)
     made.learn(batch, FixedNGram(3)(batch.mask))
-    count = min(minibatches, len(batch))
+    count = min(num_mini_batches, len(batch))
     assert len(steps["policy"]) == len(seen) == count * epochs
     for epoch in range(epochs):
         scores = chain(*seen[epoch * count : (epoch + 1) * count])
@@ -259,7 +259,7 @@ def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monke
 
 def test_whitened_advantages(moved, batch):
     """Mean 0 and deviation 1 over the macro actions of the whole update, whatever the micro-batch."""
-    how, ppo = MacroOptions(), options(whiten=True, micro_batch_size=2)
+    how, ppo = MacroConfig(), options(whiten=True, micro_batch_size=2)
     made = learner(moved, ppo, how)
     steps = record(made)
     row = made.learn(batch, FixedNGram(3)(batch.mask))
@@ -272,7 +272,7 @@ def test_whitened_advantages(moved, batch):
     assert row["advantage_rms"] == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 3, "minibatches": 2}])
+@pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 3, "num_mini_batches": 2}])
 def test_warm_up_counts_updates(moved, batch, ppo):
     """The learning rate rises per update, however many optimizer steps an update has (here from the second on)."""
     made, rates = learner(moved, options(warmup_updates=4, policy_learning_rate=8e-4, **ppo)), []
@@ -327,7 +327,7 @@ def test_first_update_starts_at_the_reference(roles, batch):
 def test_wrong_reference_is_found_at_the_first_update(roles, batch, epochs):
     nudge(roles.policy, 8, 0.2)
     with pytest.raises(RuntimeError, match="does not start from the reference"):
-        learner(roles, options(ppo_epochs=epochs), started=False).learn(batch, FixedNGram(3)(batch.mask))
+        learner(roles, options(num_ppo_epochs=epochs), started=False).learn(batch, FixedNGram(3)(batch.mask))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -364,7 +364,7 @@ def test_bad_score_is_refused(moved, batch, bad):
 
 
 def test_metrics_against_loops(moved, batch):
-    how, ppo = MacroOptions(reward_pooling="mean"), options()
+    how, ppo = MacroConfig(reward_pooling="mean"), options()
     made = learner(moved, ppo, how)
     steps = record(made)
     row = made.learn(batch, FixedNGram(3)(batch.mask))

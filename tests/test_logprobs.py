@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from marlhf_lite.models import logprobs
-from marlhf_lite.models.actor_critic import PolicyRole
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.logprobs import HeadForm, from_hidden, from_logits, head_form, is_bare
 
 FORMS = [HeadForm(), HeadForm(scale=0.25), HeadForm(softcap=2.0), HeadForm(3.0, 5.0)]
@@ -284,7 +284,7 @@ def test_a_model_s_form_is_found_and_gives_its_log_probabilities(name, size):
     model = make_model()
     assert head_form(model) == form
     with tiles(size), torch.no_grad():
-        assert_near(PolicyRole(model)(TOKENS, MASK, LENGTH, 0.7), plain(model, 0.7))
+        assert_near(PolicyModel(model)(TOKENS, MASK, LENGTH, 0.7), plain(model, 0.7))
 
 
 def test_a_form_is_found_in_bfloat16():
@@ -328,7 +328,7 @@ class Picky(Gemma2ForCausalLM):
 @pytest.mark.parametrize("cls", [Doubled, Padded, Picky])
 def test_unknown_forms_take_the_model_s_own_logits(cls):
     model = build(cls, Gemma2Config)
-    role = PolicyRole(model)
+    role = PolicyModel(model)
     assert role.form is None
     if cls is not Picky:
         with tiles(64), torch.no_grad():
@@ -353,7 +353,7 @@ def test_only_a_bare_linear_head_is_read():
 )
 def test_a_head_with_an_adapter_is_called_with_it(config):
     model = nudge(get_peft_model(build(Gemma2ForCausalLM, Gemma2Config, tie_word_embeddings=False), config), 1)
-    role = PolicyRole(model)
+    role = PolicyModel(model)
     with tiles(64):
         ours, expected = role(TOKENS, MASK, LENGTH), plain(model)
     assert_near(ours, expected)
@@ -364,7 +364,7 @@ def test_a_head_with_an_adapter_is_called_with_it(config):
 
 def test_a_hook_that_comes_later_is_obeyed():
     model = build(Gemma2ForCausalLM, Gemma2Config)
-    role = PolicyRole(model)
+    role = PolicyModel(model)
     model.lm_head.register_forward_hook(lambda head, args, out: 2 * out)
     with tiles(64), torch.no_grad():
         assert_near(role(TOKENS, MASK, LENGTH), plain(model))
@@ -402,7 +402,7 @@ def adapted():
 @pytest.mark.parametrize("size", [None, 64])
 def test_gradients_of_the_role_are_the_model_s(make_model, size):
     model = make_model()
-    ours, expected = gradients(PolicyRole(model), size), by_model(model)
+    ours, expected = gradients(PolicyModel(model), size), by_model(model)
     assert ours.keys() == expected.keys() and ours
     for name, gradient in expected.items():
         torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max()), msg=name)
@@ -413,7 +413,7 @@ def test_gradients_of_the_role_are_the_model_s(make_model, size):
 
 def test_gradient_checkpointing_changes_nothing():
     model = adapted().train()
-    role = PolicyRole(model)
+    role = PolicyModel(model)
     expected = gradients(role, 64)
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -427,7 +427,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 @pytest.mark.parametrize("make_model", [whole, adapted])
 def test_a_wrapped_role_gives_the_same_gradients(make_model, tmp_path):
-    role = PolicyRole(make_model())
+    role = PolicyModel(make_model())
     expected = gradients(role, 64)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
@@ -441,7 +441,7 @@ def test_a_wrapped_role_gives_the_same_gradients(make_model, tmp_path):
 def test_the_role_makes_no_tensor_of_tokens_times_vocabulary():
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**SMALL | {"vocab_size": 5000})).requires_grad_(False)
-    role = PolicyRole(get_peft_model(model, LoraConfig(r=2)))
+    role = PolicyModel(get_peft_model(model, LoraConfig(r=2)))
     tokens = torch.randint(1, 5000, (4, 50))
     with tiles(2**12), Watch() as seen:
         role(tokens, torch.ones_like(tokens), 40)[0].sum().backward()
@@ -450,7 +450,7 @@ def test_the_role_makes_no_tensor_of_tokens_times_vocabulary():
 
 def test_autocast_runs_the_head_in_its_dtype():
     model = adapted()
-    role, seen = PolicyRole(model), []
+    role, seen = PolicyModel(model), []
     with torch.no_grad():
         for size in (None, 64):
             with tiles(size), torch.autocast("cpu", torch.bfloat16):

@@ -128,19 +128,19 @@ def test_whiten_over_processes():
     x, _, mask = steps([40, 9, 3, 17], 3, seed=2)
     whole = whiten(x, mask)
     halves = [slice(0, 2), slice(2, 4)]
-    gathered: list = []
+    summon_full_params: list = []
 
     def first_pass(rows):  # learn what each half contributes at each exchange, given the totals known so far
         sent = []
 
         def reduce(t):
             sent.append(t)
-            return gathered[len(sent) - 1] if len(sent) <= len(gathered) else t
+            return summon_full_params[len(sent) - 1] if len(sent) <= len(summon_full_params) else t
 
         return whiten(x[rows], mask[rows], reduce), sent
 
     for exchange in range(2):
-        gathered.append(sum(first_pass(rows)[1][exchange] for rows in halves))
+        summon_full_params.append(sum(first_pass(rows)[1][exchange] for rows in halves))
     parts = [first_pass(rows)[0] for rows in halves]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
     assert not torch.allclose(torch.cat([whiten(x[rows], mask[rows]) for rows in halves]), whole, atol=1e-3)

@@ -12,7 +12,7 @@ import pytest
 from transformers import GemmaConfig
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import DataOptions, ModelOptions, PPOOptions
+from marlhf_lite.config import DataConfig, ModelConfig, PPOConfig
 from marlhf_lite.models.memory import estimate_memory, memory_table
 from marlhf_lite.utils.errors import InputError
 
@@ -38,9 +38,9 @@ def folder(tmp_path_factory):
 
 def options(folder, model=None, **ppo):
     return SimpleNamespace(
-        model=ModelOptions(**{"model": folder} | (model or {})),
-        data=DataOptions(max_prompt_length=PROMPT, max_response_length=LENGTH),
-        ppo=PPOOptions(**{"batch_size": ROWS, "micro_batch_size": ROWS} | ppo),
+        model=ModelConfig(**{"model": folder} | (model or {})),
+        data=DataConfig(max_prompt_length=PROMPT, max_response_length=LENGTH),
+        ppo=PPOConfig(**{"batch_size": ROWS, "micro_batch_size": ROWS} | ppo),
     )
 
 

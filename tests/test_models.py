@@ -11,9 +11,9 @@ from conftest import changed, nudge, snapshot
 from peft import load_peft_weights
 from transformers import AutoModelForSequenceClassification
 
-from marlhf_lite.config import DataOptions, MacroOptions, ModelOptions, PPOOptions, RMOptions, SFTOptions
+from marlhf_lite.config import DataConfig, MacroConfig, ModelConfig, PPOConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, build_roles, position_ids, trainable
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, position_ids, trainable
 from marlhf_lite.models.loading import (
     load_base,
     load_policy,
@@ -44,7 +44,7 @@ def logits(model):
 def scores(model):
     model.eval()
     with torch.no_grad():
-        return ScoreRole(model)(IDS, torch.ones_like(IDS))
+        return ScalarHeadModel(model)(IDS, torch.ones_like(IDS))
 
 
 def adapter(model):
@@ -183,7 +183,7 @@ def test_critic_starts_as_the_reward_model(roles):
 
 @pytest.mark.parametrize("with_rm", [True, False])
 def test_critic_from_sft(base, sft, rm, with_rm):
-    roles = build_roles(base, sft, rm if with_rm else None, critic_init="sft")
+    roles = build_models(base, sft, rm if with_rm else None, critic_init="sft")
     assert (roles.reward is not None) == with_rm
     start = load_peft_weights(str(sft))
     lora = {k.replace(".default", ""): v for k, v in adapter(roles.critic.model).items() if "lora_" in k}
@@ -210,8 +210,8 @@ def test_position_ids_skip_padding():
 
 
 def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
-    half = load_base(ModelOptions(model=tiny.model, dtype="bfloat16"))
-    roles = build_roles(half, sft, rm)
+    half = load_base(ModelConfig(model=tiny.model, dtype="bfloat16"))
+    roles = build_models(half, sft, rm)
     mask = torch.ones_like(IDS)
     assert next(half.parameters()).dtype == torch.bfloat16
     assert {p.dtype for r in (roles.policy, roles.critic) for p in trainable(r)} == {torch.float32}
@@ -222,29 +222,29 @@ def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
 
 
 def ppo_trainer(roles, tokenizer, **options):
-    ppo = PPOOptions(updates=1, batch_size=4, micro_batch_size=4, **options)
+    ppo = PPOConfig(updates=1, batch_size=4, micro_batch_size=4, **options)
     reward = ModelReward(roles.reward)
     return PPOTrainer(
-        roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), MacroOptions(), ppo, max_response_length=5
+        roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), MacroConfig(), ppo, max_response_length=5
     )
 
 
 def test_no_stage_changes_the_base(base, tiny, tokenizer, tmp_path):
     before, grads = snapshot(base), lambda: [p for p in base.parameters() if p.grad is not None or p.requires_grad]
-    data = DataOptions(max_response_length=4)
+    data = DataConfig(max_response_length=4)
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "chosen": ["x y", "z"], "rejected": ["q", "r s"]})
     policy = new_policy(base, tiny)
     start = snapshot(policy)
-    train_sft(policy, tokenizer, rows, SFTOptions(sft_epochs=2, sft_batch_size=1), data, tmp_path / "sft")
+    train_sft(policy, tokenizer, rows, SFTStageConfig(sft_epochs=2, sft_batch_size=1), data, tmp_path / "sft")
     assert changed(policy, start) == set(adapter(policy))
     assert not changed(base, before) and not grads()
     model = new_reward_model(base, tmp_path / "sft")
     start = snapshot(model)
-    train_reward_model(model, tokenizer, rows, RMOptions(rm_epochs=2, rm_batch_size=1), data, tmp_path / "rm")
+    train_reward_model(model, tokenizer, rows, RewardModelConfig(rm_epochs=2, rm_batch_size=1), data, tmp_path / "rm")
     assert changed(model, start) == set(adapter(model))
     assert not changed(base, before) and not grads()
 
-    roles = build_roles(base, tmp_path / "sft", tmp_path / "rm")
+    roles = build_models(base, tmp_path / "sft", tmp_path / "rm")
     starts = {name: snapshot(getattr(roles, name).model) for name in NAMES}
     ppo_trainer(roles, tokenizer).train()
     for name in NAMES:
@@ -302,7 +302,7 @@ def test_tokenizer_without_pad_gets_eos(tiny, tmp_path, tokenizer):
 
 def test_policy_role_counts_from_the_end(roles):
     """`length` picks the last tokens, each predicted by the one before it."""
-    role, mask = PolicyRole(roles.policy.model), torch.ones_like(IDS)
+    role, mask = PolicyModel(roles.policy.model), torch.ones_like(IDS)
     with torch.no_grad():
         longer, shorter = role(IDS, mask, 4)[0], role(IDS, mask, 2)[0]
         expected = torch.log_softmax(logits(roles.policy.model), -1)[:, :-1].gather(-1, IDS[:, 1:, None]).squeeze(-1)
@@ -322,10 +322,10 @@ def test_truncated_weights_are_refused(base, tokenizer, tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(InputError, match="cannot be loaded"):
-        load_base(ModelOptions(model=str(tmp_path)))
+        load_base(ModelConfig(model=str(tmp_path)))
 
 
 def test_an_adapter_of_another_base_is_refused(base, tokenizer, tmp_path):
-    new_policy(base, ModelOptions(lora_r=2)).save_pretrained(tmp_path / "a")
+    new_policy(base, ModelConfig(lora_r=2)).save_pretrained(tmp_path / "a")
     with pytest.raises(InputError, match="does not fit --model"):
-        load_policy(load_base(ModelOptions(model="tiny-gemma")), tmp_path / "a")
+        load_policy(load_base(ModelConfig(model="tiny-gemma")), tmp_path / "a")

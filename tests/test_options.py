@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from marlhf_lite.cli import COMMANDS
-from marlhf_lite.config import GROUPS, MacroOptions
+from marlhf_lite.config import GROUPS, MacroConfig
 from marlhf_lite.config import parser as library
 from marlhf_lite.config.parser import parse, presets
 from marlhf_lite.experiments.pipeline import flat
@@ -91,11 +91,11 @@ def test_empty_config_and_empty_values(config, content):
 
 
 def test_yaml_values_arrive_as_their_types(config):
-    name = config("whiten: true\nn: .inf\nkl_coef: 1e-3\nsize: 40\nlora_targets: '-x|.*q_proj'\nscore_clip: 2\n")
+    name = config("whiten: true\nn: .inf\nkl_coef: 1e-3\nsize: 40\nlora_target_modules: '-x|.*q_proj'\nscore_clip: 2\n")
     options = read("--config", name)
     assert options.ppo.whiten is True and options.ppo.kl_coef == 0.001
     assert (options.macro.n, options.data.size) == ("inf", 40)
-    assert options.model.lora_targets == "-x|.*q_proj"  # a value may begin with a dash
+    assert options.model.lora_target_modules == "-x|.*q_proj"  # a value may begin with a dash
     assert options.ppo.score_clip == 2.0 and isinstance(options.ppo.score_clip, float)
 
 
@@ -233,10 +233,10 @@ def test_bad_lengths(lengths):
 
 
 def test_good_rules():
-    assert make_rule(MacroOptions(n="1")) == FixedNGram(1)
-    assert make_rule(MacroOptions(n="inf")) == FixedNGram(float("inf"))
-    assert isinstance(make_rule(MacroOptions(termination="whole", n="x")), Whole)
-    made = make_rule(MacroOptions(termination="randomized", lengths=" 1, 2,3", repeats=2), seed=3)
+    assert make_rule(MacroConfig(n="1")) == FixedNGram(1)
+    assert make_rule(MacroConfig(n="inf")) == FixedNGram(float("inf"))
+    assert isinstance(make_rule(MacroConfig(termination="whole", n="x")), Whole)
+    made = make_rule(MacroConfig(termination="randomized", lengths=" 1, 2,3", repeats=2), seed=3)
     assert made == RandomizedNGram((1, 2, 3), 2, 3)
 
 

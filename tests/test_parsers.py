@@ -19,7 +19,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.config import MacroOptions, ModelOptions
+from marlhf_lite.config import MacroConfig, ModelConfig
 from marlhf_lite.config.parser import parse
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base
@@ -156,7 +156,7 @@ def test_sampled_sentences_are_parsed(tokenizer, grammar_parser):
     """What the embedded model samples at the default temperature: at least 95 of 100 sentences have a tree."""
     rng = random.Random(5)
     torch.manual_seed(0)
-    base = load_base(ModelOptions(model=EMBEDDED_MODEL))
+    base = load_base(ModelConfig(model=EMBEDDED_MODEL))
     rollout = generate(base, tokenizer, [make_post(rng).prompt for _ in range(32)], Sampling(96))
     rule = Parsing(grammar_parser)
     rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
@@ -240,7 +240,7 @@ def test_link_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     make_parser.cache_clear()
     with pytest.raises(InputError, match="parser link: the command link-parser is not installed"):
-        make_rule(MacroOptions(termination="parsing", parser="link"))
+        make_rule(MacroConfig(termination="parsing", parser="link"))
 
 
 def fake_command(tmp_path, body):
@@ -357,7 +357,7 @@ def test_stanza_without_package_or_model_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "stanza", None)
     make_parser.cache_clear()
     with pytest.raises(InputError, match="parser stanza: the package is not installed: pip install") as caught:
-        make_rule(MacroOptions(termination="parsing", parser="stanza"))
+        make_rule(MacroConfig(termination="parsing", parser="stanza"))
     assert "\n" not in str(caught.value)
 
     def missing(*arguments, **options):
@@ -453,9 +453,9 @@ def test_options_name_every_rule(flags, rule):
 
 def test_bad_options_are_named():
     with pytest.raises(InputError, match="--termination ppl: unknown: choose from fixed, randomized, whole, perplex"):
-        make_rule(MacroOptions(termination="ppl"))
+        make_rule(MacroConfig(termination="ppl"))
     with pytest.raises(InputError, match="--parser french: unknown: choose from grammar, stanza, link, python"):
-        make_rule(MacroOptions(termination="parsing", parser="french"))
+        make_rule(MacroConfig(termination="parsing", parser="french"))
     with pytest.raises(InputError, match="--cutoff 0: it must be at least 1"):
         parse("ppo", ["--cutoff", "0"], ("macro",), "")
     with pytest.raises(InputError, match="invalid choice: 'ppl'"):
@@ -464,6 +464,6 @@ def test_bad_options_are_named():
 
 def test_a_parser_is_made_once(monkeypatch):
     assert make_parser("grammar") is make_parser("grammar")
-    one = make_rule(MacroOptions(termination="parsing"))
-    assert one.parser is make_rule(MacroOptions(termination="parsing", cutoff=9)).parser
+    one = make_rule(MacroConfig(termination="parsing"))
+    assert one.parser is make_rule(MacroConfig(termination="parsing", cutoff=9)).parser
     assert threading.active_count() < 50

@@ -8,9 +8,9 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from marlhf_lite.config import KeepOptions, MacroOptions, PPOOptions
+from marlhf_lite.config import KeepOptions, MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
@@ -43,11 +43,11 @@ def make(roles, tokenizer, texts):
             "prompts": texts.prompts,
             "reward": FunctionReward(early_letters),
             "rule": FixedNGram(2),
-            "how": MacroOptions(),
+            "how": MacroConfig(),
         }
         given |= {k: changes.pop(k) for k in (*given, "seed", "run", "gold", "test_prompts") if k in changes}
         kept = {k: changes.pop(k) for k in list(changes) if hasattr(KeepOptions(), k)}
-        ppo = PPOOptions(**{"updates": 2, "batch_size": 4, "micro_batch_size": 4} | changes)
+        ppo = PPOConfig(**{"updates": 2, "batch_size": 4, "micro_batch_size": 4} | changes)
         return PPOTrainer(tokenizer=tokenizer, ppo=ppo, max_response_length=length, keep=KeepOptions(**kept), **given)
 
     return build
@@ -88,7 +88,7 @@ def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
     rates = {"policy_learning_rate": 0.03, "critic_learning_rate": 0.03, "warmup_updates": 1, "temperature": 1.0}
     ends = []
     for beta in (0.0, 5.0):
-        trainer = make(roles=build_roles(base, sft, rm), kl_coef=beta, updates=12, batch_size=32, top_k=0, **rates)
+        trainer = make(roles=build_models(base, sft, rm), kl_coef=beta, updates=12, batch_size=32, top_k=0, **rates)
         ends.append(sum(row["kl_k1"] for row in trainer.train()[-3:]))
     assert ends[1] < 0.6 * ends[0]
 
@@ -96,11 +96,11 @@ def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
 # -- repetition -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"ppo_epochs": 2, "minibatches": 2}])
+@pytest.mark.parametrize("options", [{}, {"num_ppo_epochs": 2, "num_mini_batches": 2}])
 def test_same_seed_same_run(make, base, sft, rm, options):
     def history(seed):
         torch.seed()  # whatever the state before
-        trainer = make(roles=build_roles(base, sft, rm), updates=3, seed=seed, rule=RandomizedNGram(), **options)
+        trainer = make(roles=build_models(base, sft, rm), updates=3, seed=seed, rule=RandomizedNGram(), **options)
         return timeless(trainer.train())
 
     first = history(0)
@@ -172,7 +172,7 @@ def test_interrupt_leaves_records_whole(make, run, base, sft):
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["update"] for line in lines] == [1, 2] and len(trainer.history) == 2
     trainer.save(run.path)
-    assert build_roles(base, run.path / "policy", run.path / "critic").policy is not None
+    assert build_models(base, run.path / "policy", run.path / "critic").policy is not None
 
 
 # -- passes -----------------------------------------------------------------------------------------------------------
@@ -182,9 +182,9 @@ def test_interrupt_leaves_records_whole(make, run, base, sft):
     "options, learning",
     [
         ({}, 1),
-        ({"ppo_epochs": 2}, 3),
+        ({"num_ppo_epochs": 2}, 3),
         ({"whiten": True}, 2),
-        ({"ppo_epochs": 3}, 4),
+        ({"num_ppo_epochs": 3}, 4),
     ],
 )
 def test_number_of_forward_passes(make, roles, tokenizer, texts, monkeypatch, options, learning):
@@ -210,7 +210,7 @@ def test_two_minibatches_are_one_pass_more(make, roles, tokenizer, texts, monkey
         backbone.register_forward_hook(
             lambda _, args, kwargs, out, name=name: rows.update({name: len(kwargs["input_ids"])}), with_kwargs=True
         )
-    make(minibatches=2).update(texts.prompts[:4])
+    make(num_mini_batches=2).update(texts.prompts[:4])
     assert rows == {"policy": 8, "critic": 8}
 
 
@@ -298,5 +298,5 @@ def test_no_prompts(make):
 
 
 def test_trainer_without_a_reward_model(make, base, sft):
-    row = make(roles=build_roles(base, sft, None)).train()[-1]
+    row = make(roles=build_models(base, sft, None)).train()[-1]
     assert math.isfinite(row["value_loss"])

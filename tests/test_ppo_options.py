@@ -28,12 +28,12 @@ from test_learner import (
     trainables,
 )
 
-from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.dry_run import fit_micro_batch, longest_batch
 from marlhf_lite.training.rollout import Rollout, Sampling, from_texts, generate, in_batches
-from marlhf_lite.training.step import Estimate, Pass, micro_losses, shape_scores, term_counts
+from marlhf_lite.training.step import Estimate, Pass, compute_losses, loss_normalizers, shape_scores
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -59,8 +59,8 @@ def test_defaults_are_the_papers():
     """Section 2.2, Appendix B and Table 5, where they name a value; elsewhere what leaves its equations as they are."""
     paper = {
         "rollouts": 1,
-        "ppo_epochs": 1,
-        "minibatches": 1,
+        "num_ppo_epochs": 1,
+        "num_mini_batches": 1,
         "kl_coef": 0.05,
         "kl_in": "reward",
         "kl_estimator": "k1",
@@ -71,7 +71,7 @@ def test_defaults_are_the_papers():
         "whiten_scores": False,
         "missing_eos_penalty": 0.0,
         "clip": 0.2,
-        "value_clip": 0.2,
+        "cliprange_value": 0.2,
         "gamma": 1.0,
         "lam": 0.95,
         "whiten": False,
@@ -83,11 +83,11 @@ def test_defaults_are_the_papers():
         "logprobs_at_temperature": False,
         "prompt_epochs": None,
     }
-    assert {k: v for k, v in asdict(PPOOptions()).items() if k in paper} == paper
+    assert {k: v for k, v in asdict(PPOConfig()).items() if k in paper} == paper
 
 
 def test_by_default_scores_are_trained_on_as_they_are(scored):
-    assert torch.equal(shape_scores(scored, PPOOptions()), scored.scores)
+    assert torch.equal(shape_scores(scored, PPOConfig()), scored.scores)
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
@@ -118,14 +118,14 @@ def plain_shape(scores, ended, clip, scale, white, penalty):
 def test_scores_are_whitened_clamped_scaled_and_less_the_penalty(rows, clip, scale, white, penalty):
     """In this order, whatever combination is asked for."""
     scores, ended = [row[0] / 4 for row in rows], [row[1] for row in rows]
-    ppo = PPOOptions(score_clip=clip, score_scale=scale, whiten_scores=white, missing_eos_penalty=penalty)
+    ppo = PPOConfig(score_clip=clip, score_scale=scale, whiten_scores=white, missing_eos_penalty=penalty)
     ours = shape_scores(bare_rollout(scores, ended), ppo)
     assert ours.tolist() == pytest.approx(plain_shape(scores, ended, clip, scale, white, penalty), rel=1e-5, abs=1e-5)
 
 
 def test_scores_are_whitened_over_all_processes():
     """`reduce` sees sums of both halves: together they are one batch."""
-    scores, ppo, halves = [1.0, 2.0, 5.0, -3.0, 0.5, 0.5], PPOOptions(whiten_scores=True), []
+    scores, ppo, halves = [1.0, 2.0, 5.0, -3.0, 0.5, 0.5], PPOConfig(whiten_scores=True), []
     for rows in (slice(0, 2), slice(2, 6)):
         other = torch.tensor(scores[2:] if rows.start == 0 else scores[:2])
         mean = sum(scores) / 6
@@ -141,7 +141,7 @@ def test_scores_are_whitened_over_all_processes():
 
 
 def test_shaped_scores_are_trained_on_and_given_ones_recorded(moved, scored):
-    how, ppo = MacroOptions(), options(score_clip=1.0, score_scale=0.5, missing_eos_penalty=2.0, whiten_scores=True)
+    how, ppo = MacroConfig(), options(score_clip=1.0, score_scale=0.5, missing_eos_penalty=2.0, whiten_scores=True)
     made, ended = learner(moved, ppo, how), torch.tensor([True, False, True, True, False, True])
     steps = record(made)
     rollout = replace(scored, ended=ended)
@@ -166,7 +166,7 @@ def estimators(gap):
 @pytest.mark.parametrize("how", [{}, {"reward_pooling": "mean"}])
 def test_kl_in_the_reward(moved, scored, estimator, how):
     """Advantages from rewards of -beta times the estimate; loops over single responses."""
-    how, ppo = MacroOptions(**how), options(kl_estimator=estimator)
+    how, ppo = MacroConfig(**how), options(kl_estimator=estimator)
     made = learner(moved, ppo, how)
     steps = record(made)
     made.learn(scored, FixedNGram(3)(scored.mask))
@@ -186,7 +186,7 @@ def test_kl_in_the_reward(moved, scored, estimator, how):
 @pytest.mark.parametrize("micro_batch_size", [2, 6])
 def test_kl_in_the_loss(moved, scored, estimator, micro_batch_size):
     """The reward is the score alone; beta times the mean estimate over all tokens joins the policy's loss."""
-    how, ppo = MacroOptions(), options(kl_estimator=estimator, kl_in="loss", micro_batch_size=micro_batch_size)
+    how, ppo = MacroConfig(), options(kl_estimator=estimator, kl_in="loss", micro_batch_size=micro_batch_size)
     made = learner(moved, ppo, how)
     steps = record(made)
     row = made.learn(scored, FixedNGram(3)(scored.mask))
@@ -222,7 +222,7 @@ def test_adaptive_kl_is_the_recurrence(moved, scored):
 def test_the_adapted_beta_is_what_rewards_use(moved, scored):
     """After an update that raises beta, gradients are those of the raised one."""
     ppo = options(kl_target=1e-3, kl_horizon=6, batch_size=6, policy_learning_rate=1e-12, critic_learning_rate=1e-12)
-    made, how = learner(moved, ppo), MacroOptions()
+    made, how = learner(moved, ppo), MacroConfig()
     steps = record(made)
     for _ in range(2):
         made.learn(replace(scored, ref_logprobs=scored.ref_logprobs - 1.0), FixedNGram(3)(scored.mask))
@@ -236,13 +236,13 @@ def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, cap
     """After the first update beyond it, with a checkpoint and a test; going on does not go on."""
     run = RunFolder.create(tmp_path / "run", {})
     changes = {"updates": 30, "kl_ceiling": 1.0, "kl_coef": 0.0, "checkpoint_every": 50, "temperature": 1.0}
-    changes |= {"policy_learning_rate": 0.05, "warmup_updates": 0, "test_every": 50, "test_prompts": ["b"], "length": 4}
+    changes |= {"policy_learning_rate": 0.05, "warmup_updates": 0, "eval_every": 50, "test_prompts": ["b"], "length": 4}
     trainer = make(run, **changes)
     *before, last = trainer.train()
     assert all(row["kl_k1"] <= 1.0 for row in before) and last["kl_k1"] > 1.0 and last["update"] < 30
     assert trainer.checkpoints.updates() == [last["update"]] == [row["update"] for row in run.tests()]
     assert f"stopped at update {last['update']}" in "".join(capsys.readouterr())
-    again = build(build_roles(base, sft, rm), tokenizer, RunFolder.open(run.path), **changes)
+    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), **changes)
     assert len(again.train(resume=True)) == last["update"] == len(run.metrics())
 
 
@@ -259,9 +259,9 @@ def test_log_ratios_are_clamped(ratio, most):
     gains, zeros = batch.steps(), torch.zeros(batch.B, batch.T)
     clean = batch.logprobs.nan_to_num(0.0).requires_grad_()
     rollout = Rollout([], [], zeros, zeros, batch.mask, zeros[:, 0].bool(), logprobs=batch.old_logprobs, values=zeros)
-    how, ppo = MacroOptions(ratio=ratio), PPOOptions(max_log_ratio=most)
+    how, ppo = MacroConfig(ratio=ratio), PPOConfig(max_log_ratio=most)
     made = Estimate(gains, torch.zeros_like(gains))
-    losses = micro_losses(Pass(clean, zeros, zeros), rollout, macro, made, how, ppo, term_counts(macro, how))
+    losses = compute_losses(Pass(clean, zeros, zeros), rollout, macro, made, how, ppo, loss_normalizers(macro, how))
     losses.policy.backward()
     leaf, rows = batch.leaves(batch.logprobs)
     terms = []
@@ -295,7 +295,7 @@ def test_gradients_are_clipped_by_norm(moved, scored, most):
         torch.testing.assert_close(ours, theirs * min(1.0, most / norm), rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{}, {"ppo_epochs": 2}])
+@pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}])
 def test_critic_warm_up_trains_the_critic_alone(make, changes):
     trainer, moves = make(updates=4, critic_warmup=2, **changes), []
     update = trainer.update
@@ -311,7 +311,7 @@ def test_critic_warm_up_trains_the_critic_alone(make, changes):
     assert moves == [[False, True], [False, True], [True, True], [True, True]]
     assert [row["kl_k3"] < 1e-6 for row in history] == [True, True, True, False]
     steps = [int(trainer.learner.optimizer.state[trainer.learner.parameters[name][0]]["step"]) for name in NAMES]
-    each = changes.get("ppo_epochs", 1)
+    each = changes.get("num_ppo_epochs", 1)
     assert steps == [2 * each, 4 * each]  # no moments of updates that were not made
 
 
@@ -448,12 +448,12 @@ def test_the_longest_batch_fills_every_column():
     assert batch.tokens.shape == (3, 11) and batch.attention_mask.all() and batch.mask.all() and len(batch) == 3
 
 
-@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 2, "kl_in": "loss"}])
+@pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2, "kl_in": "loss"}])
 def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer, ppo):
     """Is the run that was given it."""
     histories = []
     for asked, rows in ((0, 2), (2, 99)):
-        roles = build_roles(base, sft, rm)
+        roles = build_models(base, sft, rm)
         small_memory(roles, rows)
         trainer = build(roles, tokenizer, micro_batch_size=asked, updates=2, **ppo)
         histories.append(timeless(trainer.train()))
@@ -461,7 +461,7 @@ def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer, ppo):
     assert histories[0] == histories[1]
 
 
-@pytest.mark.parametrize("ppo", [{}, {"ppo_epochs": 2}])
+@pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2}])
 def test_out_of_memory_halves_the_micro_batch(moved, scored, ppo, capsys):
     """Gradients of the step that failed first are those of one that did not."""
     macro, grads = FixedNGram(3)(scored.mask), []
@@ -500,8 +500,8 @@ def test_every_kind_of_option_runs_together(make):
     """Combinations drawn by chance: finite, and of the promised number of updates."""
     draw = random.Random(0)
     choices = {
-        "ppo_epochs": [1, 2],
-        "minibatches": [1, 2],
+        "num_ppo_epochs": [1, 2],
+        "num_mini_batches": [1, 2],
         "rollouts": [1, 2],
         "kl_in": ["reward", "loss"],
         "kl_estimator": ["k1", "k3"],
@@ -511,7 +511,7 @@ def test_every_kind_of_option_runs_together(make):
         "critic_warmup": [0, 1],
         "missing_eos_penalty": [0.0, 1.0],
         "logprobs_at_temperature": [False, True],
-        "value_clip": [0.0, 0.2],
+        "cliprange_value": [0.0, 0.2],
     }
     trainer = make(gold=early_letters, accelerator=Accelerator())
     for _ in range(4):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import PROMPTS, RESPONSES, nudge
 
-from marlhf_lite.models.actor_critic import build_roles
+from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
@@ -71,7 +71,7 @@ def results(tmp_path_factory, tiny, base, sft, rm, whole, tokenizer):
     scores = torch.tensor([0.7, -1.2, 4.0, 0.1, -3.0, 0.4, 1.1, 0.2])
     for name, (ppo, how) in CASES.items():
         options, *places = whole if "full" in name else (tiny, sft, rm)
-        roles = build_roles(load_base(options), *places)
+        roles = build_models(load_base(options), *places)
         rollout = from_texts(tokenizer, prompts, responses, limit=12)
         with torch.no_grad():
             log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]

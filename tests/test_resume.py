@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from small_runs import early_letters, halted, noisy, run_child, start, timeless, wait
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import KeepOptions, MacroOptions
+from marlhf_lite.config import KeepOptions, MacroConfig
 from marlhf_lite.config.resuming import FREE
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
@@ -28,15 +28,15 @@ CASES = {
         "score_scale": 2.0,
     },
     "several steps on random macro actions, whitened": {
-        "ppo_epochs": 2,
-        "minibatches": 2,
+        "num_ppo_epochs": 2,
+        "num_mini_batches": 2,
         "whiten": True,
         "rule": RandomizedNGram((1, 2, 3), repeats=1, seed=5),
-        "how": MacroOptions(sigma="position"),
+        "how": MacroConfig(sigma="position"),
     },
     "critic warm-up, tests, a noisy reward, few checkpoints": {
         "critic_warmup": 3,
-        "test_every": 2,
+        "eval_every": 2,
         "test_prompts": ["b", "And then?"],
         "keep_best": True,
         "gold": early_letters,

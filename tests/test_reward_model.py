@@ -6,8 +6,8 @@ import datasets
 import pytest
 import torch
 
-from marlhf_lite.config import DataOptions, RMOptions
-from marlhf_lite.models.actor_critic import ScoreRole
+from marlhf_lite.config import DataConfig, RewardModelConfig
+from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_score_model, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import reward_model as module
@@ -21,7 +21,7 @@ from marlhf_lite.training.reward_model import (
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout
 
-DATA = DataOptions(max_response_length=12)
+DATA = DataConfig(max_response_length=12)
 GOOD, BAD = ["yes", "yes yes", "yes I do", "I say yes"], ["no", "no no", "I do no", "no I say"]
 
 
@@ -102,7 +102,7 @@ def caught(monkeypatch, model, tokenizer, rows, tmp_path, **options):
     """The trainer that `train_reward_model` would run."""
     trainers = []
     monkeypatch.setattr(module, "run_trainer", lambda trainer, *_: trainers.append(trainer))
-    train_reward_model(model, tokenizer, rows, RMOptions(**options), DATA, tmp_path)
+    train_reward_model(model, tokenizer, rows, RewardModelConfig(**options), DATA, tmp_path)
     return trainers[0]
 
 
@@ -137,20 +137,20 @@ def test_loss_is_that_of_each_pair_alone(base, sft, tokenizer, pad_is_eos, rows,
 @pytest.mark.parametrize("loss", ["last", "all"])
 def test_learns_an_easy_preference(base, sft, tokenizer, rows, tmp_path, loss):
     model = new_reward_model(base, sft)
-    options = RMOptions(rm_epochs=4, rm_batch_size=8, rm_learning_rate=2e-2, rm_loss=loss)
+    options = RewardModelConfig(rm_epochs=4, rm_batch_size=8, rm_learning_rate=2e-2, rm_loss=loss)
     log = train_reward_model(model, tokenizer, rows, options, DATA, tmp_path / "rm", seed=1)
     assert len(log) == 24 and all(math.isfinite(row["loss"]) for row in log)
     assert sum(r["loss"] for r in log[-4:]) < 0.5 * sum(r["loss"] for r in log[:4])
     assert {"accuracy", "margin"} <= log[0].keys() and log[-1]["accuracy"] > 0.9
-    again = ModelReward(ScoreRole(load_score_model(base, tmp_path / "rm")))
+    again = ModelReward(ScalarHeadModel(load_score_model(base, tmp_path / "rm")))
     accuracy = pair_accuracy(again, tokenizer, rows, 12)
-    assert accuracy > 0.9 and accuracy == pair_accuracy(ModelReward(ScoreRole(model)), tokenizer, rows, 12)
+    assert accuracy > 0.9 and accuracy == pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, rows, 12)
 
 
 def test_same_seed_same_reward_model(base, sft, tokenizer, rows, tmp_path):
     logs = []
     for place, seed in (("a", 3), ("b", 3), ("c", 4)):
-        model, options = new_reward_model(base, sft, seed), RMOptions(rm_batch_size=16, rm_epochs=1)
+        model, options = new_reward_model(base, sft, seed), RewardModelConfig(rm_batch_size=16, rm_epochs=1)
         log = train_reward_model(model, tokenizer, rows, options, DATA, tmp_path / place, seed)
         logs.append([row["loss"] for row in log])
     assert logs[0] == logs[1] != logs[2]

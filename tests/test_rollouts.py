@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from marlhf_lite.config import ModelOptions
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.config import ModelConfig
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
@@ -210,8 +210,8 @@ def absolute(tokenizer, tmp_path):
     base = GPT2LMHeadModel(config).requires_grad_(False).eval()
     with torch.no_grad():
         base.transformer.wpe.weight.mul_(30)
-    new_policy(base, ModelOptions(lora_r=2)).save_pretrained(tmp_path)
-    return PolicyRole(load_policy(base, tmp_path)).eval(), ScoreRole(new_reward_model(base, tmp_path)).eval()
+    new_policy(base, ModelConfig(lora_r=2)).save_pretrained(tmp_path)
+    return PolicyModel(load_policy(base, tmp_path)).eval(), ScalarHeadModel(new_reward_model(base, tmp_path)).eval()
 
 
 def test_padding_shifts_no_absolute_position(absolute, tokenizer, texts):

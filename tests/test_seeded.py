@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from marlhf_lite.evaluation import sampling as seeded
-from marlhf_lite.evaluation.sampling import Inversion, generate_seeded, merged, noise
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded, merged, noise
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.training.rollout import Sampling, generate
 
 SETTINGS = [Sampling(1, 1.0, 0), Sampling(1, 0.7, 5), Sampling(1, 1.3, 0, 0.6), Sampling(1, 0.9, 12, 0.8)]
@@ -20,8 +20,10 @@ NAMES = [f"0/{i}" for i in range(6)]
 
 
 def pick(logits, u, how):
-    """The token that `Inversion` leaves, for each row."""
-    left = Inversion(torch.tensor(u, dtype=torch.float32)[:, None], how)(torch.zeros(len(u), 3).long(), logits)
+    """The token that `InverseTransformSampler` leaves, for each row."""
+    left = InverseTransformSampler(torch.tensor(u, dtype=torch.float32)[:, None], how)(
+        torch.zeros(len(u), 3).long(), logits
+    )
     assert (left.isfinite().sum(1) == 1).all()
     return left.argmax(1)
 
@@ -146,7 +148,7 @@ def test_folded_adapters_say_the_same_and_leave_the_original(moved, tokenizer):
     for role, arguments in ((moved.policy, (4,)), (moved.reward, ())):
         before = snapshot(role)
         folded = merged(role.eval())
-        assert folded is not role and type(folded) in (PolicyRole, ScoreRole)
+        assert folded is not role and type(folded) in (PolicyModel, ScalarHeadModel)
         ours, theirs = (r(ids["input_ids"], ids["attention_mask"], *arguments) for r in (folded, role))
         ours, theirs = (x[0] if isinstance(x, tuple) else x for x in (ours, theirs))
         assert ours == pytest.approx(theirs.numpy(), abs=1e-4)
@@ -156,7 +158,7 @@ def test_folded_adapters_say_the_same_and_leave_the_original(moved, tokenizer):
 
 
 def test_large_models_and_those_without_adapters_stay_as_they_are(moved, base, monkeypatch):
-    whole = PolicyRole(base)
+    whole = PolicyModel(base)
     assert merged(whole) is whole
     monkeypatch.setattr(seeded, "MERGE_BELOW", 1000)
     assert merged(moved.policy) is moved.policy

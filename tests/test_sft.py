@@ -4,14 +4,14 @@ import datasets
 import pytest
 import torch
 
-from marlhf_lite.config import DataOptions, SFTOptions
+from marlhf_lite.config import DataConfig, SFTStageConfig
 from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import sft as module
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
 
-DATA = DataOptions(max_prompt_length=20, max_response_length=8)
+DATA = DataConfig(max_prompt_length=20, max_response_length=8)
 PROMPTS, ANSWERS = ["a", "Why? I wonder", "one two"], ["yes", "because so it is, as we know", "three"]
 
 
@@ -24,7 +24,7 @@ def caught(monkeypatch, model, tokenizer, rows, tmp_path, **options):
     """The trainer that `train_sft` would run."""
     trainers = []
     monkeypatch.setattr(module, "run_trainer", lambda trainer, *_: trainers.append(trainer))
-    train_sft(model, tokenizer, rows, SFTOptions(**options), DATA, tmp_path)
+    train_sft(model, tokenizer, rows, SFTStageConfig(**options), DATA, tmp_path)
     return trainers[0]
 
 
@@ -54,7 +54,7 @@ def test_loss_is_the_mean_over_response_tokens(base, tiny, tokenizer, rows, tmp_
             logits = model(input_ids=torch.tensor([prompt + response])).logits[0].double()
             log_p = logits.log_softmax(-1)[len(prompt) - 1 : -1]
             terms += (-log_p.gather(1, torch.tensor(response)[:, None])).flatten().tolist()
-    options = SFTOptions(sft_epochs=1, sft_batch_size=3)
+    options = SFTStageConfig(sft_epochs=1, sft_batch_size=3)
     log = train_sft(model, tokenizer, rows, options, DATA, tmp_path)
     assert len(log) == 1 and log[0]["loss"] == pytest.approx(sum(terms) / len(terms), rel=1e-3)
 
@@ -62,7 +62,7 @@ def test_loss_is_the_mean_over_response_tokens(base, tiny, tokenizer, rows, tmp_
 def test_learns_the_answer_and_to_stop(base, tiny, tokenizer, tmp_path):
     rows = datasets.Dataset.from_dict({"prompt": PROMPTS, "chosen": ["ok"] * 3})
     model = new_policy(base, tiny)
-    options = SFTOptions(sft_epochs=40, sft_batch_size=3, sft_learning_rate=3e-2)
+    options = SFTStageConfig(sft_epochs=40, sft_batch_size=3, sft_learning_rate=3e-2)
     log = train_sft(model, tokenizer, rows, options, DATA, tmp_path / "sft")
     assert len(log) == 40 and log[-1]["loss"] < 0.1 * log[0]["loss"]
     loaded = load_policy(base, tmp_path / "sft", trainable=False)
@@ -80,6 +80,6 @@ def test_same_seed_same_adapter(base, tiny, tokenizer, rows, tmp_path):
     logs = []
     for place, seed in (("a", 3), ("b", 3), ("c", 4)):
         torch.manual_seed(seed)
-        model, options = new_policy(base, tiny), SFTOptions(sft_epochs=2, sft_batch_size=1)
+        model, options = new_policy(base, tiny), SFTStageConfig(sft_epochs=2, sft_batch_size=1)
         logs.append([row["loss"] for row in train_sft(model, tokenizer, rows, options, DATA, tmp_path / place, seed)])
     assert logs[0] == logs[1] != logs[2]

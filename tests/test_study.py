@@ -14,7 +14,7 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.config.study import StudyOptions
+from marlhf_lite.config.study import StudyConfig
 from marlhf_lite.experiments import study_pool
 from marlhf_lite.experiments.results import read_result, study_table
 from marlhf_lite.experiments.study import difference, load_study, plan, run_study
@@ -33,7 +33,7 @@ SMALL = {
     "updates": 2,
     "batch_size": 4,
     "micro_batch_size": 4,
-    "group_size": 2,
+    "num_generations": 2,
     "dpo_batch_size": 8,
     "checkpoint_every": 1,
     "eval_prompts": 3,
@@ -43,7 +43,7 @@ METHODS = {
     "SFT": {"command": "sft"},
     "PPO": {"command": "ppo", "options": {"n": 1}},
     "best-of-3": {"command": "best_of_n", "samples": 3},
-    "DPO": {"command": "dpo", "options": {"test_every": 2, "test_prompts": 2}},
+    "DPO": {"command": "dpo", "options": {"eval_every": 2, "test_prompts": 2}},
     "RLOO": {"command": "rloo"},
 }
 
@@ -116,7 +116,7 @@ def test_starts_are_shared_by_what_makes_them(small):
         ({"methods": {"A": {"command": "ppo", "options": {"lamda": 1}}}}, "method A: .*--lamda.*did you mean --lam"),
         ({"methods": {"A": {"command": "ppo", "options": {"lam": 2}}}}, "method A: --lam 2.0: it must be"),
         ({"methods": {"A": {"command": "ppo", "options": {"n": 0}}}}, "method A: --n 0: give whole numbers"),
-        ({"methods": {"A": {"command": "rloo", "options": {"group_size": 3}}}}, "method A: --group_size 3"),
+        ({"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}}, "method A: --num_generations 3"),
         ({"methods": {"A": {"command": "sft", "options": {"n": 3}}}}, "method A: .*unknown option --n"),
         ({"shared": {"updats": 3}}, "unknown option --updats: did you mean --updates"),
         ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "differ in punctuation"),
@@ -177,7 +177,7 @@ def test_shared_options_may_do_nothing_in_some_methods(small):
 )
 def test_faulty_options(given, words):
     with pytest.raises(InputError, match=words):
-        run_study(StudyOptions(**given))
+        run_study(StudyConfig(**given))
 
 
 # -- results that are there already --------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def fill(name, folder, seeds=(0,), **changes):
 
 def options(small, tmp_path, **changes):
     places = {name: str(tmp_path / name) for name in ("results", "work", "starts", "study_figures")}
-    return StudyOptions(name=small, **places | changes)
+    return StudyConfig(name=small, **places | changes)
 
 
 def test_what_is_done_is_not_done_again(small, tmp_path, capsys):

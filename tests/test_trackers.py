@@ -20,7 +20,7 @@ def train(roles, tokenizer, tmp_path):
     def go(names):
         run = RunFolder.create(tmp_path / "run", {})
         accelerator = make_accelerator(names, run.path, "MA-PPO", CONFIG)
-        changes = {"test_every": 2, "test_prompts": ["b"], "updates": 2, "length": 3}
+        changes = {"eval_every": 2, "test_prompts": ["b"], "updates": 2, "length": 3}
         trainer = build(roles, tokenizer, run, accelerator=accelerator, **changes)
         try:
             trainer.train()

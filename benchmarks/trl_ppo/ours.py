@@ -11,20 +11,20 @@ from measuring import Stamps, arguments, peak_mib, write
 sys.path.append(str(Path(__file__).parents[1]))
 from synthetic import check_lengths, make_trainer
 
-from marlhf_lite.config import ModelOptions, PPOOptions
+from marlhf_lite.config import ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
 
 
-def options(args) -> PPOOptions:
+def options(args) -> PPOConfig:
     """As theirs: no top-k, log-probabilities at the sampling temperature."""
-    return PPOOptions(
+    return PPOConfig(
         updates=args.updates,
         batch_size=args.batch,
         micro_batch_size=args.micro_batch,
-        ppo_epochs=args.epochs,
+        num_ppo_epochs=args.epochs,
         whiten=args.whiten,
         policy_learning_rate=args.learning_rate,
         critic_learning_rate=args.learning_rate,
@@ -37,7 +37,7 @@ def options(args) -> PPOOptions:
 def prepare(args, folder: str, stamps: Stamps) -> PPOTrainer:
     """The trainer, which marks the end of every update."""
     torch.manual_seed(args.seed)
-    model = ModelOptions(model=str(args.model), finetune=args.finetune)
+    model = ModelConfig(model=str(args.model), finetune=args.finetune)
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
     run = RunFolder.create(Path(folder, "run"), {})
     trainer = make_trainer(model, prompts, FixedNGram(1), options(args), args.response, seed=args.seed, run=run)

@@ -31,7 +31,7 @@ def _evaluate(options: SimpleNamespace) -> None:
             raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
         policies[name] = place
     plan = make_plan(options.sweep, options.ppo.temperature)
-    work = workspace.open_workspace(options, [sft, *filter(None, [rm]), *policies.values()], again=True)
+    work = workspace.open_context(options, [sft, *filter(None, [rm]), *policies.values()], again=True)
     if work.is_main:
         rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.sweep.responses)
         figures = finish(work, sample_means(rows), {})

@@ -30,7 +30,7 @@ def check_flags(command: str, words: Sequence[str], options: SimpleNamespace) ->
 def _sft(options: SimpleNamespace) -> None:
     from marlhf_lite.experiments import pipeline, workspace
 
-    workspace.say(f"adapter: {pipeline.sft_stage(workspace.open_workspace(options))}")
+    workspace.say(f"adapter: {pipeline.sft_stage(workspace.open_context(options))}")
 
 
 def _rm(options: SimpleNamespace) -> None:
@@ -38,7 +38,7 @@ def _rm(options: SimpleNamespace) -> None:
     from marlhf_lite.models.adapters import adapter
 
     sft = adapter("sft", options.inputs.sft)
-    workspace.say(f"adapter: {pipeline.rm_stage(workspace.open_workspace(options, [sft]), sft)}")
+    workspace.say(f"adapter: {pipeline.rm_stage(workspace.open_context(options, [sft]), sft)}")
 
 
 def _ppo(options: SimpleNamespace) -> None:
@@ -50,7 +50,7 @@ def _ppo(options: SimpleNamespace) -> None:
     sft = adapter("sft", options.inputs.sft)
     wants_rm = options.inputs.reward == "rm" or options.inputs.rm
     rm = adapter("rm", options.inputs.rm) if wants_rm else None
-    work = workspace.open_workspace(options, [sft, *filter(None, [rm])])
+    work = workspace.open_context(options, [sft, *filter(None, [rm])])
     workspace.say(f"adapter: {pipeline.ppo_stage(work, sft, rm, options.macro, 'ppo')}")
 
 
@@ -61,7 +61,7 @@ def _dpo(options: SimpleNamespace) -> None:
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None  # scores tests alone
-    work = workspace.open_workspace(options, [sft, *filter(None, [rm])])
+    work = workspace.open_context(options, [sft, *filter(None, [rm])])
     reward = pipeline.make_reward(work, rm) if rm else None
     workspace.say(f"adapter: {dpo_stage(work, sft, options.dpo, reward)}")
 
@@ -82,7 +82,7 @@ def _group(options: SimpleNamespace, stage: str) -> None:
     check_groups(options.ppo, options.group)  # said before anything loads
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.reward == "rm" else None
-    work = workspace.open_workspace(options, [sft, *filter(None, [rm])])
+    work = workspace.open_context(options, [sft, *filter(None, [rm])])
     workspace.say(f"adapter: {getattr(baselines, stage)(work, sft, pipeline.make_reward(work, rm))}")
 
 
@@ -97,7 +97,7 @@ def _chain(options: SimpleNamespace, methods: dict) -> None:
         make_rule(how)
     given = {"sft": options.inputs.sft, "rm": options.inputs.rm}
     made = {name: adapter(name, folder) for name, folder in given.items() if folder}
-    work = workspace.open_workspace(options, list(made.values()))
+    work = workspace.open_context(options, list(made.values()))
     sft = made.get("sft") or pipeline.sft_stage(work)
     rm = made.get("rm") or pipeline.rm_stage(work, sft)
     policies = {name: pipeline.ppo_stage(work, sft, rm, how, name) for name, how in methods.items()}
@@ -167,7 +167,7 @@ TRAINING = {
         "RLOO: groups of responses in place of a critic.",
         (*SHARED, "inputs", "ppo", "group", "keep"),
         _rloo,
-        "marlhf rloo --sft runs/a --rm runs/b --group_size 4 --output_dir runs/e",
+        "marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e",
     ),
     "grpo": Command(
         "GRPO: RLOO's groups, scaled by their deviation.",

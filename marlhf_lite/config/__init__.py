@@ -3,34 +3,34 @@
 Presets (`presets/`) and `--config` files hold the same names; flags win over files, files over presets.
 """
 
-from marlhf_lite.config.baselines import DPOOptions, GroupOptions
-from marlhf_lite.config.evaluation import CompareOptions, EvalOptions, SweepOptions
-from marlhf_lite.config.judging import EndpointOptions, JudgeOptions
+from marlhf_lite.config.baselines import DPOStageConfig, GroupConfig
+from marlhf_lite.config.evaluation import CompareConfig, EvaluationConfig, SweepConfig
+from marlhf_lite.config.judging import EndpointConfig, JudgeConfig
 from marlhf_lite.config.option import option
-from marlhf_lite.config.ppo import KeepOptions, PPOOptions
-from marlhf_lite.config.shared import DataOptions, InputOptions, MemoryOptions, ModelOptions, PolicyOptions, RunOptions
-from marlhf_lite.config.study import StudyOptions
-from marlhf_lite.config.training import MacroOptions, RMOptions, SFTOptions
+from marlhf_lite.config.ppo import KeepOptions, PPOConfig
+from marlhf_lite.config.shared import DataConfig, InputConfig, MemoryConfig, ModelConfig, PolicyConfig, RunConfig
+from marlhf_lite.config.study import StudyConfig
+from marlhf_lite.config.training import MacroConfig, RewardModelConfig, SFTStageConfig
 
 GROUPS = {
-    "run": RunOptions,
-    "model": ModelOptions,
-    "data": DataOptions,
-    "inputs": InputOptions,
-    "sft": SFTOptions,
-    "rm": RMOptions,
-    "macro": MacroOptions,
-    "ppo": PPOOptions,
+    "run": RunConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "inputs": InputConfig,
+    "sft": SFTStageConfig,
+    "rm": RewardModelConfig,
+    "macro": MacroConfig,
+    "ppo": PPOConfig,
     "keep": KeepOptions,
-    "dpo": DPOOptions,
-    "group": GroupOptions,
-    "policies": PolicyOptions,
-    "eval": EvalOptions,
-    "sweep": SweepOptions,
-    "compare": CompareOptions,
-    "judge": JudgeOptions,
-    "endpoint": EndpointOptions,
-    "memory": MemoryOptions,
-    "study": StudyOptions,
+    "dpo": DPOStageConfig,
+    "group": GroupConfig,
+    "policies": PolicyConfig,
+    "eval": EvaluationConfig,
+    "sweep": SweepConfig,
+    "compare": CompareConfig,
+    "judge": JudgeConfig,
+    "endpoint": EndpointConfig,
+    "memory": MemoryConfig,
+    "study": StudyConfig,
 }
 __all__ = ["GROUPS", "option", *sorted(kind.__name__ for kind in GROUPS.values())]

@@ -9,7 +9,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class DPOOptions:
+class DPOStageConfig:
     """DPO on the pairs that the reward model learns from, starting at the SFT adapter, which is also the reference."""
 
     dpo_epochs: float = option(1.0, "Passes over the reward-model part.", above=0)
@@ -26,11 +26,13 @@ class DPOOptions:
 
 
 @dataclass
-class GroupOptions:
+class GroupConfig:
     """RLOO and GRPO: a group of responses to each prompt takes the critic's place. The rest are PPO's options."""
 
-    group_size: int = option(
-        4, "Responses to each prompt (K); an update has batch_size / group_size prompts. The paper's RLOO: 4.", least=2
+    num_generations: int = option(
+        4,
+        "Responses to each prompt (K); an update has batch_size / K prompts. The paper's RLOO: 4.",
+        least=2,
     )
     group_learning_rate: float = option(
         2e-3, "Of the policy's adapter. The paper's RLOO trains all weights, at 1.5e-5.", above=0
@@ -45,9 +47,9 @@ class GroupOptions:
 # there; with each, the one that does, if there is one.
 _PPO_ALONE = dict.fromkeys(
     (
-        "rollouts generation_batch_size ppo_epochs minibatches critic_learning_rate kl_in kl_estimator kl_target "
-        "kl_horizon kl_ceiling value_clip max_log_ratio gamma lam critic_warmup critic_init generator from_checkpoint "
-        "completions keep_best max_bad_updates trackers"
+        "rollouts generation_batch_size num_ppo_epochs num_mini_batches critic_learning_rate kl_in kl_estimator "
+        "kl_target kl_horizon kl_ceiling cliprange_value max_log_ratio gamma lam critic_warmup critic_init generator "
+        "from_checkpoint completions keep_best max_bad_updates trackers"
     ).split(),
     "",
 )

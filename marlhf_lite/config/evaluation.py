@@ -8,7 +8,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class EvalOptions:
+class EvaluationConfig:
     """Evaluation on held-out prompts."""
 
     eval_prompts: int = option(256, "Held-out prompts to answer.", least=1)
@@ -16,7 +16,7 @@ class EvalOptions:
 
 
 @dataclass
-class SweepOptions:
+class SweepConfig:
     """Several temperatures and samples, stored and used again."""
 
     eval_temperatures: str = option(
@@ -37,7 +37,7 @@ class SweepOptions:
 
 
 @dataclass
-class CompareOptions:
+class CompareConfig:
     """Stored answers side by side, paired by prompt."""
 
     answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")

@@ -9,7 +9,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class JudgeOptions:
+class JudgeConfig:
     """Which judge compares which answers, and its limits."""
 
     judge: Literal["gold", "rm", "endpoint", "local", "human"] = option(
@@ -31,7 +31,7 @@ class JudgeOptions:
 
 
 @dataclass
-class EndpointOptions:
+class EndpointConfig:
     """An OpenAI-compatible endpoint as judge: where it is, how it is asked, what it may cost."""
 
     judge_url: str = option("https://api.openai.com/v1", "Base URL of the endpoint, without /chat/completions.")

@@ -9,7 +9,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class PPOOptions:
+class PPOConfig:
     """PPO with a critic. `marlhf ppo --n 1` is token-level PPO, everything else alike."""
 
     updates: int = option(30, "Rollout-and-update rounds.", least=1)
@@ -27,8 +27,8 @@ class PPOOptions:
     generation_batch_size: int = option(
         0, "Responses sampled at a time, for the memory of their keys and values; 0: a process's whole share.", least=0
     )
-    ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
-    minibatches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
+    num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
+    num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     policy_learning_rate: float = option(2e-3, "Of the policy's adapter.", above=0)
     critic_learning_rate: float = option(3e-3, "Of the critic's adapter and head.", above=0)
     warmup_updates: int = option(5, "Updates of linear warm-up; then constant.", least=0)
@@ -46,7 +46,7 @@ class PPOOptions:
     whiten_scores: bool = option(False, "Shift and scale an update's scores to mean 0, deviation 1, before clamping.")
     missing_eos_penalty: float = option(0.0, "Taken from the score of a response that does not end by itself.", least=0)
     clip: float = option(0.2, "Clip range of the policy ratio.", above=0)
-    value_clip: float = option(0.2, "Clip range of value changes; 0 is off.", least=0)
+    cliprange_value: float = option(0.2, "Clip range of value changes; 0 is off.", least=0)
     max_log_ratio: float = option(20.0, "Log-ratios are clamped to +-this before exp, against overflow.", above=0)
     gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
@@ -65,11 +65,11 @@ class KeepOptions:
     """What a PPO run leaves behind while it goes on, and when it gives up."""
 
     checkpoint_every: int = option(10, "Updates between checkpoints; there is one at the end too. 0: none.", least=0)
-    keep_checkpoints: int = option(2, "How many of the last checkpoints stay.", least=1)
+    save_total_limit: int = option(2, "How many of the last checkpoints stay.", least=1)
     from_checkpoint: int = option(0, "With --resume: go on from this update's checkpoint, not the last.", least=0)
     sample_every: int = option(10, "Updates between samples written to samples.jsonl.", least=1)
     completions: int = option(0, "Show this many responses with their scores wherever samples are written.", least=0)
-    test_every: int = option(0, "Updates between tests on held-out prompts; 0: none.", least=0)
+    eval_every: int = option(0, "Updates between tests on held-out prompts; 0: none.", least=0)
     test_prompts: int = option(64, "Held-out prompts of such a test.", least=1)
     keep_best: bool = option(False, "Keep the policy of the test with the best RM score, in best/policy.")
     max_bad_updates: int = option(3, "Give up after this many non-finite updates in a row; each is skipped.", least=1)

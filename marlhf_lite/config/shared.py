@@ -9,7 +9,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class RunOptions:
+class RunConfig:
     """Where a run goes and how it repeats."""
 
     output_dir: str = option("", "Folder for config, metrics, samples and checkpoints. Default: runs/<command>-<time>.")
@@ -20,7 +20,7 @@ class RunOptions:
 
 
 @dataclass
-class ModelOptions:
+class ModelConfig:
     """Which model, and its LoRA adapters. The paper trains all weights; adapters want higher learning rates."""
 
     model: str = option("tiny-gemma", "tiny-gemma (embedded), a local folder, or a hub name such as google/gemma-2b.")
@@ -36,11 +36,11 @@ class ModelOptions:
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Adapters are scaled by alpha / r.", least=1)
     lora_dropout: float = option(0.0, "Dropout inside adapters. PPO's ratio wants 0.", least=0, below=1)
-    lora_targets: str = option("all-linear", "Which layers get an adapter: all-linear, or a regular expression.")
+    lora_target_modules: str = option("all-linear", "Which layers get an adapter: all-linear, or a regular expression.")
 
 
 @dataclass
-class DataOptions:
+class DataConfig:
     """Which preference data, and its limits."""
 
     dataset: str = option("tiny-tldr", "tiny-tldr (embedded), a file (.jsonl .json .csv .parquet, .gz), or a hub name.")
@@ -53,7 +53,7 @@ class DataOptions:
 
 
 @dataclass
-class InputOptions:
+class InputConfig:
     """What earlier stages made."""
 
     sft: str = option("", "Folder of the SFT adapter, or the run it stands in.")
@@ -66,14 +66,14 @@ class InputOptions:
 
 
 @dataclass
-class PolicyOptions:
+class PolicyConfig:
     """What to evaluate."""
 
     policies: str = option("", "Folders of policy adapters, comma-separated, each as name=folder.")
 
 
 @dataclass
-class MemoryOptions:
+class MemoryConfig:
     """What to compare an estimate with."""
 
     gpu: float = option(0.0, "Memory of the card in GiB; 0: say how much is needed, no more.", least=0)

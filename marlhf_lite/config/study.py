@@ -8,7 +8,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class StudyOptions:
+class StudyConfig:
     """A grid of methods and seeds, each run in a process of its own."""
 
     name: str = option("main", "main, ablations, tuning, or a YAML file of your own.")

@@ -9,7 +9,7 @@ from marlhf_lite.config.option import option
 
 
 @dataclass
-class SFTOptions:
+class SFTStageConfig:
     """Supervised fine-tuning on prompt and chosen response, loss on the response alone."""
 
     sft_epochs: float = option(1.5, "Passes over the SFT part.", above=0)
@@ -23,7 +23,7 @@ class SFTOptions:
 
 
 @dataclass
-class RMOptions:
+class RewardModelConfig:
     """Reward model: Bradley-Terry on preference pairs, from the SFT adapter."""
 
     rm_epochs: float = option(1.0, "Passes over the reward-model part.", above=0)
@@ -42,7 +42,7 @@ class RMOptions:
 
 
 @dataclass
-class MacroOptions:
+class MacroConfig:
     """What a macro action is, what it is worth and how it enters the losses."""
 
     termination: Literal["fixed", "randomized", "whole", "perplexity", "sentence", "parsing"] = option(

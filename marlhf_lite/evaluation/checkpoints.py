@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.evaluation.responses import Key, Store, noise_names, prompt_ids, restore
 from marlhf_lite.evaluation.sampling import generate_seeded, merged
 from marlhf_lite.evaluation.scores import as_rows, scored
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling
@@ -28,10 +28,10 @@ _PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "
 class Scorers:
     """Who scores responses. `load` and `load_rm` turn a folder into a role, when it is first needed and not before."""
 
-    load: Callable[[Path], PolicyRole]
+    load: Callable[[Path], PolicyModel]
     reference: Path | None = None  # for the KL; None for none
     rm: Path | None = None
-    load_rm: Callable[[Path], ScoreRole] | None = None
+    load_rm: Callable[[Path], ScalarHeadModel] | None = None
     gold: Callable[[list[str], list[str]], list[float]] | None = None
 
 
@@ -147,7 +147,7 @@ class _Worker:
                 self.rescore(job, policy, bar)
                 self.generate(job, policy, bar)
 
-    def policy(self, place: Path) -> PolicyRole:
+    def policy(self, place: Path) -> PolicyModel:
         same = self.scorers.reference and place.resolve() == Path(self.scorers.reference).resolve()
         return self.reference() if same else merged(self.scorers.load(place)).eval()
 
@@ -160,7 +160,7 @@ class _Worker:
         known = all(row.get(name) == mark for name, mark in self.marks.items())
         return known and (self.scorers.gold is None or "gold" in row)
 
-    def rescore(self, job: _Job, policy: Callable[[], PolicyRole], bar: tqdm) -> None:
+    def rescore(self, job: _Job, policy: Callable[[], PolicyModel], bar: tqdm) -> None:
         rows = []
         for chunk in _chunks(self.stale(job), self.batch_size):
             old = [job.store.rows[key] for key in chunk]
@@ -170,7 +170,7 @@ class _Worker:
         if rows:
             job.store.replace(rows)
 
-    def generate(self, job: _Job, policy: Callable[[], PolicyRole], bar: tqdm) -> None:
+    def generate(self, job: _Job, policy: Callable[[], PolicyModel], bar: tqdm) -> None:
         for chunk in _chunks(self.by_length(job), self.batch_size):
             prompts = [job.wanted[key] for key in chunk]
             rollout = generate_seeded(policy().model, self.tokenizer, prompts, noise_names(chunk), job.sampling)
@@ -191,7 +191,7 @@ class _Worker:
         lengths = dict(zip(prompts, map(len, encode_prompts(self.tokenizer, prompts)), strict=True)) if prompts else {}
         return sorted(keys, key=lambda key: -lengths[job.wanted[key]])
 
-    def scores(self, rollout: Rollout, policy: Callable[[], PolicyRole]) -> list[dict]:
+    def scores(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> list[dict]:
         models = (policy(), self.reference()) if self.scorers.reference else (None, None)
         reward = self.reward() if self.scorers.rm else None
         columns = scored(rollout, *models, reward, self.scorers.gold)

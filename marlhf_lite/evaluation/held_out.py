@@ -9,12 +9,12 @@ from accelerate.utils import gather_object
 from transformers import set_seed
 
 from marlhf_lite.evaluation.scores import answer
-from marlhf_lite.models.actor_critic import Roles
+from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.random_state import random_states, set_random_states
 from marlhf_lite.training.rollout import Sampling
 
 
-class HeldOut:
+class HeldOutEvaluation:
     """Answers the same prompts with the same noise each time, and compares them with the SFT model's answers.
 
     Args:
@@ -38,7 +38,7 @@ class HeldOut:
         self.prompts, self.tokenizer, self.sampling, self.reward, self.gold = prompts, tokenizer, sampling, reward, gold
         self.accelerator, self.seed, self.batch_size, self.start = accelerator, seed, batch_size, None
 
-    def __call__(self, roles: Roles) -> dict[str, float]:
+    def __call__(self, roles: PPOModels) -> dict[str, float]:
         """Means over the prompts, and win rates (a tie counts half) by reward and by gold."""
         if self.start is None:
             self.start = self._rows(roles.reference, roles, "SFT")
@@ -50,7 +50,7 @@ class HeldOut:
             out |= {f"{name}_mean": _mean(ours), f"{name}_sft": _mean(theirs), f"{name}_win_rate": _mean(wins)}
         return out | {name: _mean([float(r[name]) for r in rows]) for name in ("kl", "tokens", "ended")}
 
-    def _rows(self, policy, roles: Roles, name: str) -> list[dict]:
+    def _rows(self, policy, roles: PPOModels, name: str) -> list[dict]:
         rank, share = self.accelerator.process_index, self.accelerator.num_processes
         mine, training, states = self.prompts[rank::share], policy.model.training, random_states()
         set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the noise of answers belongs to their prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marlhf_lite.config.evaluation import SweepOptions
+from marlhf_lite.config.evaluation import SweepConfig
 from marlhf_lite.evaluation.best_of_n import check_sizes
 from marlhf_lite.utils.errors import InputError
 
@@ -20,7 +20,7 @@ class Plan:
     thresholds: tuple[float, ...] = ()
 
 
-def make_plan(options: SweepOptions, temperature: float) -> Plan:
+def make_plan(options: SweepConfig, temperature: float) -> Plan:
     """The plan that options ask for; `temperature` is that of sampling where none is given.
 
     Raises `InputError` that names the option, for a bad number and for an N above the samples.

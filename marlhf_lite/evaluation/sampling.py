@@ -18,11 +18,11 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, position_ids
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
-Role = TypeVar("Role", PolicyRole, ScoreRole)
+Role = TypeVar("Role", PolicyModel, ScalarHeadModel)
 MERGE_BELOW = 2**30  # bytes of a model of which a second copy is made without asking
 
 
@@ -35,7 +35,7 @@ def noise(names: Sequence[str], length: int) -> Tensor:
     return torch.stack(rows) if rows else torch.zeros(0, length)
 
 
-class Inversion(LogitsProcessor):
+class InverseTransformSampler(LogitsProcessor):
     """Leaves one token of each row possible: the one that the row's next uniform number picks.
 
     Temperature, top-k and top-p act as in `transformers`: on the k most probable tokens, of which the fewest whose
@@ -67,11 +67,11 @@ class Seeded(Sampling):
     past: object = None  # a cache of all prompt tokens but the last
 
     def arguments(self) -> dict:
-        """Arguments of `generate`: greedy over what `Inversion` leaves."""
+        """Arguments of `generate`: greedy over what `InverseTransformSampler` leaves."""
         given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
         if self.temperature == 0:
             return given
-        picked = LogitsProcessorList([Inversion(self.uniforms, self)])
+        picked = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
         return (
             given
             | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.evaluation.responses import Key, noise_names, prompt_ids
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.evaluation.statistics import paired_bootstrap
-from marlhf_lite.models.actor_critic import PolicyRole
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.training.metrics import kl_terms
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling
@@ -18,8 +18,8 @@ from marlhf_lite.training.rollout import Rollout, Sampling
 
 @torch.no_grad()
 def answer(
-    policy: PolicyRole,
-    reference: PolicyRole,
+    policy: PolicyModel,
+    reference: PolicyModel,
     tokenizer,
     prompts: Sequence[str],
     sampling: Sampling,
@@ -50,8 +50,8 @@ def answer(
 @torch.no_grad()
 def scored(
     rollout: Rollout,
-    policy: PolicyRole | None = None,
-    reference: PolicyRole | None = None,
+    policy: PolicyModel | None = None,
+    reference: PolicyModel | None = None,
     reward: ModelReward | None = None,
     gold: Callable[[list[str], list[str]], list[float]] | None = None,
 ) -> dict[str, list]:

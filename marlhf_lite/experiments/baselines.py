@@ -4,7 +4,7 @@ They share data, start, prompts, reward, sampling and records with PPO, and with
 The reference is the SFT model: TRL keeps a frozen copy of the adapter it is given. (A disabled adapter would be the
 base.) Every run checks at its first update that policy and reference start alike.
 
-Of the options of `keep` these count: checkpoint_every, keep_checkpoints, sample_every, test_every and test_prompts.
+Of the options of `keep` these count: checkpoint_every, save_total_limit, sample_every, eval_every and test_prompts.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
-from marlhf_lite.config.baselines import DPOOptions
-from marlhf_lite.evaluation.held_out import HeldOut
-from marlhf_lite.experiments.workspace import Workspace, open_run
-from marlhf_lite.models.actor_critic import PolicyRole, Roles, checkpoint_activations, trainable
+from marlhf_lite.config.baselines import DPOStageConfig
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
+from marlhf_lite.experiments.workspace import RunContext, open_run
+from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, checkpoint_activations, trainable
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training.distributed import local
 from marlhf_lite.training.dpo import Answers, dpo_row, dpo_trainer
@@ -42,7 +42,7 @@ SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
 POSITION = "logs.json"  # written last into a checkpoint: how long each log was
 
 
-def dpo_stage(work: Workspace, sft: Path, options: DPOOptions, reward: Reward | None = None) -> Path:
+def dpo_stage(work: RunContext, sft: Path, options: DPOStageConfig, reward: Reward | None = None) -> Path:
     """Train on the reward model's pairs; the policy's folder. Records stand beside it, whole even when interrupted.
 
     samples.jsonl holds answers to a few PPO prompts before and after training. `reward` scores tests alone.
@@ -57,7 +57,7 @@ def dpo_stage(work: Workspace, sft: Path, options: DPOOptions, reward: Reward | 
     return _train(trainer, "DPO", work, run, lambda logs: dpo_row(logs, options), [answers, *tests])
 
 
-def rloo_stage(work: Workspace, sft: Path, reward: Reward) -> Path:
+def rloo_stage(work: RunContext, sft: Path, reward: Reward) -> Path:
     """REINFORCE with a leave-one-out baseline on PPO's prompts; the policy's folder. Records as `dpo_stage`'s.
 
     `reward` scores a rollout, as for `PPOTrainer`. The KL penalty is PPO's: k1, in the reward.
@@ -65,16 +65,16 @@ def rloo_stage(work: Workspace, sft: Path, reward: Reward) -> Path:
     return _group_stage(work, sft, reward, "rloo")
 
 
-def grpo_stage(work: Workspace, sft: Path, reward: Reward) -> Path:
+def grpo_stage(work: RunContext, sft: Path, reward: Reward) -> Path:
     """Like `rloo_stage`, with advantages divided by the group's deviation, and the KL penalty as k3 in the loss."""
     return _group_stage(work, sft, reward, "grpo")
 
 
-def _group_stage(work: Workspace, sft: Path, reward: Reward, method: str) -> Path:
+def _group_stage(work: RunContext, sft: Path, reward: Reward, method: str) -> Path:
     ppo, group, keep = work.options.ppo, work.options.group, work.options.keep
     model, run, seed = _start(work, sft, method)
     function = SampledReward(
-        reward, model, work.tokenizer, ppo, group.group_size, work.task.gold, run, keep.sample_every
+        reward, model, work.tokenizer, ppo, group.num_generations, work.task.gold, run, keep.sample_every
     )
     prompts = work.task.splits["ppo"]["prompt"]
     trainer = group_trainer(
@@ -84,7 +84,7 @@ def _group_stage(work: Workspace, sft: Path, reward: Reward, method: str) -> Pat
     return _train(trainer, method.upper(), work, run, lambda logs: group_row(logs, method, ppo), tests)
 
 
-def _start(work: Workspace, sft: Path, name: str):
+def _start(work: RunContext, sft: Path, name: str):
     """`(policy as SFT left it, run folder, seed)`. Without a checkpoint to resume from, the run starts over."""
     options, place = work.options, work.path / name
     set_seed(options.run.seed)  # each stage by itself: it repeats whatever ran before it
@@ -102,21 +102,21 @@ def _last_checkpoint(place: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _tests(work: Workspace, sft: Path, trainer: Trainer, reward: Reward | None, run: RunFolder) -> list[Tests]:
+def _tests(work: RunContext, sft: Path, trainer: Trainer, reward: Reward | None, run: RunFolder) -> list[Tests]:
     keep = work.options.keep
-    if not keep.test_every:
+    if not keep.eval_every:
         return []
     prompts = list(work.task.splits["test"]["prompt"])[: keep.test_prompts]
     accelerator, seed = trainer.accelerator, work.options.run.seed
-    held_out = HeldOut(prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, seed)
-    reference = PolicyRole(load_policy(work.base, sft, trainable=False))
-    return [Tests(held_out, Roles(PolicyRole(trainer.model), reference, None, None), keep.test_every, run)]
+    held_out = HeldOutEvaluation(prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, seed)
+    reference = PolicyModel(load_policy(work.base, sft, trainable=False))
+    return [Tests(held_out, PPOModels(PolicyModel(trainer.model), reference, None, None), keep.eval_every, run)]
 
 
 def _train(
     trainer: Trainer,
     name: str,
-    work: Workspace,
+    work: RunContext,
     run: RunFolder,
     translate: Callable[[dict], dict],
     callbacks: list[TrainerCallback],
@@ -205,7 +205,7 @@ def _check_start(row: dict) -> None:
 class Tests(TrainerCallback):
     """Tests on held-out prompts every so many updates and at the last, in tests.jsonl; no update's seconds hold any."""
 
-    def __init__(self, test: HeldOut, roles: Roles, every: int, run: RunFolder):
+    def __init__(self, test: HeldOutEvaluation, roles: PPOModels, every: int, run: RunFolder):
         self.test, self.roles, self.every, self.run = test, roles, every, run
 
     def on_log(self, args, state, control, logs=None, **kwargs):

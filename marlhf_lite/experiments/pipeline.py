@@ -12,12 +12,12 @@ from types import SimpleNamespace
 from accelerate import PartialState
 from transformers import set_seed
 
-from marlhf_lite.config import MacroOptions
+from marlhf_lite.config import MacroConfig
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
 from marlhf_lite.evaluation.plan import Plan
 from marlhf_lite.evaluation.responses import first_samples, write_rows
-from marlhf_lite.experiments.workspace import Workspace, flat, open_run, say
-from marlhf_lite.models.actor_critic import PolicyRole, ScoreRole, build_roles, checkpoint_activations
+from marlhf_lite.experiments.workspace import RunContext, flat, open_run, say
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.generators import make_generator
@@ -31,7 +31,7 @@ from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import SAMPLES
 
 
-def sft_stage(work: Workspace) -> Path:
+def sft_stage(work: RunContext) -> Path:
     """Fine-tune a fresh adapter (or all weights); its folder."""
     seed, out = work.options.run.seed, work.path / "sft"
     if _is_done(work, out / "log.json"):
@@ -43,7 +43,7 @@ def sft_stage(work: Workspace) -> Path:
     return out
 
 
-def rm_stage(work: Workspace, sft: Path) -> Path:
+def rm_stage(work: RunContext, sft: Path) -> Path:
     """Train the reward model from the SFT adapter; its folder. Prints and stores accuracy on held-out pairs."""
     seed, out = work.options.run.seed, work.path / "rm"
     if _is_done(work, out / "accuracy.json"):
@@ -56,21 +56,21 @@ def rm_stage(work: Workspace, sft: Path) -> Path:
     rows = work.task.splits
     log = train_reward_model(model, work.tokenizer, rows["rm"], work.options.rm, work.options.data, out, seed)
     held_out = rows["test"].select(range(min(500, len(rows["test"]))))
-    accuracy = pair_accuracy(ModelReward(ScoreRole(model)), work.tokenizer, held_out, work.limit)
+    accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), work.tokenizer, held_out, work.limit)
     _write(out / "log.json", log)
     _write(out / "accuracy.json", {"accuracy": accuracy, "pairs": len(held_out)})
     say(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
     return out
 
 
-def _is_done(work: Workspace, mark: Path) -> bool:
+def _is_done(work: RunContext, mark: Path) -> bool:
     done = bool(work.options.run.resume) and mark.is_file()
     if done:
         say(f"{mark.parent.name}: done already")
     return done
 
 
-def _saving_memory(model, work: Workspace):
+def _saving_memory(model, work: RunContext):
     if work.options.model.gradient_checkpointing:
         checkpoint_activations(model)
     return model
@@ -83,7 +83,7 @@ def _write(path: Path, obj) -> None:
     PartialState().wait_for_everyone()
 
 
-def ppo_stage(work: Workspace, sft: Path, rm: Path | None, how: MacroOptions, name: str) -> Path:
+def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, name: str) -> Path:
     """Train policy and critic; the policy's folder. Records stand beside it, whole even when interrupted."""
     options, rule = work.options, make_rule(how, work.options.run.seed)
     options = SimpleNamespace(**{**vars(options), "macro": how})
@@ -92,7 +92,7 @@ def ppo_stage(work: Workspace, sft: Path, rm: Path | None, how: MacroOptions, na
     if options.run.resume and place.exists() and not any(place.glob("checkpoints/update-*")):
         options.run = replace(options.run, resume="", overwrite=True)  # it had not come to its first checkpoint
     run = open_run(place, options)
-    roles = build_roles(work.base, sft, rm, options.ppo.critic_init, options.model.gradient_checkpointing)
+    roles = build_models(work.base, sft, rm, options.ppo.critic_init, options.model.gradient_checkpointing)
     trainer = PPOTrainer(
         roles,
         work.tokenizer,
@@ -122,29 +122,29 @@ def ppo_stage(work: Workspace, sft: Path, rm: Path | None, how: MacroOptions, na
     return run.path / "policy"
 
 
-def make_reward(work: Workspace, rm: Path | None, role: ScoreRole | None = None):
+def make_reward(work: RunContext, rm: Path | None, role: ScalarHeadModel | None = None):
     """What `--reward` names, as a function of a rollout; `role` is the reward model where it is loaded already."""
     kind = work.options.inputs.reward
     function = text_reward(kind, work.task)
     if function is None:
         batch = work.options.ppo.micro_batch_size or work.options.ppo.batch_size
-        return ModelReward(role or ScoreRole(load_score_model(work.base, rm)), batch)
+        return ModelReward(role or ScalarHeadModel(load_score_model(work.base, rm)), batch)
     return FunctionReward(function, kind)
 
 
-def make_scorers(work: Workspace, sft: Path, rm: Path | None) -> Scorers:
+def make_scorers(work: RunContext, sft: Path, rm: Path | None) -> Scorers:
     """Who scores answers in an evaluation: the SFT model for the KL, the reward model, and gold where it is known."""
     return Scorers(
-        lambda path: PolicyRole(load_policy(work.base, path, trainable=False)),
+        lambda path: PolicyModel(load_policy(work.base, path, trainable=False)),
         sft,
         rm,
-        lambda path: ScoreRole(load_score_model(work.base, path)),
+        lambda path: ScalarHeadModel(load_score_model(work.base, path)),
         work.task.gold,
     )
 
 
 def evaluate_stage(
-    work: Workspace, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan | None = None, folder: str = ""
+    work: RunContext, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan | None = None, folder: str = ""
 ) -> list[dict]:
     """Answers of SFT and of each policy to the held-out prompts, scored; the first of each also in samples.jsonl.
 

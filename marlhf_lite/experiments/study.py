@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from marlhf_lite.config import GROUPS
 from marlhf_lite.config.parser import parse
-from marlhf_lite.config.study import StudyOptions
+from marlhf_lite.config.study import StudyConfig
 from marlhf_lite.experiments.results import read_result
 from marlhf_lite.experiments.study_pool import Job, execute, log_end
 from marlhf_lite.experiments.study_protocol import COMMANDS, OWN, START, Study, load_study, run_name
@@ -99,7 +99,7 @@ def difference(run: Run, result: dict) -> str:
     return ""
 
 
-def run_study(options: StudyOptions) -> None:
+def run_study(options: StudyConfig) -> None:
     """`marlhf study`: run what is not done, then write the table and figures. Raises `InputError` if runs failed."""
     study = load_study(options.name)
     seeds = _numbers(options.seeds)

@@ -20,7 +20,7 @@ from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.baselines import dpo_stage, grpo_stage, rloo_stage
 from marlhf_lite.experiments.study import run_options
 from marlhf_lite.experiments.study_pool import leave_with_parent
-from marlhf_lite.experiments.workspace import Workspace, open_workspace
+from marlhf_lite.experiments.workspace import RunContext, open_context
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, environment
@@ -35,7 +35,7 @@ CURVE = (
     "explained_variance macro_length accuracy generated_tokens seconds"
 ).split()
 FINAL = ("rm_score", "gold", "kl", "tokens", "ended")
-TRAIN: dict[str, Callable[[Workspace, Path, Path], Path]] = {
+TRAIN: dict[str, Callable[[RunContext, Path, Path], Path]] = {
     "ppo": lambda work, sft, rm: pipeline.ppo_stage(work, sft, rm, work.options.macro, "ppo"),
     "rloo": lambda work, sft, rm: rloo_stage(work, sft, pipeline.make_reward(work, rm)),
     "grpo": lambda work, sft, rm: grpo_stage(work, sft, pipeline.make_reward(work, rm)),
@@ -83,7 +83,7 @@ def make_start(spec: dict) -> None:
     """SFT and reward model of a seed, in the folder `start`."""
     folder = Path(spec["start"])
     with _alone(folder):
-        work = open_workspace(_options(spec, folder))
+        work = open_context(_options(spec, folder))
         pipeline.rm_stage(work, pipeline.sft_stage(work))
 
 
@@ -91,7 +91,7 @@ def make_run(spec: dict) -> None:
     """Train, answer the held-out prompts, and write the result file."""
     start, folder, about = Path(spec["start"]), Path(spec["folder"]), spec["about"]
     with _alone(folder):
-        work = open_workspace(_options(spec, folder))
+        work = open_context(_options(spec, folder))
         sft, rm = start / "sft", start / "rm"
         prompts = _held_out(work, about["options"]["first_prompt"])
         policy = TRAIN[spec["command"]](work, sft, rm)
@@ -105,14 +105,14 @@ def make_run(spec: dict) -> None:
         write_json(Path(spec["result"]), _short(result))
 
 
-def _held_out(work: Workspace, first: int) -> list[str]:
+def _held_out(work: RunContext, first: int) -> list[str]:
     there, count = work.task.splits["test"]["prompt"], work.options.eval.eval_prompts
     if len(there) < first + count:
         raise InputError(f"--eval_prompts {count}: from number {first} there are {max(len(there) - first, 0)}: fewer")
     return list(there[first : first + count])
 
 
-def _answers(work: Workspace, policy: Path, sft: Path, rm: Path, prompts: list[str], about: dict) -> list[dict]:
+def _answers(work: RunContext, policy: Path, sft: Path, rm: Path, prompts: list[str], about: dict) -> list[dict]:
     """All methods of a seed answer with the same noise, which makes comparisons by prompt tighter."""
     return evaluate_checkpoints(
         {about["method"]: policy},

@@ -30,7 +30,7 @@ ONCE = ("output_dir", "overwrite", "resume", "from_checkpoint")  # options that 
 
 
 @dataclass(frozen=True)
-class Workspace:
+class RunContext:
     """What every stage shares."""
 
     options: SimpleNamespace
@@ -78,7 +78,7 @@ def say(text: str, end: str = "\n") -> None:
         print(text, end=end)
 
 
-def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again: bool = False) -> Workspace:
+def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), again: bool = False) -> RunContext:
     """Check everything that can be checked without a model, then load tokenizer and base, then make the run's folder.
 
     `inputs` are folders of earlier stages, which the run must not overwrite. `again`: a run that is there already is
@@ -106,7 +106,7 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again:
     if not (again and options.run.resume):  # what is evaluated again may need no model
         load()
     if hasattr(options, "sft") and options.model.finetune == "lora":  # a command that makes adapters
-        check_targets(load(), options.model.lora_targets)
+        check_targets(load(), options.model.lora_target_modules)
     run = open_run(Path(options.run.output_dir), options)
     if PartialState().is_main_process:
         write_json(run.path / "data.json", task.counts | {"long_prompts": dropped})
@@ -114,7 +114,7 @@ def open_workspace(options: SimpleNamespace, inputs: Sequence[Path] = (), again:
     say(f"; dropped: {dropped} long prompts" + "".join(f", {v} {k}" for k, v in _dropped(task).items()))
     if options.model.model == EMBEDDED_MODEL and data.dataset not in EMBEDDED:
         say(f"note: {EMBEDDED_MODEL} has read {', '.join(EMBEDDED)} alone: on other data, scores mean little")
-    return Workspace(options, run, task, tokenizer, load)
+    return RunContext(options, run, task, tokenizer, load)
 
 
 def _agree_on_folder(options: SimpleNamespace) -> None:
@@ -141,14 +141,14 @@ def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
 
 
 def check_targets(base: PreTrainedModel, targets: str) -> None:
-    """Raises `InputError` where `--lora_targets` names no layer of the base."""
+    """Raises `InputError` where `--lora_target_modules` names no layer of the base."""
     try:
         found = targets == "all-linear" or any(re.fullmatch(targets, name) for name, _ in base.named_modules() if name)
     except re.error:
         found = False
     if not found:
         mend = "give all-linear, or a regular expression for whole names such as .*q_proj"
-        raise InputError(f"--lora_targets {targets}: matches no layer: {mend}")
+        raise InputError(f"--lora_target_modules {targets}: matches no layer: {mend}")
 
 
 def _drop_long(task: Task, tokenizer, limit: int) -> tuple[Task, int]:

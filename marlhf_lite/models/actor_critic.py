@@ -23,7 +23,7 @@ def bare(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-class PolicyRole(nn.Module):
+class PolicyModel(nn.Module):
     """A causal LM asked for the log-probabilities of a response. Called as a whole, so wrappers (DDP) see the pass.
 
     With a head that is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`); heads of
@@ -57,7 +57,7 @@ def score_states(classifier: PreTrainedModel, hidden: Tensor) -> Tensor:
     return classifier.score(hidden.to(classifier.score.weight.dtype)).squeeze(-1).float()
 
 
-class ScoreRole(nn.Module):
+class ScalarHeadModel(nn.Module):
     """A score model asked for its score at every position."""
 
     def __init__(self, model: PeftModel | PreTrainedModel):
@@ -80,33 +80,33 @@ class ScoreRole(nn.Module):
 class ActorCritic(nn.Module):
     """Policy and critic as one module: what an optimizer trains, and what DDP, FSDP or DeepSpeed wrap."""
 
-    def __init__(self, policy: PolicyRole, critic: ScoreRole):
+    def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
         self.policy, self.critic = policy, critic
         self._no_split_modules = bare(policy.model)._no_split_modules  # FSDP's units: a layer each
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
-        """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyRole` and `ScoreRole`."""
+        """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyModel` and `ScalarHeadModel`."""
         return *self.policy(tokens, attention_mask, length, temperature), self.critic(tokens, attention_mask)
 
 
 @dataclass(frozen=True)
-class Roles:
+class PPOModels:
     """Policy and critic train; reference and reward model are frozen. All share one base."""
 
-    policy: PolicyRole
-    reference: PolicyRole
-    reward: ScoreRole | None  # None where the reward is not a model
-    critic: ScoreRole
+    policy: PolicyModel
+    reference: PolicyModel
+    reward: ScalarHeadModel | None  # None where the reward is not a model
+    critic: ScalarHeadModel
 
 
-def build_roles(
+def build_models(
     base: PreTrainedModel,
     sft: str | Path,
     rm: str | Path | None,
     critic_init: str = "rm",
     gradient_checkpointing: bool = False,
-) -> Roles:
+) -> PPOModels:
     """Roles from saved adapters or models (paper, Appendix B.2): SFT starts policy and reference, the RM the critic.
 
     `critic_init="sft"`, or no reward model, starts the critic from SFT with a new head.
@@ -118,11 +118,11 @@ def build_roles(
         without_dropout(model)
         if gradient_checkpointing:
             checkpoint_activations(model)
-    return Roles(
-        policy=PolicyRole(policy),
-        reference=PolicyRole(load_policy(base, sft, trainable=False)),
-        reward=ScoreRole(load_score_model(base, rm)) if rm is not None else None,
-        critic=ScoreRole(critic),
+    return PPOModels(
+        policy=PolicyModel(policy),
+        reference=PolicyModel(load_policy(base, sft, trainable=False)),
+        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None else None,
+        critic=ScalarHeadModel(critic),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from marlhf_lite.config import RunOptions
+from marlhf_lite.config import RunConfig
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -72,7 +72,7 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")
 
 
-def check_output(run: RunOptions, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(run: RunConfig, inputs: Iterable[str | Path] = ()) -> None:
     """What would stop a run from being written, said before it starts. Nothing is made or emptied here.
 
     Raises `InputError` where the folder is in use, cannot be made, or `--overwrite` would remove one of `inputs`.

@@ -39,7 +39,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config import ModelOptions
+from marlhf_lite.config import ModelConfig
 from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
 
@@ -85,7 +85,7 @@ def load_tokenizer(name: str):
     return tokenizer
 
 
-def load_base(options: ModelOptions) -> PreTrainedModel:
+def load_base(options: ModelConfig) -> PreTrainedModel:
     """The causal LM, every parameter frozen, in eval mode, on this process's device, where its roles then are too.
 
     For full fine-tuning an empty one: nothing trains or answers with the base itself.
@@ -139,19 +139,19 @@ def share(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept})
 
 
-def lora_config(options: ModelOptions, task: TaskType) -> LoraConfig:
+def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
     """LoRA on every linear layer of the blocks; a score model trains its head in full."""
     return LoraConfig(
         task_type=task,
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        target_modules=options.lora_targets,
+        target_modules=options.lora_target_modules,
         modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
     )
 
 
-def new_policy(base: PreTrainedModel, options: ModelOptions) -> PeftModel:
+def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
     """The base with a fresh adapter (or, for full fine-tuning, its weights to train): where SFT starts."""
     if options.finetune == "full":
         return _whole(base, options.model, trainable=True)

@@ -20,8 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from marlhf_lite.config import ModelOptions
-from marlhf_lite.models.actor_critic import ActorCritic, PolicyRole, ScoreRole, checkpoint_activations, position_ids
+from marlhf_lite.config import ModelConfig
+from marlhf_lite.models.actor_critic import (
+    ActorCritic,
+    PolicyModel,
+    ScalarHeadModel,
+    checkpoint_activations,
+    position_ids,
+)
 from marlhf_lite.models.loading import EMBEDDED_MODEL, lora_config, model_path, share, with_head
 from marlhf_lite.models.logprobs import HeadForm
 from marlhf_lite.utils.errors import InputError
@@ -75,7 +81,7 @@ def estimate_memory(options: SimpleNamespace, prompt_tokens: int = 0, gpu: bool 
     )
 
 
-def empty_base(options: ModelOptions) -> PreTrainedModel:
+def empty_base(options: ModelConfig) -> PreTrainedModel:
     """The model's shape without weights, from its config. Raises `InputError` where there is no config."""
     name = options.model
     try:
@@ -90,7 +96,7 @@ def empty_base(options: ModelOptions) -> PreTrainedModel:
     return base.requires_grad_(options.finetune == "full")
 
 
-def bare_roles(base: PreTrainedModel, options: ModelOptions) -> tuple[ActorCritic, nn.ModuleList]:
+def bare_roles(base: PreTrainedModel, options: ModelConfig) -> tuple[ActorCritic, nn.ModuleList]:
     """`(policy and critic, the frozen two)`, on the meta device."""
 
     def make(score: bool) -> nn.Module:
@@ -100,7 +106,7 @@ def bare_roles(base: PreTrainedModel, options: ModelOptions) -> tuple[ActorCriti
             return one.requires_grad_(True)
         return get_peft_model(one, lora_config(options, TaskType.SEQ_CLS if score else TaskType.CAUSAL_LM))
 
-    actors = ActorCritic(PolicyRole(make(False)), ScoreRole(make(True))).train()
+    actors = ActorCritic(PolicyModel(make(False)), ScalarHeadModel(make(True))).train()
     text = base.config.get_text_config()
     actors.policy.form = HeadForm(softcap=getattr(text, "final_logit_softcapping", None))
     if options.gradient_checkpointing:

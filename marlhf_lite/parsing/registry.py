@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from marlhf_lite.config import MacroOptions
+from marlhf_lite.config import MacroConfig
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, TerminationRule, Whole
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
@@ -17,7 +17,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "link": LinkGrammarParser,
     "python": PythonParser,
 }
-RULES: dict[str, Callable[[MacroOptions, int], TerminationRule]] = {
+RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
     "fixed": lambda how, seed: FixedNGram(math.inf if how.n == "inf" else _whole_numbers("n", [how.n])[0]),
     "randomized": lambda how, seed: RandomizedNGram(
         _whole_numbers("lengths", how.lengths.split(",")), how.repeats, seed
@@ -29,7 +29,7 @@ RULES: dict[str, Callable[[MacroOptions, int], TerminationRule]] = {
 }
 
 
-def make_rule(how: MacroOptions, seed: int = 0) -> TerminationRule:
+def make_rule(how: MacroConfig, seed: int = 0) -> TerminationRule:
     """The rule that `how.termination` names.
 
     Raises `InputError` that names the option, for an unknown rule, a bad n or lengths, and for a parser whose package

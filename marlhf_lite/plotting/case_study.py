@@ -11,7 +11,7 @@ import torch
 
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.macro import TerminationRule
-from marlhf_lite.models.actor_critic import PolicyRole
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.plotting.macro_actions import spans_html, token_pieces
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.utils.errors import InputError
@@ -28,7 +28,7 @@ def case_study(
     rules: Mapping[str, TerminationRule] | None = None,
     prompts: int | Sequence[str] = 3,
     seed: int = 0,
-    reference: PolicyRole | None = None,
+    reference: PolicyModel | None = None,
 ) -> str:
     """An HTML fragment: for each prompt a table with a line for each method, its scores and its response.
 
@@ -104,7 +104,7 @@ def _study(prompt: str, lines: Sequence[str]) -> str:
     )
 
 
-def _line(row: Mapping, tokenizer, rule: TerminationRule | None, reference: PolicyRole | None) -> str:
+def _line(row: Mapping, tokenizer, rule: TerminationRule | None, reference: PolicyModel | None) -> str:
     scores = "<br>".join(f"{text}: {_number(row[name])}" for name, text in SCORES.items() if row.get(name) is not None)
     shown = f'<div style="{_PLAIN}">{html.escape(row["response"])}</div>'
     if rule is not None:
@@ -123,7 +123,7 @@ def _number(value: float | bool) -> str:
 
 
 @torch.no_grad()
-def _spans(row: Mapping, tokenizer, rule: TerminationRule, reference: PolicyRole | None) -> str:
+def _spans(row: Mapping, tokenizer, rule: TerminationRule, reference: PolicyModel | None) -> str:
     ids = row.get("token_ids")
     if ids is None:
         (ids,) = encode_responses(tokenizer, [row["response"]], 2**31)

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from marlhf_lite.config import MacroOptions
+from marlhf_lite.config import MacroConfig
 from marlhf_lite.macro import MacroActions, describe, macro_values
 from marlhf_lite.macro.actions import SIGMAS
 from marlhf_lite.macro.perplexity import PERPLEXITY_RULES
@@ -88,7 +88,7 @@ class Explorer:
         if not now["text"].strip():
             raise InputError("the text is empty: type one, or pick one above")
         ids = [*self.tokenizer(now["text"], add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
-        how = MacroOptions(
+        how = MacroConfig(
             termination=now["rule"],
             n="inf" if now["n"] > 32 else str(now["n"]),
             lengths=now["lengths"],
@@ -223,7 +223,7 @@ def headless() -> bool:
         return False
 
 
-def _rule_name(how: MacroOptions) -> str:
+def _rule_name(how: MacroConfig) -> str:
     """The rule with those of its parameters that are options."""
     names = [name for name in _OF_RULE.get(how.termination, ()) if hasattr(how, name)]
     return " ".join([how.termination, *(f"{name}={getattr(how, name)}" for name in names)])

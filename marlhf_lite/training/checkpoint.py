@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import state_dict as parts
 
-from marlhf_lite.models.actor_critic import Roles
+from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.distributed import saved_part
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.random_state import random_states, set_random_states
@@ -165,7 +165,7 @@ class Checkpoints:
         return state
 
 
-def save_models(folder: Path, roles: Roles, learner: Learner, tokenizer) -> None:
+def save_models(folder: Path, roles: PPOModels, learner: Learner, tokenizer) -> None:
     """Policy and critic as adapter folders (or whole models), with the tokenizer: what the other commands take.
 
     Each takes the place of an older one when it is whole. Raises `InputError` where the disk is full.

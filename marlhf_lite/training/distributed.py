@@ -11,11 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 
 
 @contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
+def summon_full_params(module: nn.Module) -> Iterator[None]:
     """Every process holds all weights inside this block, so that each can sample at its own pace.
 
-    Without it, a layer's weights would be gathered at each token, and a process whose responses end early would leave
-    the others waiting. Does nothing for modules that are not sharded.
+    Without it, a layer's weights would be gathered at each token, and a process whose responses end early would
+    leave the others waiting. Does nothing for modules that are not sharded.
     """
     shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not shards:

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 from marlhf_lite.config import KeepOptions
-from marlhf_lite.config.baselines import DPOOptions
+from marlhf_lite.config.baselines import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.training.sft import shared_arguments
@@ -30,7 +30,7 @@ def dpo_trainer(
     model: PeftModel,
     tokenizer,
     rows: datasets.Dataset,
-    options: DPOOptions,
+    options: DPOStageConfig,
     limit: int,
     output: Path,
     keep: KeepOptions,
@@ -62,11 +62,11 @@ def common_arguments(keep: KeepOptions) -> dict:
         "logging_nan_inf_filter": False,
         "save_strategy": "steps" if keep.checkpoint_every else "no",
         "save_steps": keep.checkpoint_every or 1,
-        "save_total_limit": max(keep.keep_checkpoints, 2),  # the one before goes only when the next is whole
+        "save_total_limit": max(keep.save_total_limit, 2),  # the one before goes only when the next is whole
     }
 
 
-def dpo_row(logs: dict, options: DPOOptions) -> dict[str, float]:
+def dpo_row(logs: dict, options: DPOStageConfig) -> dict[str, float]:
     """A row of metrics from TRL's log of a step. Log-ratios to the reference are nats a response, over pairs.
 
     `accuracy` is the share of pairs whose chosen response has the larger log-ratio, `margin` beta times their gap.

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.rollout import Rollout
-from marlhf_lite.training.step import term_counts
+from marlhf_lite.training.step import loss_normalizers
 
 
 def longest_batch(rows: int, prompt_tokens: int, response_tokens: int, token: int, device) -> Rollout:
@@ -50,5 +50,5 @@ def fit_micro_batch(learner: Learner, share: int, prompt_tokens: int, response_t
 
 def _pass(learner: Learner, batch: Rollout) -> None:
     macro = FixedNGram(1)(batch.mask)
-    learner.accumulate(batch, macro, None, term_counts(macro, learner.how), sync=False)
+    learner.accumulate(batch, macro, None, loss_normalizers(macro, learner.how), sync=False)
     learner.optimizer.zero_grad(set_to_none=True)

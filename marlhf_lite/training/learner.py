@@ -12,22 +12,22 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, PPOConfig
 from marlhf_lite.macro import MacroActions
-from marlhf_lite.models.actor_critic import ActorCritic, Roles, trainable
+from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.training.distributed import local, whole
 from marlhf_lite.training.metrics import Clock, describe_update, over_processes, totals
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import (
     Estimate,
     Pass,
+    compute_losses,
     estimate,
     freeze,
-    micro_losses,
+    loss_normalizers,
     needs_freeze,
     run_models,
     shape_scores,
-    term_counts,
 )
 from marlhf_lite.utils.errors import InputError
 
@@ -41,7 +41,7 @@ class Learner:
     """
 
     def __init__(
-        self, roles: Roles, how: MacroOptions, ppo: PPOOptions, accelerator: Accelerator, max_bad_updates: int = 3
+        self, roles: PPOModels, how: MacroConfig, ppo: PPOConfig, accelerator: Accelerator, max_bad_updates: int = 3
     ):
         if accelerator.distributed_type == "DEEPSPEED":  # whose engine steps by itself, unclipped by us and unskipped
             raise InputError(
@@ -87,9 +87,9 @@ class Learner:
     def _steps(self, rollout: Rollout, macro: MacroActions, made: Estimate | None) -> tuple[list[dict], list]:
         """Every optimizer step of the update: its stats, and what the last one saw."""
         stats, seen, bad = [], [], list(self.found)
-        for _ in range(self.ppo.ppo_epochs):
+        for _ in range(self.ppo.num_ppo_epochs):
             order = torch.arange(len(rollout)) if made is None else torch.randperm(len(rollout))
-            for rows in order.tensor_split(min(self.ppo.minibatches, len(order))):
+            for rows in order.tensor_split(min(self.ppo.num_mini_batches, len(order))):
                 step, seen = self._step(rollout.select(rows), macro.select(rows), made and made.select(rows), bad)
                 stats.append(step)
         return stats, seen
@@ -98,7 +98,7 @@ class Learner:
         self, batch: Rollout, macro: MacroActions, made: Estimate | None, before: Sequence[str] = ()
     ) -> tuple[dict, list]:
         """One optimizer step, in micro-batches whose gradients add up to that of the whole."""
-        counts = self.sum(term_counts(macro, self.how))
+        counts = self.sum(loss_normalizers(macro, self.how))
         while True:
             try:
                 total, seen, bad = self.accumulate(batch, macro, made, counts)
@@ -125,7 +125,7 @@ class Learner:
                     now, found = run_models(self.actors, part, self.ppo).finite()
                 with self.clock.phase("macro"):
                     now_made = made.select(rows) if made else self._estimate(part, actions, now.detach())
-                    losses = micro_losses(now, part, actions, now_made, self.how, self.ppo, counts)
+                    losses = compute_losses(now, part, actions, now_made, self.how, self.ppo, counts)
                 with self.clock.phase("training"):
                     # DDP averages gradients over processes, while the counts are global: hence the factor.
                     self.accelerator.backward((losses.policy + losses.value) * self.accelerator.num_processes)

@@ -14,12 +14,12 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 
-class Journal:
+class RunLogger:
     """Records of updates and tests. The main process alone writes; every one keeps `history`."""
 
     def __init__(self, run: RunFolder | None, keep: KeepOptions, accelerator: Accelerator):
-        if keep.keep_best and not keep.test_every:
-            raise InputError("--keep_best: there are no tests to choose by: give --test_every too")
+        if keep.keep_best and not keep.eval_every:
+            raise InputError("--keep_best: there are no tests to choose by: give --eval_every too")
         self.run, self.keep, self.accelerator = run, keep, accelerator
         self.history: list[dict] = []
         self.best = float("-inf")

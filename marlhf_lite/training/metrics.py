@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, PPOConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import Estimate, Pass
@@ -65,7 +65,7 @@ def over_processes(sums: dict[str, Tensor | float], reduce: Callable[[Tensor], T
     return dict(zip(sums, reduce(stacked).tolist(), strict=True))
 
 
-def describe_update(sums: dict[str, float], how: MacroOptions, ppo: PPOOptions) -> dict[str, float]:
+def describe_update(sums: dict[str, float], how: MacroConfig, ppo: PPOConfig) -> dict[str, float]:
     """Metrics of one update from the sums of `totals` over all processes."""
     rows, tokens, actions = (max(sums[name], 1) for name in ("responses", "tokens", "actions"))
     mean = sums["score"] / rows

@@ -18,18 +18,18 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config import KeepOptions, MacroOptions, PPOOptions
-from marlhf_lite.evaluation.held_out import HeldOut
+from marlhf_lite.config import KeepOptions, MacroConfig, PPOConfig
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import MacroActions, TerminationRule, check_segmentation
-from marlhf_lite.models.actor_critic import Roles
+from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
-from marlhf_lite.training.distributed import gathered
+from marlhf_lite.training.distributed import summon_full_params
 from marlhf_lite.training.dry_run import fit_micro_batch
 from marlhf_lite.training.learner import Learner, sampling
-from marlhf_lite.training.logging import Journal
+from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.metrics import Clock, over_processes
 from marlhf_lite.training.rollout import Rollout, Sampling, generate, in_batches, prompt_stream
-from marlhf_lite.training.step import sound_reference
+from marlhf_lite.training.step import replace_nonfinite_ref_logprobs
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -38,7 +38,7 @@ class PPOTrainer:
     """Trains the policy and critic of `roles` on `prompts`.
 
     Args:
-        roles: the four models; see `build_roles`.
+        roles: the four models; see `build_models`.
         tokenizer: of the base model.
         prompts: texts; drawn without replacement, reshuffled when used up.
         reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own).
@@ -47,20 +47,20 @@ class PPOTrainer:
         max_response_length: tokens.
         run: where records and checkpoints go; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, recorded but never trained on.
-        test_prompts: held-out texts for `keep.test_every`.
+        test_prompts: held-out texts for `keep.eval_every`.
         accelerator: made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `generate`.
     """
 
     def __init__(
         self,
-        roles: Roles,
+        roles: PPOModels,
         tokenizer,
         prompts: Sequence[str],
         reward: Callable[[Rollout], Tensor],
         rule: TerminationRule,
-        how: MacroOptions,
-        ppo: PPOOptions,
+        how: MacroConfig,
+        ppo: PPOConfig,
         *,
         max_response_length: int,
         keep: KeepOptions | None = None,
@@ -84,12 +84,14 @@ class PPOTrainer:
             rounds = ppo.prompt_epochs * len(prompts) * ppo.rollouts / ppo.batch_size
             self.updates = math.ceil(round(rounds, 6))  # 1.1 * 10 is a little more than 11
         self.test = None
-        if keep.test_every and len(test_prompts):
+        if keep.eval_every and len(test_prompts):
             held_out = list(test_prompts)[: keep.test_prompts]
             batch = ppo.generation_batch_size or 128
-            self.test = HeldOut(held_out, tokenizer, self.sampling, reward, gold, self.accelerator, seed, batch)
-        self.journal = Journal(run, keep, self.accelerator)
-        self.checkpoints = Checkpoints(run, keep.keep_checkpoints, self.accelerator) if run else None
+            self.test = HeldOutEvaluation(
+                held_out, tokenizer, self.sampling, reward, gold, self.accelerator, seed, batch
+            )
+        self.journal = RunLogger(run, keep, self.accelerator)
+        self.checkpoints = Checkpoints(run, keep.save_total_limit, self.accelerator) if run else None
         self.generated = 0
 
     @property
@@ -129,7 +131,7 @@ class PPOTrainer:
         with clock.phase("scoring"):
             if hasattr(self.rule, "prepare"):  # slow work on the CPU, while the models score
                 self.rule.prepare(rollout.mask, **self._context(rollout))
-            rollout, bad = sound_reference(self._score(rollout))
+            rollout, bad = replace_nonfinite_ref_logprobs(self._score(rollout))
         with clock.phase("macro"):
             macro = self._segment(rollout)
         row = self.learner.learn(rollout, macro, clock, bad)
@@ -152,7 +154,7 @@ class PPOTrainer:
 
     def _fit(self) -> None:
         longest = max(map(len, self.tokenizer(self.prompts)["input_ids"]))
-        share = self.ppo.batch_size // self.ppo.minibatches // self.accelerator.num_processes
+        share = self.ppo.batch_size // self.ppo.num_mini_batches // self.accelerator.num_processes
         token = self.tokenizer.eos_token_id
         fit_micro_batch(self.learner, max(share, 1), longest, self.sampling.max_new_tokens, token)
 
@@ -164,8 +166,8 @@ class PPOTrainer:
 
     def _after(self, update: int, last: bool) -> None:
         """Test on held-out prompts and write a checkpoint, where it is time."""
-        if self.test and (update % self.keep.test_every == 0 or last):
-            with gathered(self.learner.actors):
+        if self.test and (update % self.keep.eval_every == 0 or last):
+            with summon_full_params(self.learner.actors):
                 scores = self.test(self.roles)
             best = self.journal.log_test(update, scores)
             if best and self.keep.keep_best and self.journal.run:
@@ -187,7 +189,7 @@ class PPOTrainer:
     def _sample(self, prompts: list[str]) -> Rollout:
         self.roles.policy.eval()
         model, size = self.roles.policy.model, self.ppo.generation_batch_size
-        with gathered(self.learner.actors), sampling():
+        with summon_full_params(self.learner.actors), sampling():
             rollout = in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
         self.roles.policy.train()
         return rollout.by_length()
@@ -230,7 +232,7 @@ class PPOTrainer:
         save_models(Path(folder), self.roles, self.learner, self.tokenizer)
 
 
-def _check_batch(prompts: int, ppo: PPOOptions, processes: int) -> None:
+def _check_batch(prompts: int, ppo: PPOConfig, processes: int) -> None:
     if not prompts:
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     whole = ppo.rollouts * processes
@@ -239,6 +241,8 @@ def _check_batch(prompts: int, ppo: PPOOptions, processes: int) -> None:
             f"--rollouts {ppo.rollouts} times {processes} processes" if processes > 1 else f"--rollouts {ppo.rollouts}"
         )
         raise InputError(f"--batch_size {ppo.batch_size}: not a multiple of {what}: give a multiple of {whole}")
-    if ppo.minibatches * processes > ppo.batch_size:
+    if ppo.num_mini_batches * processes > ppo.batch_size:
         most = ppo.batch_size // processes
-        raise InputError(f"--minibatches {ppo.minibatches}: more than a process's responses: give at most {most}")
+        raise InputError(
+            f"--num_mini_batches {ppo.num_mini_batches}: more than a process's responses: give at most {most}"
+        )

@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
-from marlhf_lite.config import DataOptions, RMOptions
+from marlhf_lite.config import DataConfig, RewardModelConfig
 from marlhf_lite.models.actor_critic import bare, position_ids, score_states
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.rewards import ModelReward
@@ -80,8 +80,8 @@ def train_reward_model(
     model: PeftModel | PreTrainedModel,
     tokenizer,
     rows: datasets.Dataset,
-    options: RMOptions,
-    data: DataOptions,
+    options: RewardModelConfig,
+    data: DataConfig,
     output: Path,
     seed: int = 0,
 ) -> list[dict]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from marlhf_lite.models.actor_critic import ScoreRole
+from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
@@ -19,7 +19,7 @@ from marlhf_lite.utils.errors import InputError
 class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled."""
 
-    def __init__(self, role: ScoreRole, micro_batch_size: int = 64):
+    def __init__(self, role: ScalarHeadModel, micro_batch_size: int = 64):
         self.role, self.micro_batch_size = role, micro_batch_size
 
     @torch.no_grad()

@@ -17,8 +17,8 @@ from peft import PeftModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from marlhf_lite.config import KeepOptions, PPOOptions
-from marlhf_lite.config.baselines import GroupOptions
+from marlhf_lite.config import KeepOptions, PPOConfig
+from marlhf_lite.config.baselines import GroupConfig
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.dpo import common_arguments, sample_rows
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
@@ -37,13 +37,13 @@ NAMES = {
 } | {name: name for name in ("rm_score_mean", "rm_score_std", "gold_mean", "eos_rate")}
 
 
-def check_groups(ppo: PPOOptions, group: GroupOptions, processes: int = 1) -> None:
+def check_groups(ppo: PPOConfig, group: GroupConfig, processes: int = 1) -> None:
     """Raises `InputError` where an update cannot be made of whole groups."""
     size = ppo.batch_size
-    if size % group.group_size:
+    if size % group.num_generations:
         raise InputError(
-            f"--group_size {group.group_size}: --batch_size {size} holds no whole number of such groups: make it a "
-            f"multiple of {group.group_size}"
+            f"--num_generations {group.num_generations}: --batch_size {size} holds no whole number of groups: give "
+            f"a multiple of {group.num_generations}"
         )
     if size % processes:
         raise InputError(f"--batch_size {size}: {processes} processes cannot share it: make it a multiple of that")
@@ -66,7 +66,7 @@ class SampledReward:
         reward: Callable[[Rollout], Tensor],
         model: PeftModel,
         tokenizer,
-        ppo: PPOOptions,
+        ppo: PPOConfig,
         count: int,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
         run: RunFolder | None = None,
@@ -105,8 +105,8 @@ def group_trainer(
     tokenizer,
     prompts: Sequence[str],
     reward: SampledReward,
-    ppo: PPOOptions,
-    group: GroupOptions,
+    ppo: PPOConfig,
+    group: GroupConfig,
     limit: int,
     output: Path,
     keep: KeepOptions,
@@ -114,8 +114,8 @@ def group_trainer(
 ) -> RLOOTrainer | GRPOTrainer:
     """A trainer of `model`; `method` is rloo or grpo. A copy of its adapter as it is now becomes the reference.
 
-    An update has `batch_size` responses, as many as PPO's, to batch_size / group_size prompts, and is one optimizer
-    step: PPO's epochs and minibatches do not count. Optimizer and warm-up are PPO's. Checkpoints go into
+    An update has `batch_size` responses, as many as PPO's, to batch_size / num_generations prompts, and is one
+    optimizer step: PPO's epochs and minibatches do not count. Optimizer and warm-up are PPO's. Checkpoints go into
     `output`/checkpoints.
     """
     processes = PartialState().num_processes
@@ -123,7 +123,7 @@ def group_trainer(
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     kind, config = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}[method]
-    groups, share = ppo.batch_size // group.group_size, ppo.batch_size // processes
+    groups, share = ppo.batch_size // group.num_generations, ppo.batch_size // processes
     updates = math.ceil(ppo.prompt_epochs * len(prompts) / groups) if ppo.prompt_epochs else ppo.updates
     micro = next(d for d in range(min(ppo.micro_batch_size or share, share), 0, -1) if share % d == 0)
     optimizer = torch.optim.AdamW(trainable(model), lr=group.group_learning_rate, weight_decay=0.0)
@@ -150,14 +150,14 @@ def group_trainer(
     )
 
 
-def _method_arguments(method: str, ppo: PPOOptions, group: GroupOptions) -> dict:
+def _method_arguments(method: str, ppo: PPOConfig, group: GroupConfig) -> dict:
     own = {
         "rloo": {"normalize_advantages": ppo.whiten},
         # The KL's gradient is that of the reverse KL, as PPO's is; the first GRPO's was another.
         "grpo": {"loss_type": group.grpo_loss, "scale_rewards": "group", "use_bias_correction_kl": True},
     }
     return own[method] | {
-        "num_generations": group.group_size,
+        "num_generations": group.num_generations,
         "beta": ppo.kl_coef,
         "epsilon": ppo.clip,
         "max_grad_norm": ppo.max_grad_norm,
@@ -165,7 +165,7 @@ def _method_arguments(method: str, ppo: PPOOptions, group: GroupOptions) -> dict
     }
 
 
-def _sampling_arguments(ppo: PPOOptions, limit: int) -> dict:
+def _sampling_arguments(ppo: PPOConfig, limit: int) -> dict:
     """TRL's own temperature is that of log-probabilities too; PPO keeps the two apart, and so does this."""
     return {
         "temperature": ppo.temperature if ppo.logprobs_at_temperature else 1.0,
@@ -174,7 +174,7 @@ def _sampling_arguments(ppo: PPOOptions, limit: int) -> dict:
     }
 
 
-def group_row(logs: dict, method: str, ppo: PPOOptions) -> dict[str, float]:
+def group_row(logs: dict, method: str, ppo: PPOConfig) -> dict[str, float]:
     """A row of metrics from TRL's log of a step.
 
     TRL means the KL over tokens, k1 in RLOO and k3 in GRPO (there over micro-batches); a row has it in nats a response.

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from marlhf_lite.config import DataOptions, RMOptions, SFTOptions
+from marlhf_lite.config import DataConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.utils.errors import InputError
 
@@ -21,8 +21,8 @@ def train_sft(
     model: PeftModel | PreTrainedModel,
     tokenizer,
     rows: datasets.Dataset,
-    options: SFTOptions,
-    data: DataOptions,
+    options: SFTStageConfig,
+    data: DataConfig,
     output: Path,
     seed: int = 0,
 ) -> list[dict]:
@@ -43,7 +43,7 @@ def train_sft(
     return run_trainer(trainer, tokenizer, output, "SFT")
 
 
-def shared_arguments(output: Path, seed: int, options: SFTOptions | RMOptions, stage: str) -> dict:
+def shared_arguments(output: Path, seed: int, options: SFTStageConfig | RewardModelConfig, stage: str) -> dict:
     """Arguments that SFT and the reward model share, from options that begin with the stage's name."""
     given = {f.name.removeprefix(f"{stage}_"): getattr(options, f.name) for f in fields(options)}
     size, steps = split_batch(given["batch_size"], given["micro_batch_size"], f"--{stage}_")

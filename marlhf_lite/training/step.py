@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from marlhf_lite.config import MacroOptions, PPOOptions
+from marlhf_lite.config import MacroConfig, PPOConfig
 from marlhf_lite.macro import (
     MacroActions,
     clip_scores,
@@ -29,7 +29,7 @@ from marlhf_lite.macro import (
 from marlhf_lite.training.rollout import Rollout
 
 
-def shape_scores(rollout: Rollout, ppo: PPOOptions, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def shape_scores(rollout: Rollout, ppo: PPOConfig, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """[B] what is trained on, from the scores: whitened, clamped, scaled, less the penalty of a missing EOS.
 
     `reduce` sums over processes, so that whitening sees the whole update.
@@ -53,7 +53,7 @@ class Estimate:
 
 
 def estimate(
-    batch: Rollout, macro: MacroActions, logprobs: Tensor, values: Tensor, how: MacroOptions, ppo: PPOOptions
+    batch: Rollout, macro: MacroActions, logprobs: Tensor, values: Tensor, how: MacroConfig, ppo: PPOConfig
 ) -> Estimate:
     """KL-shaped macro rewards and macro values into GAE (section 3.2.2, Appendix D.1). Inputs [B, T], no gradient.
 
@@ -87,7 +87,7 @@ class Pass:
         return (Pass(*(torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in vars(self).values())) if bad else self), bad
 
 
-def sound_reference(rollout: Rollout) -> tuple[Rollout, list[str]]:
+def replace_nonfinite_ref_logprobs(rollout: Rollout) -> tuple[Rollout, list[str]]:
     """The rollout with 0 for reference log-probabilities that are NaN or ±inf, and their name if there are any."""
     if rollout.ref_logprobs[rollout.mask].isfinite().all():
         return rollout, []
@@ -95,7 +95,7 @@ def sound_reference(rollout: Rollout) -> tuple[Rollout, list[str]]:
     return replace(rollout, ref_logprobs=finite), ["reference log-probabilities"]
 
 
-def run_models(actors: nn.Module, batch: Rollout, ppo: PPOOptions) -> Pass:
+def run_models(actors: nn.Module, batch: Rollout, ppo: PPOConfig) -> Pass:
     """One forward pass of policy and critic (`ActorCritic`), with gradients where they are on. Padding is 0."""
     part = batch.trim()
     temperature = ppo.temperature if ppo.logprobs_at_temperature else 1.0
@@ -106,7 +106,7 @@ def run_models(actors: nn.Module, batch: Rollout, ppo: PPOOptions) -> Pass:
 
 @torch.no_grad()
 def freeze(
-    actors: nn.Module, rollout: Rollout, macro: MacroActions, how: MacroOptions, ppo: PPOOptions, reduce: Callable
+    actors: nn.Module, rollout: Rollout, macro: MacroActions, how: MacroConfig, ppo: PPOConfig, reduce: Callable
 ) -> tuple[Rollout, Pass, Estimate, list[str]]:
     """The rollout with old log-probabilities and values, the pass they come from, the estimate for all its steps, and
     the names of what was not finite.
@@ -121,9 +121,9 @@ def freeze(
     return replace(rollout, logprobs=before.logprobs, values=before.values), before, made, bad
 
 
-def needs_freeze(ppo: PPOOptions) -> bool:
+def needs_freeze(ppo: PPOConfig) -> bool:
     """Whether an update has several optimizer steps, or whitens: then old values must be kept."""
-    return ppo.ppo_epochs > 1 or ppo.minibatches > 1 or ppo.whiten
+    return ppo.num_ppo_epochs > 1 or ppo.num_mini_batches > 1 or ppo.whiten
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,16 @@ class Losses:
     stats: dict[str, float]
 
 
-def micro_losses(
+def compute_losses(
     now: Pass,
     batch: Rollout,
     macro: MacroActions,
     made: Estimate,
-    how: MacroOptions,
-    ppo: PPOOptions,
+    how: MacroConfig,
+    ppo: PPOConfig,
     counts: Tensor,
 ) -> Losses:
-    """Losses of one micro-batch, divided by `counts` (see `term_counts`) of the whole optimizer step."""
+    """Losses of one micro-batch, divided by `counts` (see `loss_normalizers`) of the whole optimizer step."""
     old_logprobs = now.logprobs.detach() if batch.logprobs is None else batch.logprobs
     old_values = now.values.detach() if batch.values is None else batch.values
     policy, on_policy = policy_loss(
@@ -162,7 +162,7 @@ def micro_losses(
         old_values,
         made.returns,
         macro,
-        ppo.value_clip or None,
+        ppo.cliprange_value or None,
         how.value_target,
         how.sigma,
         normalizer=counts[1],
@@ -179,7 +179,7 @@ def micro_losses(
     return Losses(policy, value, stats)
 
 
-def term_counts(macro: MacroActions, how: MacroOptions) -> Tensor:
+def loss_normalizers(macro: MacroActions, how: MacroConfig) -> Tensor:
     """[3] what the policy loss, the value loss and a KL in the loss average over: tokens, or macro actions."""
     tokens, actions = macro.token_mask.sum(), macro.mask.sum()
     by_token = (how.ratio == "token", how.value_target == "token", True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from marlhf_lite.config import DataOptions, InputOptions, ModelOptions
-from marlhf_lite.config.judging import EndpointOptions, JudgeOptions
+from marlhf_lite.config import DataConfig, InputConfig, ModelConfig
+from marlhf_lite.config.judging import EndpointConfig, JudgeConfig
 from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.compare import read_answers
 from marlhf_lite.evaluation.judges.asking import judge_pairs
@@ -26,13 +26,13 @@ _LONG = 200  # characters of a verdict that is none
 
 
 def run_judge(
-    options: JudgeOptions,
-    endpoint: EndpointOptions,
+    options: JudgeConfig,
+    endpoint: EndpointConfig,
     *,
     seed: int = 0,
-    model: ModelOptions | None = None,
-    data: DataOptions | None = None,
-    inputs: InputOptions | None = None,
+    model: ModelConfig | None = None,
+    data: DataConfig | None = None,
+    inputs: InputConfig | None = None,
 ) -> tuple[list[Verdict], dict]:
     """Judges what the options name, writes the counts beside the verdicts, if there are any, and prints them.
 
@@ -48,7 +48,7 @@ def run_judge(
     pairs = draw_pairs(make_pairs(find_answers(options.judge_answers), *methods), options.judge_size, seed)
     folder = Path(options.judge_folder).expanduser()
     check_place("--judge_folder", folder)
-    judge = make_judge(options, endpoint, model or ModelOptions(), data or DataOptions(), inputs or InputOptions())
+    judge = make_judge(options, endpoint, model or ModelConfig(), data or DataConfig(), inputs or InputConfig())
     verdicts = judge_pairs(judge, pairs, folder, options.judge_order, seed)
     counts = summary(verdicts) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
     if counts["judged"]:
@@ -74,7 +74,7 @@ def find_answers(places: str) -> list[dict]:
 
 
 def make_judge(
-    options: JudgeOptions, endpoint: EndpointOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions
+    options: JudgeConfig, endpoint: EndpointConfig, model: ModelConfig, data: DataConfig, inputs: InputConfig
 ) -> Judge:
     """The judge that `--judge` names. Raises `InputError` where it lacks something."""
     criteria = CRITERIA[options.judge_criteria]
@@ -86,7 +86,7 @@ def make_judge(
     return {"gold": _gold, "rm": _rm, "local": _local}[kind](options, model, data, inputs)
 
 
-def _gold(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
+def _gold(options: JudgeConfig, model: ModelConfig, data: DataConfig, inputs: InputConfig) -> Judge:
     from marlhf_lite.evaluation.judges.scorers import ScoreJudge
     from marlhf_lite.tasks.loading import load_task
     from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
@@ -97,20 +97,20 @@ def _gold(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs:
     return ScoreJudge(gold, "gold", options.judge_tie_margin)
 
 
-def _rm(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
+def _rm(options: JudgeConfig, model: ModelConfig, data: DataConfig, inputs: InputConfig) -> Judge:
     from marlhf_lite.evaluation.judges.scorers import reward_judge
-    from marlhf_lite.models.actor_critic import ScoreRole
+    from marlhf_lite.models.actor_critic import ScalarHeadModel
     from marlhf_lite.models.adapters import adapter
     from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
     from marlhf_lite.training.rewards import ModelReward
 
     folder = adapter("rm", inputs.rm)
-    reward = ModelReward(ScoreRole(load_score_model(load_base(model), folder)))
+    reward = ModelReward(ScalarHeadModel(load_score_model(load_base(model), folder)))
     tokenizer, size = load_tokenizer(model.model), options.judge_batch_size
     return reward_judge(reward, tokenizer, data.max_response_length, options.judge_tie_margin, size)
 
 
-def _local(options: JudgeOptions, model: ModelOptions, data: DataOptions, inputs: InputOptions) -> Judge:
+def _local(options: JudgeConfig, model: ModelConfig, data: DataConfig, inputs: InputConfig) -> Judge:
     from marlhf_lite.evaluation.judges.local import LocalJudge
     from marlhf_lite.models.loading import load_base, load_tokenizer
 

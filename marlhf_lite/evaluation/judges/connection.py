@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from marlhf_lite.config.judging import EndpointOptions
+from marlhf_lite.config.judging import EndpointConfig
 from marlhf_lite.utils.errors import InputError
 
 _OURS = ("model", "messages", "stream", "n")
 LIMITS = ("max_tokens", "max_completion_tokens")
 
 
-def request_fields(options: EndpointOptions) -> dict:
+def request_fields(options: EndpointConfig) -> dict:
     """The request's fields besides model and messages. Raises `InputError`."""
     if not options.judge_model.strip():
         raise InputError("--judge_model: not given: name the model that the endpoint is to judge with")
@@ -60,7 +60,7 @@ def find_key(name: str, environ: Mapping[str, str]) -> str:
     return key
 
 
-def connect(options: EndpointOptions, key: str) -> Callable:
+def connect(options: EndpointConfig, key: str) -> Callable:
     """The client's function that posts a chat completion and returns the raw answer. It never tries twice."""
     try:
         import openai
