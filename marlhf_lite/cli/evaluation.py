@@ -16,12 +16,13 @@ def _evaluate(options: SimpleNamespace) -> None:
     from marlhf_lite.evaluation.responses import sample_means
     from marlhf_lite.experiments import pipeline, workspace
     from marlhf_lite.experiments.evaluation_report import details
-    from marlhf_lite.models.adapters import adapter, check_place
+    from marlhf_lite.models.adapters import adapter
+    from marlhf_lite.utils.run_folder import check_writable
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None
     if options.sweep.responses:
-        check_place("--responses", Path(options.sweep.responses))
+        check_writable("--responses", Path(options.sweep.responses))
     policies = {}
     for item in filter(None, options.policies.policies.split(",")):
         name, _, folder = item.strip().rpartition("=")
@@ -31,7 +32,7 @@ def _evaluate(options: SimpleNamespace) -> None:
             raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
         policies[name] = place
     plan = make_plan(options.sweep, options.ppo.temperature)
-    work = workspace.open_context(options, [sft, *filter(None, [rm]), *policies.values()], again=True)
+    work = workspace.open_context(options, [sft, *filter(None, [rm]), *policies.values()], exist_ok=True)
     if work.is_main:
         rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.sweep.responses)
         figures = finish(work, sample_means(rows), {})

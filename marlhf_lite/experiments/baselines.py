@@ -127,7 +127,7 @@ def _train(
     """
     checkpoint = _last_checkpoint(run.path) if work.options.run.resume else None
     if checkpoint and trainer.is_world_process_zero():
-        run.rewind(json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
+        run.truncate_logs(json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
     recorder, folder = Recorder(name, run, translate), run.path / "policy"
     trainer.remove_callback(PrinterCallback)
     for callback in (recorder, *callbacks):

@@ -14,7 +14,6 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
-from marlhf_lite.models.adapters import check_output
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, model_path
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
@@ -24,7 +23,7 @@ from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import RunFolder, is_run
+from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, check_writable, is_run
 
 ONCE = ("output_dir", "overwrite", "resume", "from_checkpoint")  # options that are not asked of the run when it goes on
 
@@ -78,18 +77,21 @@ def say(text: str, end: str = "\n") -> None:
         print(text, end=end)
 
 
-def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), again: bool = False) -> RunContext:
+def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), exist_ok: bool = False) -> RunContext:
     """Check everything that can be checked without a model, then load tokenizer and base, then make the run's folder.
 
-    `inputs` are folders of earlier stages, which the run must not overwrite. `again`: a run that is there already is
-    opened and added to, as with `--resume`, and the base is loaded when it is first needed.
+    `inputs` are folders of earlier stages, which the run must not overwrite. `exist_ok`: a run that is there already
+    is opened and added to, as with `--resume`, and the base is loaded when it is first needed.
     """
     data = options.data
     _agree_on_folder(options)
-    if again and not options.run.overwrite and is_run(Path(options.run.output_dir)):
+    if exist_ok and not options.run.overwrite and is_run(Path(options.run.output_dir)):
         options.run.resume = options.run.output_dir
     if not options.run.resume:
-        check_output(options.run, [*inputs, data.dataset, options.model.model])
+        folder = Path(options.run.output_dir)
+        check_output_dir(folder, options.run.overwrite, [*inputs, data.dataset, options.model.model])
+        if options.run.figures:
+            check_writable("--figures", Path(options.run.figures))
     if options.model.finetune == "full" and options.model.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
     if hasattr(options, "keep"):
@@ -103,7 +105,7 @@ def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), again: b
     tokenizer = load_tokenizer(options.model.model)
     task, dropped = _drop_long(task, tokenizer, data.max_prompt_length)
     load = functools.cache(lambda: load_base(options.model))
-    if not (again and options.run.resume):  # what is evaluated again may need no model
+    if not (exist_ok and options.run.resume):  # what is evaluated again may need no model
         load()
     if hasattr(options, "sft") and options.model.finetune == "lora":  # a command that makes adapters
         check_targets(load(), options.model.lora_target_modules)
@@ -133,7 +135,7 @@ def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
     if state.is_main_process and options.run.resume and is_run(path):
         run, now = RunFolder.open(path), flat(options)
         if set(run.config) <= {"environment", *now}:
-            run.amend({name: value for name, value in now.items() if name not in ONCE})
+            run.update_config({name: value for name, value in now.items() if name not in ONCE})
     elif state.is_main_process and not (options.run.resume and path.exists()):
         RunFolder.create(path, flat(options), overwrite=options.run.overwrite)
     state.wait_for_everyone()

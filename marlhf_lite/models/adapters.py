@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
-from marlhf_lite.config import RunConfig
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import RunFolder
 
 # Option -> the command that makes its folder, what peft calls such an adapter, and where in a run it may stand.
 ADAPTERS = {
@@ -70,36 +66,3 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
     weights = "model*" if whole else "adapter_model.*"
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")
-
-
-def check_output(run: RunConfig, inputs: Iterable[str | Path] = ()) -> None:
-    """What would stop a run from being written, said before it starts. Nothing is made or emptied here.
-
-    Raises `InputError` where the folder is in use, cannot be made, or `--overwrite` would remove one of `inputs`.
-    """
-    path = Path(run.output_dir)
-    check_place("--output_dir", path)
-    if run.figures:
-        check_place("--figures", Path(run.figures))
-    if not path.exists() or not any(path.iterdir()):
-        return
-    if not run.overwrite:
-        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
-    try:
-        is_run = "environment" in RunFolder.open(path).config
-    except InputError:
-        is_run = False
-    if not is_run:
-        raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
-    for needed in map(Path, inputs):
-        if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
-            raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
-
-
-def check_place(option: str, path: Path) -> None:
-    """Raises `InputError` where a folder `path`, which `option` names, cannot be made or written to."""
-    place = next(p for p in (path, *path.parents) if p.exists())
-    if not place.is_dir():
-        raise InputError(f"{option} {path} cannot be made ({place} is a file): choose another name")
-    if not os.access(place, os.W_OK):
-        raise InputError(f"{option} {path} cannot be made (no right to write in {place}): choose another name")

@@ -96,7 +96,7 @@ class Checkpoints:
         if self.accelerator.is_main_process:
             for later in (u for u in done if u > update):  # of a past that now does not happen
                 self._remove(later)
-            self.run.rewind(state["logs"])
+            self.run.truncate_logs(state["logs"])
             for rest in self.folder.glob(".update-*"):  # of a save that was killed
                 shutil.rmtree(rest)
         self.accelerator.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""JSON lines and whole files, written so that a kill or a full disk leaves nothing half done that is read as whole."""
+"""JSON and JSON-lines files that stay readable when the writer is killed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from marlhf_lite.utils.errors import InputError
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Writes `obj` as strict JSON, for result files: whole or not at all, never half; NaN and ±inf become null.
+    """Write `obj` as strict JSON, completely or not at all. NaN and ±inf become null, parent folders are created.
 
-    Takes numbers, strings, lists, dicts, tensors and arrays; raises `InputError` for anything else. Parents are made.
+    Raises `InputError` for anything but numbers, strings, lists, dicts, tensors and arrays.
     """
     path = Path(path)
-    text = json.dumps(plain(obj, path.name, strict=True), ensure_ascii=False, allow_nan=False, indent=1)
+    text = json.dumps(to_jsonable(obj, path.name), ensure_ascii=False, allow_nan=False, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _encode(text))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """A reader, or a run that is killed, sees the old file or the new one, never half of it."""
+    """Replace the file in one step: a reader finds the old content or the new one, also after a kill."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -37,77 +37,78 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
-    """Adds a JSON line for each row; NaN and ±inf become null. A line that a crash cut off before is removed.
+    """Append one JSON line a row and flush. NaN and ±inf become null.
 
-    Raises `InputError` for a value that JSON cannot hold, `OSError` where the disk is full.
+    A kill may cut the last line. The next append drops the cut line, so that new rows begin on a line of their own.
+    Raises `InputError` for a value that JSON cannot hold, and `OSError` where the disk is full.
     """
-    lines = [_encode(json.dumps(plain(row, path.name, strict=True), ensure_ascii=False) + "\n") for row in rows]
-    # Unbuffered: each write is one call to the system, which a signal or a kill does not split.
-    with open(path, "a+b", buffering=0) as file:
-        _mend_end(file)
-        for line in lines:
-            if file.write(line) != len(line):
-                raise OSError(f"{path}: only part of a line was written; is the disk full?")
+    lines = [_encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows]
+    _end_last_line(path)
+    with open(path, "ab") as file:
+        file.writelines(lines)
+
+
+def _end_last_line(path: Path) -> None:
+    """Remove a cut last line; complete one that lacks nothing but its line break."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with open(path, "r+b") as file:
+        end = file.seek(-1, os.SEEK_END) + 1
+        if file.read(1) == b"\n":
+            return
+        file.seek(0)
+        last = file.read().rpartition(b"\n")[2]
+        if _parse(last) is None:
+            file.truncate(end - len(last))
+        else:
+            file.write(b"\n")
 
 
 def read_lines(path: Path) -> list[dict]:
-    """The objects of a JSON-lines file, in order; none if there is no file. A cut-off last line is left out.
+    """Read the objects of a JSON-lines file in order; none if there is no file. A cut last line is skipped.
 
-    Raises `InputError` for a broken line, with its file and number.
+    Raises `InputError` for any other broken line, with its file and number.
     """
     if not path.exists():
         return []
     *lines, last = path.read_bytes().split(b"\n")
     rows = [_parse(line) for line in lines]
     if None in rows:
-        raise InputError(f"{path}, line {rows.index(None) + 1}: not a JSON object: mend or delete the line")
+        raise InputError(f"{path}, line {rows.index(None) + 1}: not a JSON object: fix or delete the line")
     unfinished = _parse(last)
     return rows if unfinished is None else [*rows, unfinished]
 
 
-def plain(value: Any, where: str, strict: bool) -> Any:
-    """`value` of plain Python types alone; `strict` JSON has no NaN or ±inf."""
+def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
+    """Convert `value` to plain Python types. NaN and ±inf become None unless `allow_nan`.
+
+    Raises `InputError` that calls the value `name`, for a type that JSON does not have.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{where}: {key}", strict) for key, item in value.items()}
+        return {str(key): to_jsonable(item, f"{name}: {key}", allow_nan) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, where, strict) for item in value]
+        return [to_jsonable(item, name, allow_nan) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist"):  # tensors, arrays and their scalars
-        return plain(value.tolist(), where, strict)
+        return to_jsonable(value.tolist(), name, allow_nan)
     if isinstance(value, float):
-        return None if strict and not math.isfinite(value) else float(value)
+        return float(value) if allow_nan or math.isfinite(value) else None
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | str):
-        return int(value) if isinstance(value, int) else str.__str__(value)  # YAML takes no subclass, such as an enum
-    raise InputError(f"{where} is a {type(value).__name__}: give numbers, strings, lists or dicts of them")
-
-
-def _mend_end(file: Any) -> None:
-    """Cuts off a last line that a crash left unfinished; ends one that only lacks its line break."""
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    last = file.read().rsplit(b"\n", 1)[-1]
-    if _parse(last) is None:
-        file.truncate(end - len(last))
-    else:
-        file.write(b"\n")
+    if isinstance(value, int | str):  # YAML writes no subclass, such as an enum
+        return int(value) if isinstance(value, int) else str.__str__(value)
+    raise InputError(f"{name} is a {type(value).__name__}: give numbers, strings, lists or dicts of them")
 
 
 def _parse(line: bytes) -> dict | None:
     try:
         row = json.loads(line)
     except ValueError:
-        row = None
+        return None
     return row if isinstance(row, dict) else None
 
 
 def _encode(text: str) -> bytes:
-    # A model may emit half a surrogate pair, which UTF-8 has no bytes for; its escape reads back as the same.
+    # A model may emit half of a surrogate pair. UTF-8 has no bytes for it, but its JSON escape reads back as the same.
     return text.encode("utf-8", errors="backslashreplace")

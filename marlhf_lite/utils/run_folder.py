@@ -1,6 +1,6 @@
-"""A run is a folder: what was asked (config.yaml), what happened (metrics.jsonl), what was written (samples.jsonl).
+"""A run is a folder: what was asked (config.yaml), what happened (metrics.jsonl, tests.jsonl, samples.jsonl).
 
-Pictures, reports and notebooks read these files, never a terminal's output.
+Figures, reports and notebooks read these files.
 """
 
 import datetime
@@ -15,14 +15,14 @@ from pathlib import Path
 import yaml
 
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import append_lines, plain, read_lines, write_atomically
+from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "marlhf_lite")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
 
 
 class RunFolder:
-    """One run on disk, at `path`; `config` is what config.yaml holds. Make it with `create` or `open`."""
+    """One run on disk, at `path`; `config` is the content of config.yaml. Make it with `create` or `open`."""
 
     def __init__(self, path: Path, config: dict):
         self.path = path
@@ -30,77 +30,85 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping, overwrite: bool = False) -> "RunFolder":
-        """A new folder with config.yaml: the config as given and an `environment` block (see `environment`).
+        """Create a run folder and its config.yaml: the config as given and an `environment` block.
 
         Args:
-            path: a folder that is empty or not there yet; its parents are made.
-            config: names to numbers, strings, lists or dicts. Tuples become lists, paths and names become strings.
+            path: a folder that is empty or does not exist yet; parents are created.
+            config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
                 An `environment` from an earlier run is replaced.
-            overwrite: empties the folder first, if it holds a run; checkpoints and all.
+            overwrite: delete the content of the folder first, if it holds a run, with its checkpoints.
 
         Raises:
-            InputError: the folder has something in it, `overwrite` would remove something that is no run, or the
-                config holds something YAML cannot.
+            InputError: the folder cannot be used (see `check_output_dir`), or YAML cannot hold the config.
         """
         path = Path(path)
-        config = plain(dict(config), "config", strict=False) | {"environment": environment()}
-        _make_empty(path, overwrite)
-        _write_config(path, config)
-        return cls(path, config)
+        config = to_jsonable(dict(config), "config", allow_nan=True) | {"environment": environment()}
+        check_output_dir(path, overwrite)
+        path.mkdir(parents=True, exist_ok=True)
+        # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
+        for item in sorted(path.iterdir(), key=lambda item: item.name == CONFIG):
+            if item.is_dir() and not item.is_symlink():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+        run = cls(path, config)
+        run._write_config()
+        return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """An existing run, to read or to log more into. Raises InputError if it or its config is missing or broken."""
+        """Open an existing run. Raises `InputError` if it or its config is missing or broken."""
         path = Path(path)
         if not (path / CONFIG).is_file():
-            what = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
-            raise InputError(f"{path} is not a run ({what}): give the --output_dir of a training run")
+            reason = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
+            raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
         return cls(path, _read_config(path / CONFIG))
 
-    def amend(self, changes: Mapping) -> None:
-        """Writes config.yaml again with these values; its `environment` stays that of the start."""
-        self.config |= plain(dict(changes), "config", strict=False)
-        _write_config(self.path, self.config)
+    def update_config(self, changes: Mapping) -> None:
+        """Write config.yaml again with these values; its `environment` stays that of the start."""
+        self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
+        self._write_config()
+
+    def _write_config(self) -> None:
+        text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
+        write_atomically(self.path / CONFIG, text.encode())
 
     def log_metrics(self, row: Mapping) -> None:
-        """Adds a line to metrics.jsonl: names to numbers, also tensors or numpy's. NaN and ±inf become null.
+        """Append a row to metrics.jsonl: names to numbers, tensors or arrays. NaN and ±inf become null.
 
-        Raises InputError for a value that JSON cannot hold.
+        Raises `InputError` for a value that JSON cannot hold.
         """
         append_lines(self.path / METRICS, [row])
 
     def log_samples(self, rows: Iterable[Mapping]) -> None:
-        """Adds a line to samples.jsonl for each row; see `log_metrics`."""
+        """Append rows to samples.jsonl; see `log_metrics`."""
         append_lines(self.path / SAMPLES, rows)
 
-    def metrics(self) -> list[dict]:
-        """The rows of metrics.jsonl, in order; none if nothing was logged yet. A cut-off last line is left out.
+    def log_tests(self, row: Mapping) -> None:
+        """Append a row to tests.jsonl, the scores on held-out prompts during training; see `log_metrics`."""
+        append_lines(self.path / TESTS, [row])
 
-        Raises InputError for a broken line, with its file and number.
-        """
+    def metrics(self) -> list[dict]:
+        """Read the rows of metrics.jsonl; none if nothing was logged yet. See `read_lines` for broken lines."""
         return read_lines(self.path / METRICS)
 
     def samples(self) -> list[dict]:
-        """The rows of samples.jsonl; see `metrics`."""
+        """Read the rows of samples.jsonl; see `metrics`."""
         return read_lines(self.path / SAMPLES)
 
-    def log_tests(self, row: Mapping) -> None:
-        """Adds a line to tests.jsonl, the scores on held-out prompts while training; see `log_metrics`."""
-        append_lines(self.path / TESTS, [row])
-
     def tests(self) -> list[dict]:
-        """The rows of tests.jsonl; see `metrics`."""
+        """Read the rows of tests.jsonl; see `metrics`."""
         return read_lines(self.path / TESTS)
 
     def position(self) -> dict[str, int]:
-        """How many bytes each of the logs holds: what a checkpoint remembers."""
+        """Size of each log in bytes, which a checkpoint stores."""
         paths = {name: self.path / name for name in (METRICS, SAMPLES, TESTS)}
         return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
 
-    def rewind(self, position: Mapping[str, int]) -> None:
-        """Cuts the logs back to an earlier `position`, when a run goes on from there.
+    def truncate_logs(self, position: Mapping[str, int]) -> None:
+        """Cut the logs back to an earlier `position`, before a run resumes from there.
 
-        Raises InputError where a log is shorter than it was: then it is not the checkpoint's.
+        Raises `InputError` where a log is shorter than that: then the checkpoint belongs to other logs.
         """
         now = self.position()
         for name, size in position.items():
@@ -111,13 +119,58 @@ class RunFolder:
                 os.truncate(self.path / name, size)
 
 
-def environment() -> dict:
-    """What a result depends on besides its config: versions, commit, date (UTC), platform and threads.
+def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:
+    """Check that a new run can be written to `path`. Nothing is created or deleted here.
 
-    A package that is missing has version None; outside a git checkout `git_commit` and `git_dirty` are None. Dirty
-    means that a tracked file differs from the commit.
+    Raises `InputError` where the folder is in use or cannot be created, and where `overwrite` would delete something
+    that is no run or one of `inputs`.
     """
-    import torch  # here, because reading records needs no torch
+    check_writable("--output_dir", path)
+    if not path.exists() or not any(path.iterdir()):
+        return
+    if not overwrite:
+        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
+    if not is_run(path):
+        raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
+    for needed in map(Path, inputs):
+        if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
+            raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise `InputError` where the folder `path`, which `option` names, cannot be created or written to."""
+    parent = next(p for p in (path, *path.parents) if p.exists())
+    if not parent.is_dir():
+        raise InputError(f"{option} {path} cannot be made ({parent} is a file): choose another name")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"{option} {path} cannot be made (no right to write in {parent}): choose another name")
+
+
+def is_run(path: Path) -> bool:
+    """Whether `path` holds a run: many projects have a config.yaml, ours has an `environment` block."""
+    try:
+        return "environment" in _read_config(path / CONFIG)
+    except (OSError, InputError):
+        return False
+
+
+def _read_config(path: Path) -> dict:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from None
+    if isinstance(config, dict):
+        return config
+    raise InputError(f"{path} holds no names and values: fix it")
+
+
+def environment() -> dict:
+    """Everything a result depends on besides its config: versions, commit, date (UTC), platform and threads.
+
+    A missing package has version None; outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that
+    a tracked file differs from the commit.
+    """
+    import torch  # here, because reading run folders needs no torch
 
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", Path(__file__).name) else None
     status = _git("status", "--porcelain", "--untracked-files=no") if commit else None
@@ -140,51 +193,11 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says in this file's folder; None if it fails, is not there, or takes too long."""
-    # Without the lock, asking never gets in the way of a commit made at the same time.
+    """Output of a git command in this file's folder; None if it fails or takes too long."""
+    # Without the lock, a question never disturbs a commit made at the same time.
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
-
-
-def _make_empty(path: Path, overwrite: bool) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        inside = list(path.iterdir())
-    except OSError as error:
-        raise InputError(f"--output_dir {path} cannot be made ({error.strerror}): choose another name") from None
-    if inside and not overwrite:
-        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
-    if inside and not is_run(path):
-        raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
-    # The config goes last: interrupted here, the rest is still a run that can be overwritten.
-    for item in sorted(inside, key=lambda item: item.name == CONFIG):
-        if item.is_dir() and not item.is_symlink():
-            shutil.rmtree(item)
-        else:
-            item.unlink()
-
-
-def is_run(path: Path) -> bool:
-    """Many projects have a config.yaml; ours says which environment wrote it."""
-    try:
-        return "environment" in _read_config(path / CONFIG)
-    except (OSError, InputError):
-        return False
-
-
-def _write_config(path: Path, config: dict) -> None:
-    write_atomically(path / CONFIG, yaml.safe_dump(config, sort_keys=False, allow_unicode=True).encode())
-
-
-def _read_config(path: Path) -> dict:
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): mend it") from None
-    if isinstance(config, dict):
-        return config
-    raise InputError(f"{path} holds no names and values: mend it")

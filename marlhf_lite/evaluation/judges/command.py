@@ -17,9 +17,9 @@ from marlhf_lite.evaluation.judges.judge import Judge
 from marlhf_lite.evaluation.judges.pairs import Verdict, draw_pairs, make_pairs
 from marlhf_lite.evaluation.judges.store import file_name
 from marlhf_lite.evaluation.responses import first_samples
-from marlhf_lite.models.adapters import check_place
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import check_writable
 
 _FEW = 20  # rows of a task whose scorer alone is wanted
 _LONG = 200  # characters of a verdict that is none
@@ -47,7 +47,7 @@ def run_judge(
         raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
     pairs = draw_pairs(make_pairs(find_answers(options.judge_answers), *methods), options.judge_size, seed)
     folder = Path(options.judge_folder).expanduser()
-    check_place("--judge_folder", folder)
+    check_writable("--judge_folder", folder)
     judge = make_judge(options, endpoint, model or ModelConfig(), data or DataConfig(), inputs or InputConfig())
     verdicts = judge_pairs(judge, pairs, folder, options.judge_order, seed)
     counts = summary(verdicts) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
