@@ -4,6 +4,7 @@
 #   PYTHON       the interpreter that creates the environment
 #   VENV         the environment's folder
 #   ARGS         more arguments for demo and test
+#   WORKERS      test processes, each on one thread; "logical" is one for every core, 0 is none beside pytest's own
 #   NOTEBOOKS    the notebooks to execute
 #   REPO         owner/name of the GitHub repository, for badges
 #   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
@@ -12,6 +13,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= logical
 NOTEBOOKS ?= notebooks/*.ipynb notebooks/solutions/*.ipynb
 REPO ?=
 TORCH_INDEX ?=
@@ -19,6 +21,8 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
+BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
+SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
@@ -33,8 +37,9 @@ install: $(STAMP) ## Create the environment with the tested versions (again only
 demo: $(STAMP) ## SFT, reward model, PPO and MA-PPO on the embedded task, with a picture
 	$(BIN)/marlhf demo $(ARGS)
 
-test: $(STAMP) ## Run the tests
-	$(BIN)/python -m pytest $(ARGS)
+# At most 8 workers: each may hold a model and a notebook's kernel, about 2 GB.
+test: $(STAMP) ## Run the tests, on all cores
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
 
 lint: $(STAMP) ## Report lint and formatting
 	$(BIN)/python -m ruff check .
@@ -54,8 +59,11 @@ notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their 
 	    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False $(NOTEBOOKS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
-badges: $(STAMP) ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
-	$(BIN)/python -m marlhf_lite.plotting.notebook badges $(REPO)
+badges: ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
+	@echo '$(REPO)' | grep -Eqx '[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+' || \
+	{ echo "REPO='$(REPO)': give the repository as REPO=owner/name" >&2; exit 2; }
+	sed -E -i.bak 's#($(SITES))[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#\1$(REPO)#g' $(BADGED)
+	rm -f $(BADGED:=.bak)
 
 clean: ## Remove caches and builds; keep the environment and the runs
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -27,6 +27,11 @@ PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
 
 
+def pytest_collection_modifyitems(items):
+    """Long tests first: side by side, no process works on one after the others have ended."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)

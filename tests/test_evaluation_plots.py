@@ -7,6 +7,7 @@ mpl.use("Agg")
 import numpy as np
 import pytest
 from conftest import find
+from figure_checks import check_figures
 from matplotlib import pyplot as plt
 from matplotlib.colors import same_color
 
@@ -18,7 +19,6 @@ from marlhf_lite.evaluation.plan import make_plan
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.experiments.evaluation_report import details
 from marlhf_lite.plotting import evaluation as plots
-from marlhf_lite.plotting.notebook import check_figures
 from marlhf_lite.plotting.training import method_styles, save
 from marlhf_lite.utils.errors import InputError
 

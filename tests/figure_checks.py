@@ -1,0 +1,38 @@
+"""Are all axes labelled? Asked of open figures in a test, and of every picture that a notebook makes."""
+
+from matplotlib import pyplot as plt
+from matplotlib.backend_bases import FigureCanvasBase
+
+
+def unlabelled(figure):
+    """A line for each axes with data that has no label on x or on y.
+
+    A label on axes that share the x or the y counts for all of them. Colour bars need one label; axes that are
+    switched off, none.
+    """
+    lines = []
+    for place, ax in enumerate(figure.axes):
+        if not (ax.axison and ax.get_visible() and ax.has_data()):
+            continue
+        x = bool(figure.get_supxlabel()) or any(a.get_xlabel() for a in ax.get_shared_x_axes().get_siblings(ax))
+        y = bool(figure.get_supylabel()) or any(a.get_ylabel() for a in ax.get_shared_y_axes().get_siblings(ax))
+        if not (x and y) and not (ax.get_label() == "<colorbar>" and (x or y)):
+            lines.append(f"figure {figure.number}, axes {place}: no label on {'y' if x else 'x'}")
+    return lines
+
+
+def check_figures():
+    """All open figures are labelled."""
+    assert not [line for number in plt.get_fignums() for line in unlabelled(plt.figure(number))]
+
+
+def watch():
+    """A list that from now on gets the unlabelled axes of every figure that is drawn to a picture."""
+    found, draw = [], FigureCanvasBase.print_figure
+
+    def noting(canvas, *args, **kwargs):
+        found.extend(unlabelled(canvas.figure))
+        return draw(canvas, *args, **kwargs)
+
+    FigureCanvasBase.print_figure = noting
+    return found
