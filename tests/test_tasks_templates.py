@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlhf_lite.tasks import templates
-from marlhf_lite.tasks.files import Rows, read_rows
+from marlhf_lite.tasks.loading import read_file
 from marlhf_lite.utils.errors import InputError
 
 GOOD = {"prompt": "Why?", "chosen": " Because.", "rejected": " No."}
@@ -133,7 +133,7 @@ TRANSCRIPTS = {"chosen": "\n\nHuman: a\n\nAssistant: x", "rejected": "\n\nHuman:
 BAD = [
     ("missing_column", {"prompt": "a", "chosen": "b"}, "no 'rejected'"),
     ("not_text", {**GOOD, "chosen": 3}, "'chosen' is not text but int"),
-    ("not_text", {**GOOD, "prompt": None}, "'prompt' is not text but NoneType"),
+    ("missing_column", {**GOOD, "prompt": None}, "no 'prompt'"),
     ("not_text", {**GOOD, "rejected": " x\ud83d"}, "'rejected' has half a surrogate pair at character 3"),
     ("empty_prompt", {**GOOD, "prompt": " \n"}, "the prompt is empty"),
     ("empty_prompt", {**GOOD, "prompt": "\n\nAssistant:"}, "the prompt is empty"),
@@ -143,9 +143,8 @@ BAD = [
 
 @pytest.mark.parametrize(("reason", "row", "message"), BAD)
 def test_bad_rows(reason, row, message):
-    text = fails([GOOD, row], f"pairs.jsonl: row 2: {message}", "mend or delete the row", "--bad_rows drop")
+    text = fails([GOOD, row], f"pairs.jsonl: row 2: {message}", "correct or delete the row", "--bad_rows drop")
     assert text.startswith("pairs.jsonl")
-    fails(Rows([GOOD, row], ["line 1", "line 7"]), f"pairs.jsonl: line 7: {message}")
     pairs, counts = templates.to_preferences([GOOD, row, row], "x", bad_rows="drop")
     assert pairs == [GOOD] and counts == {"read": 3, "kept": 1, reason: 2}
 
@@ -178,14 +177,4 @@ def test_place_from_file(tmp_path):
     with gzip.open(path, "wt") as file:
         file.write(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "prompt": ""}) + "\n")
     with pytest.raises(InputError, match=r"pairs\.jsonl\.gz: line 3: the prompt is empty"):
-        templates.to_preferences(read_rows(path), str(path))
-
-
-@pytest.mark.skipif("MARLHF_HH_SAMPLE" not in os.environ, reason="MARLHF_HH_SAMPLE names no file")
-def test_hh_sample():
-    rows = read_rows(os.environ["MARLHF_HH_SAMPLE"])
-    pairs, counts = templates.to_preferences(rows, "hh")
-    assert counts == {"read": 519, "kept": 516, "empty_response": 3}
-    whole = {(row["chosen"].rstrip(), row["rejected"].rstrip()) for row in rows}
-    assert all((pair["prompt"] + pair["chosen"], pair["prompt"] + pair["rejected"]) in whole for pair in pairs)
-    assert all(pair["prompt"].endswith("\n\nAssistant:") and pair["chosen"].startswith(" ") for pair in pairs)
+        templates.to_preferences(read_file(path), str(path))

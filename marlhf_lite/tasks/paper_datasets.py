@@ -1,8 +1,7 @@
-"""The paper's four data sets as they stand on the hub: what to ask for, and how their rows become a task's.
+"""The paper's four data sets on the hub: what to load, and how their rows become rows of a task.
 
-Three of them have a loading script on their main branch, which `datasets` runs no longer. They are read from the branch
-that the hub itself keeps for each data set, with its rows as Parquet, a folder a configuration. A local copy needs no
-name: rows are known by their columns.
+Three of them have a loading script on their main branch, which `datasets` no longer runs. They are read from the
+branch that the hub keeps for each data set, with its rows as Parquet. A local copy is recognised by its columns.
 """
 
 import json
@@ -27,7 +26,7 @@ PARQUET_BRANCH = "refs/convert/parquet"
 
 
 def tldr_row(row: dict) -> dict[str, str]:
-    """A row of `openai/summarize_from_feedback`, comparisons. Its news articles (CNN/DM, no posts) are left out."""
+    """Convert a comparison of `openai/summarize_from_feedback`. Its news articles (CNN/DM) are left out."""
     info = row["info"] if isinstance(row["info"], dict) else {}
     if info.get("article") and not info.get("post"):
         raise BadRow("news_article", "a news article, not a post")
@@ -39,7 +38,7 @@ def tldr_row(row: dict) -> dict[str, str]:
 
 
 def webgpt_row(row: dict) -> dict[str, str]:
-    """A row of `openai/webgpt_comparisons`; the answer with the higher score is chosen, a tie teaches nothing."""
+    """Convert a row of `openai/webgpt_comparisons`: the answer with the higher score is chosen, ties are left out."""
     prompt = webgpt_prompt(_text(row, "question", "full_text"))
     first, second = (" " + strip_citations(_text(row, f"answer_{i}")).strip() for i in (0, 1))
     scores = [_number(row, f"score_{i}") for i in (0, 1)]
@@ -49,7 +48,7 @@ def webgpt_row(row: dict) -> dict[str, str]:
 
 
 def apps_row(row: dict) -> dict[str, str]:
-    """A problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output as JSON, '' for none."""
+    """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output or empty."""
     problem = apps_test_row(row)
     if not problem["chosen"].strip():
         raise BadRow("no_solution", "'solutions' has none")
@@ -57,7 +56,7 @@ def apps_row(row: dict) -> dict[str, str]:
 
 
 def apps_test_row(row: dict) -> dict[str, str]:
-    """As `apps_row`, but problems without a solution stay, `chosen` empty: programs are judged by tests alone."""
+    """Convert a problem as `apps_row` does, but keep those without a solution: programs are judged by tests alone."""
     tests = _json(row, "input_output", {})
     solutions = _json(row, "solutions", [])
     starter = row["starter_code"] or ""
@@ -73,24 +72,15 @@ def apps_test_row(row: dict) -> dict[str, str]:
     }
 
 
-def _inner(row: dict, *path):
-    """The value at `path`, one key or index a level."""
-    value = row
+def _text(row: dict, *path) -> str:
+    """Return the text at `path`, one key or index a level. Raises `BadRow` where there is none."""
+    value, name = row, path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
     for key in path:
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
-            raise BadRow("missing_column", f"no {_name(path)!r}") from None
-    return value
-
-
-def _name(path: tuple) -> str:
-    return path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
-
-
-def _text(row: dict, *path) -> str:
-    value = _inner(row, *path)
-    check_text(value, _name(path))
+            raise BadRow("missing_column", f"no {name!r}") from None
+    check_text(value, name)
     return value
 
 
@@ -101,7 +91,7 @@ def _number(row: dict, column: str) -> float:
 
 
 def _json(row: dict, column: str, empty: dict | list):
-    """The JSON text in `column`, of the type of `empty`, which stands for a blank."""
+    """Parse the JSON text in `column`, whose type is that of `empty`; a blank gives `empty`."""
     if not row[column]:
         return empty
     check_text(row[column], column)
@@ -130,7 +120,7 @@ APPS = Form(
 
 @dataclass(frozen=True)
 class HubData:
-    """One data set: the form of its rows, and what `datasets.load_dataset` is given beside the name."""
+    """A data set on the hub: the form of its rows, and the arguments of `datasets.load_dataset` besides the name."""
 
     form: Form
     arguments: dict
@@ -149,7 +139,7 @@ HUB = {
 
 
 def form_of(columns: Collection[str]) -> Form:
-    """The form whose columns these are, or most of them: then a message can name what is missing."""
+    """Return the form that has these columns, or most of them, so that a message can name the missing ones."""
 
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)

@@ -1,4 +1,4 @@
-"""Rows to the parts of the pipeline: SFT 20 %, reward model 40 %, PPO 40 % (paper, Appendix B.2), and a test part."""
+"""Split rows for the pipeline: SFT 20 %, reward model 40 %, PPO 40 % (paper, Appendix B.2), and a test part."""
 
 import random
 from collections import Counter
@@ -29,13 +29,15 @@ def split_rows(
     test_fraction: float = 0.1,
     test: Sequence[dict] | None = None,
 ) -> datasets.DatasetDict:
-    """Rows (dicts with a `prompt`) to a `DatasetDict` of `sft`, `rm`, `ppo` and `test`, in an order drawn by `seed`.
+    """Split rows (dicts with a `prompt`) into `sft`, `rm`, `ppo` and `test`, in an order drawn by `seed`.
 
-    `fractions` divide what is not test; a part whose fraction is 0 stays empty. `test_fraction` is a share of the rows
-    below 1, or a whole number of rows. Rows with the same prompt (surrounding white space aside) go to the same part,
-    so no part sees a prompt of another. Sizes are exact where all prompts differ, else as close as placing the largest
-    groups first gets them. Given `test`, that is the test part, in its own order, and rows whose prompt is in it are
-    left out of the other parts.
+    Rows with the same prompt (surrounding white space aside) go to the same part, so no part sees a prompt of another.
+    Sizes are exact where all prompts differ, else as close as placing the largest groups first gets them.
+
+    Args:
+        fractions: shares of sft, rm and ppo in what is not test; a part whose share is 0 stays empty.
+        test_fraction: a share of the rows below 1, or a whole number of rows.
+        test: a separate test set, kept in its own order; rows whose prompt is in it are left out of the other parts.
 
     Raises `InputError` where rows or different prompts are too few for every part to have one.
     """
@@ -67,7 +69,7 @@ def _check_fractions(fractions: Sequence[float], test_fraction: float) -> None:
 
 
 def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict[str, int]:
-    """How many rows each part should have: they add up to `total`, and only a part with fraction 0 has none."""
+    """Return the rows of each part: they add up to `total`, and only a part with fraction 0 has none."""
     wanted = sum(share > 0 for share in fractions)
     test = int(test_fraction)
     if 0 < test_fraction < 1:
@@ -90,7 +92,7 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
 
 
 def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
-    """The indices of the rows of each part, shuffled; rows with the same key stay together."""
+    """Return the shuffled row indices of each part; rows with the same key stay together."""
     order = list(range(len(keys)))
     random.Random(seed).shuffle(order)
     groups = Counter(keys[index] for index in order)
@@ -108,7 +110,7 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
 
 
 def _assign(groups: Counter, sizes: dict[str, int]) -> dict[str, str]:
-    """A part for every group, the largest first: where it fits, and among those the part that is least full."""
+    """Place the groups, the largest first, each in the part where it fits, and of several in the emptiest."""
     free, part_of = dict(sizes), {}
     empty = set(sizes)
     for done, (key, count) in enumerate(groups.most_common()):

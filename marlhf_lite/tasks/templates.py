@@ -1,7 +1,7 @@
-"""Prompt templates of the four tasks, and rows of any accepted form to the columns of a task.
+"""Prompt templates of the four tasks (paper, Appendix B.1 and B.2), and the conversion of rows to a task's columns.
 
-The templates are those of the paper's Appendix B.1 and B.2. Every prompt ends where the response begins, without white
-space; a response begins with the space or line break that parts it from its prompt, so `prompt + response` is the text.
+A prompt ends without white space; its response begins with the space or line break between them, so that
+`prompt + response` is the whole text.
 """
 
 import re
@@ -22,15 +22,14 @@ _ROLES = {"user": HUMAN, "human": HUMAN, "assistant": ASSISTANT, "gpt": ASSISTAN
 
 
 def tldr_prompt(subreddit: str, post: str) -> str:
-    """`POST Subreddit: r/cats`, the post and `TL;DR:`, a line each. `subreddit` is given with or without `r/`."""
+    """Return `POST Subreddit: r/cats`, the post and `TL;DR:`, a line each; `subreddit` may begin with `r/`."""
     return f"POST Subreddit: r/{subreddit.strip().removeprefix('r/')}\n{post.strip()}\nTL;DR:"
 
 
 def hh_prompt(turns: str | Sequence[str]) -> str:
-    """A dialogue as `\\n\\nHuman: … \\n\\nAssistant:`, ready for the assistant's next turn.
+    """Return a dialogue as `\\n\\nHuman: … \\n\\nAssistant:`, ready for the assistant's next turn.
 
-    `turns` alternate human, assistant, …, human; a string is a single human turn. Raises `InputError` where the last
-    turn is not the human's (an even number of turns).
+    `turns` alternate human, assistant, …, human; a string is one human turn. Raises `InputError` for an even number.
     """
     turns = [turns] if isinstance(turns, str) else list(turns)
     if len(turns) % 2 == 0:
@@ -40,27 +39,27 @@ def hh_prompt(turns: str | Sequence[str]) -> str:
 
 
 def webgpt_prompt(question: str) -> str:
-    """A WebGPT question as one human turn, its bracketed citations stripped."""
+    """Return a WebGPT question as one human turn, without its bracketed citations."""
     return hh_prompt(strip_citations(question))
 
 
 def strip_citations(text: str) -> str:
-    """`text` without bracketed citations such as `[1]`, `[2, 3]` or `[4-6]`, and without the space before them."""
+    """Remove bracketed citations such as `[1]`, `[2, 3]` or `[4-6]`, and the space before them."""
     return _CITATIONS.sub("", text)
 
 
 def apps_prompt(question: str, starter_code: str = "", call_based: bool = False) -> str:
-    """A programming problem as in Hendrycks et al. (2021): question, starter code if any, input format, `ANSWER:`."""
+    """Return a problem as in Hendrycks et al. (2021): question, starter code if any, input format, `ANSWER:`."""
     code = f"\n{starter_code}" if starter_code else ""
     return f"\nQUESTION:\n{question}{code}\nUse {'Call-Based' if call_based else 'Standard Input'} format\nANSWER:"
 
 
 def split_transcripts(chosen: str, rejected: str, where: str = "") -> tuple[str, str, str]:
-    """Two whole transcripts to `(prompt, chosen, rejected)`.
+    """Split two whole transcripts into `(prompt, chosen, rejected)`.
 
-    The prompt is what both share, up to and with the last `\\n\\nAssistant:` in it; a response is all that follows,
-    later turns included where the dialogues part early. Nothing is stripped: prompt + response is the transcript, to
-    the character. Raises `InputError`, which begins with `where` (file and row), if no assistant turn is shared.
+    The prompt is what both share, up to and including the last `\\n\\nAssistant:` in it; a response is all that
+    follows. Nothing is stripped: prompt + response is the transcript, to the character. Raises `InputError`, which
+    begins with `where` (file and row), if no assistant turn is shared.
     """
     end = chosen.rfind(ASSISTANT)
     while end >= 0:
@@ -76,7 +75,7 @@ def split_transcripts(chosen: str, rejected: str, where: str = "") -> tuple[str,
 
 
 class BadRow(InputError):
-    """A row that cannot be used, with the reason it is counted under."""
+    """A row that cannot be used, with the reason under which it is counted."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -85,31 +84,30 @@ class BadRow(InputError):
 
 @dataclass(frozen=True)
 class Form:
-    """What rows of one kind look like, how each becomes a row of a `Task`, and how the paper splits them."""
+    """The columns of one kind of data set, how a row becomes a row of a `Task`, and how the paper splits the rows."""
 
-    columns: tuple[str, ...]  # every row has them; others are left out
+    columns: tuple[str, ...]  # every row has them; others are ignored
     convert: Callable[[dict], dict]  # raises BadRow
-    known: tuple[str, ...] = ("empty_response",)  # faults the published data has: dropped, whatever bad_rows says
-    convert_test: Callable[[dict], dict] | None = None  # for a test set apart, where it differs
+    known: tuple[str, ...] = ("empty_response",)  # faults of the published data: such rows are always dropped
+    convert_test: Callable[[dict], dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
-    test_fraction: float = 0.1  # held out where no test set is apart
+    test_fraction: float = 0.1  # held out where there is no separate test set
 
 
 def to_preferences(
     rows: Iterable[dict], source: str, bad_rows: str = "error", form: Form | None = None, limit: int | None = None
 ) -> tuple[list[dict], dict[str, int]]:
-    """Rows to `(rows of a task, counts)`; with `limit`, reads on only until it has that many.
+    """Convert rows to `(rows of a task, counts)`; with `limit`, read only until there are that many.
 
-    Without `form`, rows have the columns prompt, chosen and rejected, or chosen and rejected alone, which are then
-    transcripts (see `split_transcripts`), and become `{"prompt", "chosen", "rejected"}` dicts of strings. chosen and
-    rejected may also be chats, lists of `{"role": "user" | "assistant", "content"}` (a prompt that is a list goes
-    before both). White space at the end of a response is stripped, as the end-of-sequence token follows it; all else
-    is kept. `marlhf_lite.tasks.paper_datasets` has the forms of the paper's data sets.
+    Without `form`, rows have the columns prompt, chosen and rejected, or chosen and rejected alone as whole transcripts
+    (see `split_transcripts`), and become `{"prompt", "chosen", "rejected"}` dicts of strings. chosen and rejected may
+    also be chats, lists of `{"role": "user" | "assistant", "content"}`; a prompt that is a list precedes both. White
+    space at the end of a response is stripped, since the end-of-sequence token follows it; all else is kept.
 
-    Rows with a fault that the form knows, such as a blank response in the HH data, are dropped and counted by reason.
-    Other bad rows raise `InputError` naming `source` and the row; with `bad_rows="drop"` they are dropped and counted:
+    Rows with a fault that the form knows, such as a blank response, are dropped and counted by reason. Other bad rows
+    raise `InputError` that names `source` and the row; with `bad_rows="drop"` they are dropped and counted:
     `missing_column`, `not_text`, `bad_chat`, `no_shared_turn`, `empty_prompt`, `equal_pair`. `counts` also has `read`
-    and `kept`. Columns missing from all rows, and no row left, are always an `InputError`.
+    and `kept`. Columns that all rows lack, and no row left, are always an `InputError`.
     """
     if bad_rows not in ("error", "drop"):
         raise InputError(f"--bad_rows {bad_rows!r}: choose error or drop")
@@ -124,7 +122,9 @@ def to_preferences(
             kept.append(_convert(row, form))
         except BadRow as bad:
             if bad_rows == "error" and bad.reason not in form.known:
-                raise InputError(_complaint(rows, source, index, bad)) from None
+                place = rows.place(index) if hasattr(rows, "place") else f"row {index + 1}"
+                hint = "correct or delete the row, or drop such rows with --bad_rows drop"
+                raise InputError(f"{source}: {place}: {bad}: {hint}") from None
             counts[bad.reason] += 1
         if len(kept) == limit:
             break
@@ -135,7 +135,7 @@ def to_preferences(
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:
-    """The columns that any of `rows` has: its `column_names`, or looked up row by row."""
+    """Return the columns that any of `rows` has."""
     known = getattr(rows, "column_names", None)
     return list(dict.fromkeys(column for row in rows for column in row)) if known is None else known
 
@@ -151,11 +151,6 @@ def _check_columns(found: Sequence[str], form: Form, source: str) -> None:
     )
 
 
-def _complaint(rows: Iterable[dict], source: str, index: int, bad: BadRow) -> str:
-    place = rows.place(index) if hasattr(rows, "place") else f"row {index + 1}"
-    return f"{source}: {place}: {bad}: mend or delete the row, or drop such rows with --bad_rows drop"
-
-
 def _convert(row: dict, form: Form) -> dict:
     missing = [column for column in form.columns if column not in row]
     if missing:
@@ -165,37 +160,51 @@ def _convert(row: dict, form: Form) -> dict:
 
 def _preference(row: dict) -> dict[str, str]:
     if isinstance(row["chosen"], list) or isinstance(row["rejected"], list):
-        return _transcript_pair(_chat_transcripts(row))
+        return _transcript_pair(row)
     return checked_pair(row["prompt"], row["chosen"], row["rejected"])
 
 
 def _transcript_pair(row: dict) -> dict[str, str]:
     if isinstance(row["chosen"], list) or isinstance(row["rejected"], list):
-        row = _chat_transcripts(row)
+        before = row.get("prompt")
+        before = before if isinstance(before, list) else []
+        row = {column: _chat_transcript(row[column], before, column) for column in ("chosen", "rejected")}
     for column in ("chosen", "rejected"):
         check_text(row[column], column)
     return checked_pair(*split_transcripts(row["chosen"], row["rejected"]))
 
 
-def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
-    """A preference pair without white space at the end of its responses. Raises `BadRow` for a blank or equal text."""
-    for column, text in zip(COLUMNS, (prompt, chosen, rejected), strict=True):
-        check_text(text, column)
-    _check_pair(prompt, chosen, rejected)
-    return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
+def _chat_transcript(messages, before: list, column: str) -> str:
+    """Write a chat as an HH transcript, so that one rule finds the prompt of both."""
+    if not isinstance(messages, list):
+        raise BadRow("bad_chat", f"{column!r} is not a list of messages, the other column is")
+    turns = before + messages
+    for message in turns:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in _ROLES or not isinstance(message.get("content"), str):
+            raise BadRow("bad_chat", f"{column!r} has a message that is not a user's or assistant's text")
+    marks = [_ROLES[message["role"]] for message in turns]
+    if not marks or marks[0] != HUMAN or marks[-1] != ASSISTANT:
+        raise BadRow("bad_chat", f"{column!r} does not go from a user's to an assistant's message")
+    return "".join(f"{mark} {message['content'].strip()}" for mark, message in zip(marks, turns, strict=True))
 
 
 def check_text(value, column: str) -> None:
-    """Raises `BadRow` for what is not text, or cannot be stored as text."""
+    """Raise `BadRow` for a value that is not text, or that cannot be stored as text."""
+    if value is None:
+        raise BadRow("missing_column", f"no {column!r}")
     if not isinstance(value, str):
         raise BadRow("not_text", f"{column!r} is not text but {type(value).__name__}")
     try:
-        value.encode("utf-8")  # half of a surrogate pair, as in "\ud83d", parses as JSON but cannot be stored
+        value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BadRow("not_text", f"{column!r} has half a surrogate pair at character {error.start + 1}") from None
 
 
-def _check_pair(prompt: str, chosen: str, rejected: str) -> None:
+def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
+    """Return a preference pair without white space at the end of its responses. Raises `BadRow` for a bad one."""
+    for column, text in zip(COLUMNS, (prompt, chosen, rejected), strict=True):
+        check_text(text, column)
     if not prompt.removesuffix(ASSISTANT).strip():
         raise BadRow("empty_prompt", "the prompt is empty")
     for column, response in (("chosen", chosen), ("rejected", rejected)):
@@ -203,28 +212,7 @@ def _check_pair(prompt: str, chosen: str, rejected: str) -> None:
             raise BadRow("empty_response", f"{column!r} is empty")
     if chosen.strip() == rejected.strip():
         raise BadRow("equal_pair", "'chosen' and 'rejected' are equal")
-
-
-def _chat_transcripts(row: dict) -> dict[str, str]:
-    """Chats as HH transcripts, so that one rule finds the prompt of both."""
-    before = row.get("prompt")
-    before = before if isinstance(before, list) else []
-    return {column: _transcript(row[column], before, column) for column in ("chosen", "rejected")}
-
-
-def _transcript(messages, before: list, column: str) -> str:
-    if not isinstance(messages, list):
-        raise BadRow("bad_chat", f"{column!r} is not a list of messages, the other column is")
-    marks, texts = [], []
-    for message in before + messages:
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in _ROLES or not isinstance(message.get("content"), str):
-            raise BadRow("bad_chat", f"{column!r} has a message that is not a user's or assistant's text")
-        marks.append(_ROLES[role])
-        texts.append(f"{_ROLES[role]} {message['content'].strip()}")
-    if not marks or marks[0] != HUMAN or marks[-1] != ASSISTANT:
-        raise BadRow("bad_chat", f"{column!r} does not go from a user's to an assistant's message")
-    return "".join(texts)
+    return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
 
 
 PAIRS = Form(COLUMNS, _preference)

@@ -1,4 +1,4 @@
-"""Text to tokens, the same way in every stage: prompt tokens, response tokens, and EOS at the end of a response."""
+"""Tokenise prompts and responses in the same way in every stage; a response ends with EOS."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Token ids of prompts, with the special tokens the tokenizer puts first (BOS for Gemma)."""
+    """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma)."""
     return tokenizer(list(prompts))["input_ids"]
 
 
 def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:
-    """Token ids of responses, ended by EOS; longer ones are cut to `limit` tokens and have no EOS."""
+    """Return the token ids of responses, ended by EOS; longer ones are cut to `limit` tokens and have no EOS."""
     ids = tokenizer(list(responses), add_special_tokens=False)["input_ids"]
     return [(row + [tokenizer.eos_token_id])[:limit] for row in ids]
 
 
 def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
-    """Columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them."""
+    """Return columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them."""
     prompts = encode_prompts(tokenizer, rows["prompt"])
     chosen = encode_responses(tokenizer, rows["chosen"], limit)
     return datasets.Dataset.from_dict(
@@ -33,7 +33,7 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
 
 
 def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
-    """Columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
+    """Return columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
     prompts = encode_prompts(tokenizer, rows["prompt"])
     sides = {side: encode_responses(tokenizer, rows[side], limit) for side in ("chosen", "rejected")}
     return datasets.Dataset.from_dict(
@@ -42,10 +42,11 @@ def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Data
 
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool) -> tuple[Tensor, Tensor]:
-    """`(ids [B, L], mask [B, L])`, padded on one side; the mask comes from the lengths, never from the ids."""
+    """Return `(ids [B, L], mask [B, L])`, padded on one side; the mask comes from the lengths, never from the ids."""
     width = max(map(len, rows), default=0)
-    fill = [[value] * (width - len(row)) for row in rows]
-    zeros = [[0] * len(gap) for gap in fill]
-    ones = [[1] * len(row) for row in rows]
-    order = (lambda gap, row: [*gap, *row]) if left else (lambda gap, row: [*row, *gap])
-    return torch.tensor(list(map(order, fill, rows))), torch.tensor(list(map(order, zeros, ones)))
+    gaps = [[value] * (width - len(row)) for row in rows]
+    ids = [[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]
+    positions = torch.arange(width)
+    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    mask = positions >= width - lengths if left else positions < lengths
+    return torch.tensor(ids), mask.long()
