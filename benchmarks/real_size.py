@@ -20,7 +20,7 @@ import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
-from marlhf_lite.config import DataConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import DataConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_tokenizer, new_policy, new_reward_model

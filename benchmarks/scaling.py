@@ -27,7 +27,7 @@ from matplotlib.axes import Axes
 from synthetic import SHAPES, check_lengths, make_prompts, make_trainer, options, write_model
 from tqdm import tqdm
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.plotting.training import STYLE, WIDTH, caption, save
 

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
@@ -86,7 +86,7 @@ def make_trainer(
         MacroConfig(),
         ppo,
         max_response_length=response,
-        keep=KeepOptions(checkpoint_every=0),
+        checkpoint=CheckpointConfig(checkpoint_every=0),
         **more,
     )
 

@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from marlhf_lite.config import MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, describe
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model

@@ -35,7 +35,7 @@ from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_train
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from marlhf_lite.config import MacroConfig, ModelConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.models.loading import EMBEDDED_MODEL
 from marlhf_lite.parsing.registry import make_rule

@@ -12,7 +12,7 @@ import torch
 from matplotlib import pyplot
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import (
     EMBEDDED_MODEL,

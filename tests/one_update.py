@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import DistributedType
 
-from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
@@ -74,7 +74,8 @@ def train(job, accelerator, folder):
             MacroConfig(),
             PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
             max_response_length=6,
-            keep=KeepOptions(checkpoint_every=2, eval_every=2, test_prompts=4, keep_best=True),
+            checkpoint=CheckpointConfig(checkpoint_every=2),
+            logging=LoggingConfig(eval_every=2, test_prompts=4),
             run=RunFolder.open(folder / "run"),
             test_prompts=job["rollout"]["prompts"],
             accelerator=accelerator,

@@ -14,7 +14,7 @@ import torch
 from conftest import PROMPTS
 from transformers import set_seed
 
-from marlhf_lite.config import KeepOptions, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
@@ -39,10 +39,14 @@ def build(roles, tokenizer, run=None, length=6, **changes):
     """A trainer on a few prompts; `changes` are arguments of the trainer, else options of PPO or of what is kept."""
     given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "rule": FixedNGram(2), "how": MacroConfig()}
     given |= {name: changes.pop(name) for name in GIVEN if name in changes}
-    keep = {name: changes.pop(name) for name in list(changes) if hasattr(KeepOptions(), name)}
+    kinds = {"checkpoint": CheckpointConfig, "logging": LoggingConfig}
+    changes = {"checkpoint_every": 1} | changes
+    given |= {
+        group: kind(**{name: changes.pop(name) for name in list(changes) if hasattr(kind, name)})
+        for group, kind in kinds.items()
+    }
     ppo = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
-    kept = KeepOptions(**{"checkpoint_every": 1} | keep)
-    return PPOTrainer(roles, tokenizer, ppo=ppo, max_response_length=length, run=run, keep=kept, **given)
+    return PPOTrainer(roles, tokenizer, ppo=ppo, max_response_length=length, run=run, **given)
 
 
 def timeless(rows):

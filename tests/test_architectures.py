@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from marlhf_lite.config import MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import build_models, position_ids

@@ -14,8 +14,18 @@ import torch
 from conftest import nudge
 from transformers import TrainerCallback
 
-from marlhf_lite.config import DataConfig, KeepOptions, ModelConfig, PPOConfig, RunConfig
-from marlhf_lite.config.baselines import DPOStageConfig, GroupConfig
+from marlhf_lite.config.options import (
+    CheckpointConfig,
+    DataConfig,
+    DPOStageConfig,
+    GroupConfig,
+    GRPOStageConfig,
+    LoggingConfig,
+    ModelConfig,
+    RLOOStageConfig,
+    RunConfig,
+    TrainerConfig,
+)
 from marlhf_lite.experiments import baselines
 from marlhf_lite.experiments.workspace import RunContext
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, checkpoint_activations
@@ -30,6 +40,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 METHODS = ("rloo", "grpo")
+CONFIGS = {"rloo": RLOOStageConfig, "grpo": GRPOStageConfig}
 GROUP_KEYS = set(
     "update rm_score_mean rm_score_std gold_mean response_length eos_rate generated_tokens tokens_per_second seconds "
     "tokens policy_loss policy_grad_norm entropy clip_fraction".split()
@@ -94,16 +105,15 @@ def make(base, sft, tokenizer, texts, tmp_path):
     """A group trainer, its model and the rollouts it scores; keyword arguments are options, else of the trainer."""
 
     def build(method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes):
-        group = {k: changes.pop(k) for k in ("num_generations", "group_learning_rate", "grpo_loss") if k in changes}
-        group = GroupConfig(**{"group_learning_rate": 0.01} | group)
-        ppo = PPOConfig(**{"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1} | changes)
+        few = {"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1, "group_learning_rate": 0.01}
+        group = CONFIGS[method](**few | changes)
         model = load_policy(base, sft)
         spy = Spy(reward or FunctionReward(early_letters))
-        function = SampledReward(spy, model, tokenizer, ppo, group.num_generations, early_letters)
+        function = SampledReward(spy, model, tokenizer, group, group.num_generations, early_letters)
         prompts = texts.prompts if prompts is None else prompts
-        keep = KeepOptions(checkpoint_every=0)
-        trainer = group_trainer(method, model, tokenizer, prompts, function, ppo, group, limit, tmp_path, keep, seed)
-        return SimpleNamespace(trainer=trainer, model=model, rollouts=spy.rollouts, ppo=ppo, method=method)
+        none = CheckpointConfig(checkpoint_every=0)
+        trainer = group_trainer(method, model, tokenizer, prompts, function, group, limit, tmp_path, none, seed)
+        return SimpleNamespace(trainer=trainer, model=model, rollouts=spy.rollouts, group=group, method=method)
 
     return build
 
@@ -111,7 +121,7 @@ def make(base, sft, tokenizer, texts, tmp_path):
 def rows(made):
     """Train, and the rows of metrics."""
     made.trainer.train()
-    return [group_row(logs, made.method, made.ppo) for logs in made.trainer.state.log_history if "loss" in logs]
+    return [group_row(logs, made.method, made.group) for logs in made.trainer.state.log_history if "loss" in logs]
 
 
 def logprobs(model, rollout):
@@ -123,15 +133,16 @@ def work(base, tokenizer, texts, tmp_path):
     """A workspace on a few prompts and pairs; keyword arguments are options."""
 
     def build(model=base, **changes):
-        kinds = {"run": RunConfig, "model": ModelConfig, "data": DataConfig, "ppo": PPOConfig, "keep": KeepOptions}
+        kinds = {"run": RunConfig, "model": ModelConfig, "data": DataConfig, "trainer": TrainerConfig}
         given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
         given |= {"group_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
-        kinds |= {"group": GroupConfig, "dpo": DPOStageConfig}
+        kinds |= {"checkpoint": CheckpointConfig, "logging": LoggingConfig, "dpo": DPOStageConfig, **CONFIGS}
+        names = {f.name for kind in kinds.values() for f in fields(kind)}
+        assert given.keys() <= names
         options = {
-            name: kind(**{f.name: given.pop(f.name) for f in fields(kind) if f.name in given})
+            name: kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
             for name, kind in kinds.items()
         }
-        assert not given
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         splits = {part: datasets.Dataset.from_dict(pairs) for part in ("rm", "ppo", "test")}
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
@@ -229,7 +240,7 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
 def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, sft, method, monkeypatch, capsys):
     """Half way: two updates are fine, then weights that give no number."""
-    place = work(updates=4, dpo_warmup_ratio=0.0)
+    place = work(updates=4, warmup_ratio=0.0)
 
     def spoil(self, args, state, control, model=None, **unused):
         if state.global_step == 2:
@@ -239,7 +250,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
     monkeypatch.setattr(baselines.Recorder, "start", 0.0, raising=False)
     with pytest.raises(InputError, match="not finite: start again with a lower learning rate"):
         if method == "dpo":
-            baselines.dpo_stage(place, sft, place.options.dpo)
+            baselines.dpo_stage(place, sft)
         else:
             getattr(baselines, f"{method}_stage")(place, sft, FunctionReward(early_letters))
     assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
@@ -253,7 +264,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
 
 def score_ids(reward, model, tokenizer, texts, ids, **changes):
     """Scores as TRL would get them for these token ids, and the metrics logged by the way."""
-    function = SampledReward(reward, model, tokenizer, PPOConfig(**changes), 2, early_letters)
+    function = SampledReward(reward, model, tokenizer, RLOOStageConfig(**changes), 2, early_letters)
     metrics = {}
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
@@ -371,7 +382,7 @@ def dpo(base, sft, tokenizer, texts, tmp_path):
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         model = load_policy(base, sft)
         trainer = dpo_trainer(model, tokenizer, datasets.Dataset.from_dict(pairs), options, limit, tmp_path,
-                              KeepOptions(checkpoint_every=0))  # fmt: skip
+                              CheckpointConfig(checkpoint_every=0))  # fmt: skip
         return SimpleNamespace(trainer=trainer, model=model, options=options)
 
     return build
@@ -445,7 +456,7 @@ def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
 
 def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft, texts):
     space = work()
-    folder = baselines.dpo_stage(space, sft, space.options.dpo)
+    folder = baselines.dpo_stage(space, sft)
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == "dpo" and run.config["dpo_batch_size"] == 2
     check_policy(folder, base, sft)
@@ -476,14 +487,14 @@ def test_interrupt_leaves_records_and_adapter(work, base, sft):
 STAGES = {
     "rloo": lambda space, sft, reward: baselines.rloo_stage(space, sft, reward),
     "grpo": lambda space, sft, reward: baselines.grpo_stage(space, sft, reward),
-    "dpo": lambda space, sft, reward: baselines.dpo_stage(space, sft, space.options.dpo, reward),
+    "dpo": lambda space, sft, reward: baselines.dpo_stage(space, sft, reward),
 }
 
 
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, monkeypatch):
     """Stopped in update 4 of 5, after the checkpoint of update 2: rows, samples and weights are the same."""
-    options = {"updates": 5, "checkpoint_every": 2, "sample_every": 2, "eval_every": 2, "dpo_epochs": 5 / 3}
+    options = {"updates": 5, "checkpoint_every": 2, "eval_every": 2, "dpo_epochs": 5 / 3}
     runs = []
     for stop in (None, 4):
         if stop:
@@ -574,9 +585,9 @@ def test_gradients_under_checkpointing(dpo):
 )
 def test_batches_of_no_whole_groups_are_refused(batch, size, processes, option):
     with pytest.raises(InputError, match=option) as error:
-        check_groups(PPOConfig(batch_size=batch), GroupConfig(num_generations=size), processes)
+        check_groups(GroupConfig(batch_size=batch, num_generations=size), processes)
     assert "multiple of" in str(error.value) and "\n" not in str(error.value)
-    check_groups(PPOConfig(batch_size=size * processes), GroupConfig(num_generations=size), processes)
+    check_groups(GroupConfig(batch_size=size * processes, num_generations=size), processes)
 
 
 def test_bad_groups_stop_a_trainer_too(make):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import nudge
 
-from marlhf_lite.config.evaluation import SweepConfig
+from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation import checkpoints as module
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints, fingerprint
 from marlhf_lite.evaluation.plan import Plan, make_plan, numbers
@@ -228,9 +228,9 @@ def test_nothing_to_do_is_refused(evaluate, tokenizer, tmp_path):
 
 
 def test_plans_from_options():
-    assert make_plan(SweepConfig(), 0.8) == Plan((0.8,))
-    options = SweepConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1", thresholds="-1,0.5")
-    assert make_plan(options, 0.8) == Plan((0.0, 0.4, 1.0), 8, (1, 8), (-1.0, 0.5))
+    assert make_plan(EvaluationConfig(), 0.8) == Plan((0.8,))
+    options = EvaluationConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1")
+    assert make_plan(options, 0.8) == Plan((0.0, 0.4, 1.0), 8, (1, 8))
 
 
 @pytest.mark.parametrize(
@@ -242,13 +242,12 @@ def test_plans_from_options():
         ({"best_of": "2.5"}, "--best_of 2.5: give whole numbers from 1 up"),
         ({"best_of": "0"}, "--best_of 0"),
         ({"best_of": "1,32", "eval_samples": 16}, "best_of 32: .*16 samples a prompt: give at most 16"),
-        ({"thresholds": "nan"}, "--thresholds nan"),
-        ({"thresholds": "1,,2"}, "--thresholds 1,,2"),
+        ({"best_of": "1,,2"}, "--best_of 1,,2"),
     ],
 )
 def test_bad_plans_are_named(options, words):
     with pytest.raises(InputError, match=words):
-        make_plan(SweepConfig(**options), 0.8)
+        make_plan(EvaluationConfig(**options), 0.8)
 
 
 def test_no_numbers():

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from marlhf_lite.cli import COMMANDS, main
-from marlhf_lite.config import GROUPS
+from marlhf_lite.config.options import GROUPS
 from marlhf_lite.experiments import pipeline, workspace
 from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy

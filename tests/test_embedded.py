@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.config import DataConfig, ModelConfig, SFTStageConfig
+from marlhf_lite.config.options import DataConfig, ModelConfig, SFTStageConfig
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.tiny_tldr import corpus as embedded
 from marlhf_lite.tasks.tiny_tldr.corpus import (

@@ -11,7 +11,7 @@ from figure_checks import check_figures
 from matplotlib import pyplot as plt
 from matplotlib.colors import same_color
 
-from marlhf_lite.config.evaluation import SweepConfig
+from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation.agreement import agreement_table, win_rate
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_tables, shifts
@@ -217,7 +217,7 @@ def test_bad_input_is_named_and_leaves_no_figure(call, words):
 
 
 def test_details_of_several_temperatures(tmp_path):
-    plan = make_plan(SweepConfig(eval_samples=4, best_of="1,4", thresholds="0.5"), 0.8)
+    plan = make_plan(EvaluationConfig(eval_samples=4, best_of="1,4"), 0.8)
     rows = [row for row in ROWS if row["temperature"] != 1.2]
     text = details(tmp_path, rows, plan, tmp_path / "figures")
     assert not plt.get_fignums()
@@ -235,5 +235,5 @@ def test_details_without_scores(tmp_path):
     rows = [
         {k: v for k, v in row.items() if k not in ("rm_score", "gold")} for row in ROWS if row["temperature"] == 0.4
     ]
-    text = details(tmp_path, rows, make_plan(SweepConfig(), 0.4), tmp_path / "figures")
+    text = details(tmp_path, rows, make_plan(EvaluationConfig(), 0.4), tmp_path / "figures")
     assert "### Text measures" in text and text.count("###") == 1 and not (tmp_path / "figures").exists()

@@ -14,7 +14,7 @@ from test_learner import far, learner, options, record
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import bare, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
@@ -174,7 +174,11 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
     BASES[name](len(tokenizer)).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     model = ModelConfig(
-        model=str(tmp_path / "base"), finetune=kind, attention=attention, lora_r=2, lora_dropout=0.5 * (kind == "lora")
+        model=str(tmp_path / "base"),
+        finetune=kind,
+        attn_implementation=attention,
+        lora_r=2,
+        lora_dropout=0.5 * (kind == "lora"),
     )
     base = load_base(model)
     nudge(new_policy(base, model), 1, 0.01).save_pretrained(tmp_path / "sft")

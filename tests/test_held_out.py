@@ -14,12 +14,11 @@ from small_runs import build, early_letters, noisy, timeless
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_policy
+from marlhf_lite.training import logging
 from marlhf_lite.training.logging import completions_table
 from marlhf_lite.training.random_state import random_states
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import Sampling
-from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["b", "And then?", "The dog", "Where is it", "up"]
@@ -170,9 +169,9 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
 @pytest.mark.parametrize("every, expected", [(1, [1, 2, 3]), (2, [2, 3]), (5, [3]), (0, [])])
 def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
     changes = {"eval_every": every, "test_prompts": PROMPTS * 9, "gold": early_letters, "length": 3}
-    changes |= {"keep_best": bool(every), "checkpoint_every": 0}
+    changes |= {"checkpoint_every": 0}
     trainer = build(roles, tokenizer, run, reward=ModelReward(roles.reward), **changes)
-    trainer.keep.test_prompts = 3
+    trainer.logging.test_prompts = 3
     trainer.train()
     assert [row["update"] for row in run.tests()] == expected
     for row in run.tests():
@@ -194,54 +193,12 @@ def test_as_many_prompts_as_asked_for(roles, tokenizer):
     assert build(roles, tokenizer, eval_every=1).test is None  # there are none
 
 
-def test_the_best_policy_is_kept(base, sft, roles, tokenizer, run):
-    """Of the test with the highest RM score: here the second of four."""
-    means = iter([0.2, 0.7, 0.7, 0.4])
-    trainer = build(roles, tokenizer, run, updates=4, eval_every=1, test_prompts=PROMPTS, keep_best=True)
-    weights = []
-
-    def scored(_):
-        weights.append({k: v for k, v in snapshot(trainer.roles.policy).items() if "lora" in k})
-        return {"rm_score_mean": next(means)}
-
-    trainer.test = scored
-    trainer.train()
-    trainer.save(run.path)
-    kept = {name: snapshot(load_policy(base, run.path / name)) for name in ("best/policy", "policy")}
-    for name, place in (("best/policy", 1), ("policy", 3)):
-        for key, value in weights[place].items():
-            assert torch.equal(kept[name][key.removeprefix("model.")], value), (name, key)
-    assert any(not torch.equal(weights[1][k], weights[3][k]) for k in weights[1])
-
-
-def test_what_was_best_is_remembered_over_a_restart(base, sft, rm, tokenizer, run):
-    changes = {"eval_every": 1, "test_prompts": PROMPTS, "keep_best": True}
-    trainer = build(build_models(base, sft, rm), tokenizer, run, updates=1, **changes)
-    trainer.test = lambda _: {"rm_score_mean": 5.0}
-    trainer.train()
-    best = (run.path / "best" / "policy" / "adapter_model.safetensors").read_bytes()
-    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=2, **changes)
-    again.test = lambda _: {"rm_score_mean": 4.0}
-    again.train(resume=True)
-    assert again.journal.best == 5.0
-    assert (run.path / "best" / "policy" / "adapter_model.safetensors").read_bytes() == best
-
-
-def test_the_best_needs_tests(roles, tokenizer, run):
-    with pytest.raises(InputError, match="--keep_best: .*--eval_every"):
-        build(roles, tokenizer, run, keep_best=True)
-
-
-def test_the_best_without_a_folder(roles, tokenizer):
-    history = build(roles, tokenizer, updates=1, eval_every=1, test_prompts=PROMPTS, keep_best=True).train()
-    assert len(history) == 1
-
-
 # -- completions ------------------------------------------------------------------------------------------------------
 
 
-def test_completions_are_shown_while_training(roles, tokenizer, run, capsys):
-    build(roles, tokenizer, run, completions=2, sample_every=2, updates=3).train()
+def test_completions_are_shown_while_training(roles, tokenizer, run, capsys, monkeypatch):
+    monkeypatch.setattr(logging, "SAMPLE_EVERY", 2)
+    build(roles, tokenizer, run, num_completions_to_print=2, updates=3).train()
     shown = "".join(capsys.readouterr())
     rows = run.samples()
     for update in (1, 2):

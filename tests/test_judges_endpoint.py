@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("openai")
 
-from marlhf_lite.config.judging import EndpointConfig
+from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     EndpointJudge,

@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from marlhf_lite.config import DataConfig, InputConfig, ModelConfig
-from marlhf_lite.config.judging import EndpointConfig, JudgeConfig
+from marlhf_lite.config.options import DataConfig, EndpointConfig, InputConfig, JudgeConfig, ModelConfig
 from marlhf_lite.evaluation.judges import CRITERIA, HumanJudge, Pair, combine, judge_pairs, read_verdicts, summary
 from marlhf_lite.evaluation.judges.command import find_answers, run_judge
 from marlhf_lite.evaluation.judges.human import printable, read_key

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.judges import (
     CRITERIA,
     LocalJudge,

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from conftest import nudge
 
-from marlhf_lite.config import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.learner import Learner

@@ -12,7 +12,7 @@ import pytest
 from transformers import GemmaConfig
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import DataConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import DataConfig, ModelConfig, PPOConfig
 from marlhf_lite.models.memory import estimate_memory, memory_table
 from marlhf_lite.utils.errors import InputError
 

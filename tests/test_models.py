@@ -11,7 +11,14 @@ from conftest import changed, nudge, snapshot
 from peft import load_peft_weights
 from transformers import AutoModelForSequenceClassification
 
-from marlhf_lite.config import DataConfig, MacroConfig, ModelConfig, PPOConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import (
+    DataConfig,
+    MacroConfig,
+    ModelConfig,
+    PPOConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+)
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, position_ids, trainable
 from marlhf_lite.models.loading import (

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from marlhf_lite.cli import COMMANDS
-from marlhf_lite.config import GROUPS, MacroConfig
 from marlhf_lite.config import parser as library
+from marlhf_lite.config.options import GROUPS, MacroConfig
 from marlhf_lite.config.parser import parse, presets
 from marlhf_lite.experiments.pipeline import flat
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole

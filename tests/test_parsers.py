@@ -19,7 +19,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.config import MacroConfig, ModelConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.config.parser import parse
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base

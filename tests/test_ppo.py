@@ -8,9 +8,10 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from marlhf_lite.config import KeepOptions, MacroConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.training import logging
 from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
@@ -46,9 +47,11 @@ def make(roles, tokenizer, texts):
             "how": MacroConfig(),
         }
         given |= {k: changes.pop(k) for k in (*given, "seed", "run", "gold", "test_prompts") if k in changes}
-        kept = {k: changes.pop(k) for k in list(changes) if hasattr(KeepOptions(), k)}
+        given["checkpoint"] = CheckpointConfig(
+            **{k: changes.pop(k) for k in list(changes) if hasattr(CheckpointConfig, k)}
+        )
         ppo = PPOConfig(**{"updates": 2, "batch_size": 4, "micro_batch_size": 4} | changes)
-        return PPOTrainer(tokenizer=tokenizer, ppo=ppo, max_response_length=length, keep=KeepOptions(**kept), **given)
+        return PPOTrainer(tokenizer=tokenizer, ppo=ppo, max_response_length=length, **given)
 
     return build
 
@@ -151,9 +154,10 @@ def test_samples_partition_the_tokens(make, run, roles):
         assert row["score"] == pytest.approx(early_letters([row["prompt"]], [row["response"]])[0])
 
 
-@pytest.mark.parametrize("every, expected", [(1, [1, 2, 3, 4, 5, 6]), (2, [1, 2, 4, 6]), (3, [1, 3, 6]), (9, [1])])
-def test_samples_are_written_at_the_first_update_and_every_so_many(make, run, every, expected):
-    make(run=run, updates=6, batch_size=2, length=2, sample_every=every).train()
+@pytest.mark.parametrize("every, expected", [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
+def test_samples_are_written_at_the_first_update_and_every_so_many(make, run, every, expected, monkeypatch):
+    monkeypatch.setattr(logging, "SAMPLE_EVERY", every)
+    make(run=run, updates=6, batch_size=2, length=2).train()
     assert sorted({row["update"] for row in run.samples()}) == expected
 
 

@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from marlhf_lite.cli import COMMANDS
-from marlhf_lite.config import GROUPS
+from marlhf_lite.config.options import GROUPS
 from marlhf_lite.config.parser import list_presets, parse, preset_text, presets
 from marlhf_lite.utils.errors import InputError
 

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from small_runs import early_letters, halted, noisy, run_child, start, timeless, wait
 
 from marlhf_lite.cli import main
-from marlhf_lite.config import KeepOptions, MacroConfig
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
 from marlhf_lite.config.resuming import FREE
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
@@ -25,7 +25,6 @@ CASES = {
         "reward": FunctionReward(noisy),
         "kl_target": 0.5,
         "kl_horizon": 20,
-        "score_scale": 2.0,
     },
     "several steps on random macro actions, whitened": {
         "num_ppo_epochs": 2,
@@ -38,7 +37,6 @@ CASES = {
         "critic_warmup": 3,
         "eval_every": 2,
         "test_prompts": ["b", "And then?"],
-        "keep_best": True,
         "gold": early_letters,
         "reward": FunctionReward(noisy),
         "rollouts": 2,
@@ -54,10 +52,10 @@ def assert_same(one, other):
     rows = [RunFolder.open(path).metrics() for path in (one, other)]
     assert timeless(rows[0]) == timeless(rows[1])
     assert [row["update"] for row in rows[0]] == list(range(1, len(rows[0]) + 1))
-    names = [*FILES, *(f"{name}/adapter_model.safetensors" for name in ("policy", "critic", "best/policy"))]
+    names = [*FILES, *(f"{name}/adapter_model.safetensors" for name in ("policy", "critic"))]
     names += [str(path.relative_to(one)) for path in (one / "checkpoints").glob("update-*/weights.safetensors")]
     names += [str(path.relative_to(one)) for path in (one / "checkpoints").glob("update-*/random-0.pt")]
-    assert len(names) > 6
+    assert len(names) > 5
     for name in names:
         here, there = one / name, other / name
         assert here.exists() == there.exists(), name
@@ -87,7 +85,7 @@ def folders(tiny, sft, rm):
 @pytest.mark.parametrize("name", CASES)
 def test_a_killed_run_ends_like_one_that_was_not(name, folders, tmp_path):
     """Killed twice within a save (at any of its steps) and once while training; each start finds other seeds."""
-    changes, draw = CASES[name] | {"updates": 6, "sample_every": 2}, random.Random(name)
+    changes, draw = CASES[name] | {"updates": 6}, random.Random(name)
     whole, path = tmp_path / "whole", tmp_path / "killed"
     plain = start(run_child, whole, folders, changes)
     saved = []
@@ -207,6 +205,6 @@ def test_folders_that_are_no_run(here, capsys):
 
 def test_what_may_change_is_what_a_run_leaves_behind():
     """How long, what is kept and what fits; nothing that its numbers depend on."""
-    kept = {f.name for f in fields(KeepOptions)}
-    length, memory, place = {"updates", "prompt_epochs"}, {"micro_batch_size"}, {"output_dir", "figures"}
+    kept = {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
+    length, memory, place = {"updates", "prompt_epochs"}, {"micro_batch_size"}, {"output_dir"}
     assert FREE - kept == length | memory | place | {"overwrite", "resume"}

@@ -6,7 +6,7 @@ import datasets
 import pytest
 import torch
 
-from marlhf_lite.config import DataConfig, RewardModelConfig
+from marlhf_lite.config.options import DataConfig, RewardModelConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_score_model, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses

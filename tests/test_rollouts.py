@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad

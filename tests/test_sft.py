@@ -4,7 +4,7 @@ import datasets
 import pytest
 import torch
 
-from marlhf_lite.config import DataConfig, SFTStageConfig
+from marlhf_lite.config.options import DataConfig, SFTStageConfig
 from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import sft as module

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.config.study import StudyConfig
+from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments import study_pool
 from marlhf_lite.experiments.results import read_result, study_table
 from marlhf_lite.experiments.study import difference, load_study, plan, run_study
@@ -51,6 +51,11 @@ METHODS = {
 def write(path, **values):
     path.write_text(yaml.safe_dump(values))
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -136,8 +141,8 @@ def test_starts_are_shared_by_what_makes_them(small):
         ({"methods": {"A": {"command": "ppo", "samples": 0}}}, "method A: samples 0: give a whole number from 1 up"),
         ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1: give a whole number from 2 up"),
         ({"methods": {1: {"command": "sft"}}}, "method 1: put its name in quotes"),
-        ({"methods": {"A": {"command": "rloo", "options": {"lam": 1}}}}, "method A: lam: it does nothing here: leave"),
-        ({"methods": {"A": {"command": "dpo", "options": {"updates": 9}}}}, "updates: it does nothing here: give dpo_"),
+        ({"methods": {"A": {"command": "rloo", "options": {"lam": 1}}}}, "method A: .*unknown option --lam"),
+        ({"methods": {"A": {"command": "dpo", "options": {"updates": 9}}}}, "method A: .*unknown option --updates"),
         ({"seeds": []}, "no seeds"),
         ({"seeds": None}, "no seeds"),
         ({"seeds": 3}, "seeds 3: give whole numbers"),
@@ -193,8 +198,7 @@ def fill(name, folder, seeds=(0,), **changes):
 
 
 def options(small, tmp_path, **changes):
-    places = {name: str(tmp_path / name) for name in ("results", "work", "starts", "study_figures")}
-    return StudyConfig(name=small, **places | changes)
+    return StudyConfig(name=small, results=str(tmp_path / "results"), **changes)
 
 
 def test_what_is_done_is_not_done_again(small, tmp_path, capsys):
@@ -205,15 +209,15 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys):
     assert "5 runs, 5 done already" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").iterdir()}
     assert before.items() <= after.items() and set(after) - set(before) == {"table.md", "summary.json"}
-    assert not (tmp_path / "work").exists() and not (tmp_path / "starts").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_changed_options_are_refused_and_nothing_is_touched(small, tmp_path):
     fill(small(), tmp_path / "results")
     changed = METHODS | {"PPO": {"command": "ppo", "options": {"n": 1, "kl_coef": 0.5}}}
-    with pytest.raises(InputError, match="PPO-seed0.json: kl_coef was 0.05, now 0.5: add --redo"):
+    with pytest.raises(InputError, match="PPO-seed0.json: kl_coef was 0.05, now 0.5: delete it"):
         run_study(options(small(methods=changed), tmp_path))
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_what_does_not_change_results_is_no_difference(small):
@@ -247,7 +251,7 @@ def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys):
         "RLOO-seed0": "done",
     }
     assert "5 runs, 3 done; SFT and reward model to make first: 1" in shown
-    assert not (tmp_path / "work").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 # -- processes --------------------------------------------------------------------------------
@@ -438,7 +442,9 @@ def test_a_study_goes_on_past_a_method_that_fails(start, model, tmp_path, capsys
     _, folder, runs = start
     methods = {"SFT": METHODS["SFT"], "bad": {"command": "sft", "options": {"eval_prompts": 500}}}
     name = write(tmp_path / "small.yaml", seeds=[0], methods=methods, shared=SMALL | model)
-    given = options(name, tmp_path, starts=str(folder / "starts"), workers=2)
+    given = options(name, tmp_path, workers=2)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "starts").symlink_to(folder / "starts")
     before = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
     with pytest.raises(InputError, match="1 failed, see above"):
         run_study(given)

@@ -78,7 +78,7 @@ def test_none_is_a_plain_accelerator(tmp_path):
 @pytest.mark.parametrize("names", ["mlflow", "tensorboard,mlflow", "Tensorboard"])
 def test_an_unknown_one_is_refused(names, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: object())
-    with pytest.raises(InputError, match=r"--trackers (mlflow|Tensorboard): unknown: choose from tensorboard, wandb"):
+    with pytest.raises(InputError, match=r"--report_to (mlflow|Tensorboard): unknown: choose from tensorboard, wandb"):
         make_accelerator(names, tmp_path, "x", CONFIG)
     assert not [*tmp_path.iterdir()]
 
@@ -86,7 +86,7 @@ def test_an_unknown_one_is_refused(names, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=f"--trackers {name}: the package is missing: pip install {name}"):
+    with pytest.raises(InputError, match=f"--report_to {name}: the package is missing: pip install {name}"):
         make_accelerator(name, tmp_path, "x", CONFIG)
 
 

@@ -11,7 +11,7 @@ from measuring import Stamps, arguments, peak_mib, write
 sys.path.append(str(Path(__file__).parents[1]))
 from synthetic import check_lengths, make_trainer
 
-from marlhf_lite.config import ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.ppo import PPOTrainer

@@ -53,7 +53,7 @@ def _dispatch(argv: list[str]) -> int:
 
     words, resumed = _resumed(argv[1:])
     options = parse(argv[0], words, command.groups, f"{command.help}\n\nexample: {command.example}")
-    check_flags(argv[0], argv[1:], options)
+    check_flags(options)
     if resumed:
         from marlhf_lite.config.resuming import check_same
 

@@ -21,8 +21,8 @@ def _evaluate(options: SimpleNamespace) -> None:
 
     sft = adapter("sft", options.inputs.sft)
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None
-    if options.sweep.responses:
-        check_writable("--responses", Path(options.sweep.responses))
+    if options.eval.responses:
+        check_writable("--responses", Path(options.eval.responses))
     policies = {}
     for item in filter(None, options.policies.policies.split(",")):
         name, _, folder = item.strip().rpartition("=")
@@ -31,10 +31,10 @@ def _evaluate(options: SimpleNamespace) -> None:
         if name in policies or name == "SFT":
             raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
         policies[name] = place
-    plan = make_plan(options.sweep, options.ppo.temperature)
+    plan = make_plan(options.eval, options.sampling.temperature)
     work = workspace.open_context(options, [sft, *filter(None, [rm]), *policies.values()], exist_ok=True)
     if work.is_main:
-        rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.sweep.responses)
+        rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.eval.responses)
         figures = finish(work, sample_means(rows), {})
         print(f"\n{details(work.path, rows, plan, figures)}")
 
@@ -74,14 +74,14 @@ def _study(options: SimpleNamespace) -> None:
 def _memory(options: SimpleNamespace) -> None:
     from marlhf_lite.models.memory import estimate_memory, memory_table
 
-    memory = estimate_memory(options, options.memory.prompt_tokens)
+    memory = estimate_memory(options)
     print(memory_table(memory, options.memory.gpu))
 
 
 EVALUATION = {
     "evaluate": Command(
         "Answers, scores and intervals on held-out prompts.",
-        (*SHARED, "inputs", "policies", "ppo", "eval", "sweep"),
+        (*SHARED, "inputs", "policies", "sampling", "eval"),
         _evaluate,
         "marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c/ppo/policy",
     ),

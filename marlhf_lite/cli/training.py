@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from marlhf_lite.cli.command import SHARED, Command
-from marlhf_lite.config.baselines import IDLE
 from marlhf_lite.utils.errors import InputError
 
-STAGES = ("inputs", "sft", "rm", "macro", "ppo", "keep", "eval")
+STAGES = ("inputs", "reward", "trainer", "sft", "rm", "macro", "ppo", "checkpoint", "logging", "eval")
 
 
-def check_flags(command: str, words: Sequence[str], options: SimpleNamespace) -> None:
-    """Raises `InputError` where a flag would do nothing. Values of presets and files may: they serve many commands."""
-    if hasattr(options, "keep") and options.keep.from_checkpoint and not options.run.resume:
-        mend = "add --resume with the run's folder, or leave it out"
-        raise InputError(f"--from_checkpoint {options.keep.from_checkpoint}: only a run that goes on has one: {mend}")
-    given = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
-    idle = {name: mend for name, mend in IDLE.get(command, {}).items() if name in given}
-    for group in vars(options).values():
-        for name in (f.name for f in fields(group) if f.name in idle and getattr(group, f.name) != f.default):
-            mend = f"give --{idle[name]}" if idle[name] else "leave it out"
-            raise InputError(f"--{name} {getattr(group, name)}: it does nothing in {command}: {mend}")
+def check_flags(options: SimpleNamespace) -> None:
+    """Raises `InputError` where a flag would do nothing."""
+    if hasattr(options, "checkpoint") and options.checkpoint.from_checkpoint and not options.run.resume:
+        number, hint = options.checkpoint.from_checkpoint, "add --resume with the run's folder, or leave it out"
+        raise InputError(f"--from_checkpoint {number}: only a run that goes on has one: {hint}")
 
 
 def _sft(options: SimpleNamespace) -> None:
@@ -37,7 +29,7 @@ def _rm(options: SimpleNamespace) -> None:
     from marlhf_lite.experiments import pipeline, workspace
     from marlhf_lite.models.adapters import adapter
 
-    sft = adapter("sft", options.inputs.sft)
+    sft = adapter("sft", options.sft_input.sft)
     workspace.say(f"adapter: {pipeline.rm_stage(workspace.open_context(options, [sft]), sft)}")
 
 
@@ -48,7 +40,7 @@ def _ppo(options: SimpleNamespace) -> None:
 
     make_rule(options.macro)  # a bad rule is named before anything loads
     sft = adapter("sft", options.inputs.sft)
-    wants_rm = options.inputs.reward == "rm" or options.inputs.rm
+    wants_rm = options.reward.reward == "rm" or options.inputs.rm
     rm = adapter("rm", options.inputs.rm) if wants_rm else None
     work = workspace.open_context(options, [sft, *filter(None, [rm])])
     workspace.say(f"adapter: {pipeline.ppo_stage(work, sft, rm, options.macro, 'ppo')}")
@@ -63,27 +55,27 @@ def _dpo(options: SimpleNamespace) -> None:
     rm = adapter("rm", options.inputs.rm) if options.inputs.rm else None  # scores tests alone
     work = workspace.open_context(options, [sft, *filter(None, [rm])])
     reward = pipeline.make_reward(work, rm) if rm else None
-    workspace.say(f"adapter: {dpo_stage(work, sft, options.dpo, reward)}")
+    workspace.say(f"adapter: {dpo_stage(work, sft, reward)}")
 
 
 def _rloo(options: SimpleNamespace) -> None:
-    _group(options, "rloo_stage")
+    _group(options, "rloo")
 
 
 def _grpo(options: SimpleNamespace) -> None:
-    _group(options, "grpo_stage")
+    _group(options, "grpo")
 
 
-def _group(options: SimpleNamespace, stage: str) -> None:
+def _group(options: SimpleNamespace, method: str) -> None:
     from marlhf_lite.experiments import baselines, pipeline, workspace
     from marlhf_lite.models.adapters import adapter
     from marlhf_lite.training.rloo_grpo import check_groups
 
-    check_groups(options.ppo, options.group)  # said before anything loads
+    check_groups(getattr(options, method))  # said before anything loads
     sft = adapter("sft", options.inputs.sft)
-    rm = adapter("rm", options.inputs.rm) if options.inputs.reward == "rm" else None
+    rm = adapter("rm", options.inputs.rm) if options.reward.reward == "rm" else None
     work = workspace.open_context(options, [sft, *filter(None, [rm])])
-    workspace.say(f"adapter: {getattr(baselines, stage)(work, sft, pipeline.make_reward(work, rm))}")
+    workspace.say(f"adapter: {getattr(baselines, f'{method}_stage')(work, sft, pipeline.make_reward(work, rm))}")
 
 
 def _chain(options: SimpleNamespace, methods: dict) -> None:
@@ -109,7 +101,7 @@ def _chain(options: SimpleNamespace, methods: dict) -> None:
 def finish(work, rows: list[dict], histories: dict) -> Path:
     from marlhf_lite.experiments.reports import report
 
-    figures = Path(work.options.run.figures or work.path / "figures")
+    figures = work.path / "figures"
     text = report(work.path, rows, histories, figures, work.run.config)
     base = rows[0]["method"]  # SFT, with its temperature where there are several
     print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over {base} [95 % interval]\n\n{text}\n")
@@ -122,7 +114,6 @@ def _run(options: SimpleNamespace) -> None:
 
 
 def _demo(options: SimpleNamespace) -> None:
-    options.run.figures = options.run.figures or "figures/demo"
     _chain(options, {"PPO": replace(options.macro, termination="fixed", n="1"), "MA-PPO": options.macro})
 
 
@@ -141,37 +132,37 @@ TRAINING = {
     ),
     "sft": Command(
         "Supervised fine-tuning of an adapter on chosen responses.",
-        (*SHARED, "sft"),
+        (*SHARED, "trainer", "sft"),
         _sft,
         "marlhf sft --output_dir runs/a",
     ),
     "rm": Command(
         "Reward model from preference pairs.",
-        (*SHARED, "inputs", "rm"),
+        (*SHARED, "sft_input", "trainer", "rm"),
         _rm,
         "marlhf rm --sft runs/a --output_dir runs/b",
     ),
     "ppo": Command(
         "PPO over macro actions; --n 1 is token-level PPO.",
-        (*SHARED, "inputs", "macro", "ppo", "keep"),
+        (*SHARED, "inputs", "reward", "macro", "ppo", "checkpoint", "logging"),
         _ppo,
         "marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c",
     ),
     "dpo": Command(
         "DPO on the reward model's pairs.",
-        (*SHARED, "inputs", "dpo", "ppo", "keep"),
+        (*SHARED, "inputs", "trainer", "dpo", "sampling", "checkpoint", "logging"),
         _dpo,
         "marlhf dpo --sft runs/a --output_dir runs/d",
     ),
     "rloo": Command(
         "RLOO: groups of responses in place of a critic.",
-        (*SHARED, "inputs", "ppo", "group", "keep"),
+        (*SHARED, "inputs", "reward", "rloo", "checkpoint", "logging"),
         _rloo,
         "marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e",
     ),
     "grpo": Command(
         "GRPO: RLOO's groups, scaled by their deviation.",
-        (*SHARED, "inputs", "ppo", "group", "keep"),
+        (*SHARED, "inputs", "reward", "grpo", "checkpoint", "logging"),
         _grpo,
         "marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f",
     ),

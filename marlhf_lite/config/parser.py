@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import difflib
-import operator
 import re
 import shutil
 from collections.abc import Sequence
@@ -17,17 +16,10 @@ from types import SimpleNamespace
 import yaml
 from transformers import HfArgumentParser
 
-from marlhf_lite.config import GROUPS
+from marlhf_lite.config.options import BOUNDS, GROUPS
 from marlhf_lite.utils.errors import InputError
 
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
-# Metadata of a field -> how it bounds a number, and in words.
-BOUNDS = {
-    "least": (operator.ge, "at least"),
-    "above": (operator.gt, "above"),
-    "most": (operator.le, "at most"),
-    "below": (operator.lt, "below"),
-}
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -94,9 +86,9 @@ def parse(command: str, argv: Sequence[str], groups: Sequence[str], description:
         parser.unknown(parsed[-1])
     options = SimpleNamespace(**dict(zip(groups, parsed, strict=False)))
     if _last(given, "--updates") > _last(given, "--prompt_epochs"):  # two names for one thing: the later one counts
-        options.ppo.prompt_epochs = None
-    for group in groups:
-        check(getattr(options, group))
+        for group in vars(options).values():
+            if hasattr(group, "prompt_epochs"):
+                group.prompt_epochs = None
     return options
 
 
@@ -196,14 +188,3 @@ def _check_key(key: str, source: str) -> None:
     if key not in (*known, "environment"):  # a run's own config.yaml can be given again
         close = difflib.get_close_matches(str(key), known, n=1)
         raise InputError(f"{source}: unknown key {key}" + (f": did you mean {close[0]}?" if close else ""))
-
-
-def check(options) -> None:
-    """Every number against the bounds its field names. Raises `InputError` that names the option."""
-    for f in fields(options):
-        value = getattr(options, f.name)
-        bounds = {kind: f.metadata[kind] for kind in BOUNDS if kind in f.metadata}
-        if value is None or all(BOUNDS[kind][0](value, bound) for kind, bound in bounds.items()):
-            continue
-        words = " and ".join(f"{BOUNDS[kind][1]} {bound}" for kind, bound in bounds.items())
-        raise InputError(f"--{f.name} {value}: it must be {words}")

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
-from marlhf_lite.config import KeepOptions
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig
 from marlhf_lite.experiments.workspace import flat
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
@@ -19,10 +19,9 @@ FREE = {
     "updates",
     "prompt_epochs",
     "output_dir",
-    "figures",
     "overwrite",
     "resume",
-    *(f.name for f in fields(KeepOptions)),
+    *(f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)),
 }
 
 

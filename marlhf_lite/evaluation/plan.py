@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from marlhf_lite.config.evaluation import SweepConfig
+from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation.best_of_n import check_sizes
 from marlhf_lite.utils.errors import InputError
 
@@ -17,10 +17,9 @@ class Plan:
     temperatures: tuple[float, ...]
     samples: int = 1
     best_of: tuple[int, ...] = ()
-    thresholds: tuple[float, ...] = ()
 
 
-def make_plan(options: SweepConfig, temperature: float) -> Plan:
+def make_plan(options: EvaluationConfig, temperature: float) -> Plan:
     """The plan that options ask for; `temperature` is that of sampling where none is given.
 
     Raises `InputError` that names the option, for a bad number and for an N above the samples.
@@ -28,7 +27,7 @@ def make_plan(options: SweepConfig, temperature: float) -> Plan:
     temperatures = numbers("eval_temperatures", options.eval_temperatures, least=0.0) or (temperature,)
     sizes = numbers("best_of", options.best_of, least=1, whole=True)
     check_sizes(sizes, options.eval_samples, f"--eval_samples {options.eval_samples}, so every method")
-    return Plan(temperatures, options.eval_samples, sizes, numbers("thresholds", options.thresholds))
+    return Plan(temperatures, options.eval_samples, sizes)
 
 
 def numbers(option: str, text: str, least: float = -math.inf, whole: bool = False) -> tuple:

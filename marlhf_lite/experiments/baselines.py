@@ -3,8 +3,6 @@
 They share data, start, prompts, reward, sampling and records with PPO, and with its settings the responses per update.
 The reference is the SFT model: TRL keeps a frozen copy of the adapter it is given. (A disabled adapter would be the
 base.) Every run checks at its first update that policy and reference start alike.
-
-Of the options of `keep` these count: checkpoint_every, save_total_limit, sample_every, eval_every and test_prompts.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
-from marlhf_lite.config.baselines import DPOStageConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.experiments.workspace import RunContext, open_run
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, checkpoint_activations, trainable
@@ -29,6 +26,7 @@ from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training.distributed import local
 from marlhf_lite.training.dpo import Answers, dpo_row, dpo_trainer
 from marlhf_lite.training.learner import sampling
+from marlhf_lite.training.logging import SAMPLE_EVERY
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.sft import Bar
@@ -42,19 +40,29 @@ SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
 POSITION = "logs.json"  # written last into a checkpoint: how long each log was
 
 
-def dpo_stage(work: RunContext, sft: Path, options: DPOStageConfig, reward: Reward | None = None) -> Path:
+def dpo_stage(work: RunContext, sft: Path, reward: Reward | None = None) -> Path:
     """Train on the reward model's pairs; the policy's folder. Records stand beside it, whole even when interrupted.
 
     samples.jsonl holds answers to a few PPO prompts before and after training. `reward` scores tests alone.
     """
     model, run, seed = _start(work, sft, "dpo")
+    options = work.options
     trainer = dpo_trainer(
-        model, work.tokenizer, work.task.splits["rm"], options, work.limit, run.path, work.options.keep, seed
+        model,
+        work.tokenizer,
+        work.task.splits["rm"],
+        options.dpo,
+        work.limit,
+        run.path,
+        options.checkpoint,
+        seed,
+        options.trainer,
+        options.logging.report_to,
     )
     prompts = work.task.splits["ppo"]["prompt"][:4]
     answers = Answers(work.tokenizer, prompts, work.sampling, run, work.task.gold, seed)
     tests = _tests(work, sft, trainer, reward, run)
-    return _train(trainer, "DPO", work, run, lambda logs: dpo_row(logs, options), [answers, *tests])
+    return _train(trainer, "DPO", work, run, lambda logs: dpo_row(logs, options.dpo), [answers, *tests])
 
 
 def rloo_stage(work: RunContext, sft: Path, reward: Reward) -> Path:
@@ -71,17 +79,28 @@ def grpo_stage(work: RunContext, sft: Path, reward: Reward) -> Path:
 
 
 def _group_stage(work: RunContext, sft: Path, reward: Reward, method: str) -> Path:
-    ppo, group, keep = work.options.ppo, work.options.group, work.options.keep
+    options = work.options
+    group = getattr(options, method)
     model, run, seed = _start(work, sft, method)
     function = SampledReward(
-        reward, model, work.tokenizer, ppo, group.num_generations, work.task.gold, run, keep.sample_every
+        reward, model, work.tokenizer, group, group.num_generations, work.task.gold, run, SAMPLE_EVERY
     )
     prompts = work.task.splits["ppo"]["prompt"]
     trainer = group_trainer(
-        method, model, work.tokenizer, prompts, function, ppo, group, work.limit, run.path, keep, seed
+        method,
+        model,
+        work.tokenizer,
+        prompts,
+        function,
+        group,
+        work.limit,
+        run.path,
+        options.checkpoint,
+        seed,
+        options.logging.report_to,
     )
     tests = _tests(work, sft, trainer, reward, run)
-    return _train(trainer, method.upper(), work, run, lambda logs: group_row(logs, method, ppo), tests)
+    return _train(trainer, method.upper(), work, run, lambda logs: group_row(logs, method, group), tests)
 
 
 def _start(work: RunContext, sft: Path, name: str):
@@ -96,21 +115,21 @@ def _start(work: RunContext, sft: Path, name: str):
     return model, run, options.run.seed
 
 
-def _last_checkpoint(place: Path) -> Path | None:
-    """The last one that was written to its end."""
-    found = [path.parent for path in place.glob(f"checkpoints/checkpoint-*/{POSITION}")]
+def _last_checkpoint(place: Path, update: int = 0) -> Path | None:
+    """The last one that was written to its end, or that of `update`."""
+    found = [path.parent for path in place.glob(f"checkpoints/checkpoint-{update or '*'}/{POSITION}")]
     return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def _tests(work: RunContext, sft: Path, trainer: Trainer, reward: Reward | None, run: RunFolder) -> list[Tests]:
-    keep = work.options.keep
-    if not keep.eval_every:
+    logging = work.options.logging
+    if not logging.eval_every:
         return []
-    prompts = list(work.task.splits["test"]["prompt"])[: keep.test_prompts]
+    prompts = list(work.task.splits["test"]["prompt"])[: logging.test_prompts]
     accelerator, seed = trainer.accelerator, work.options.run.seed
     held_out = HeldOutEvaluation(prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, seed)
     reference = PolicyModel(load_policy(work.base, sft, trainable=False))
-    return [Tests(held_out, PPOModels(PolicyModel(trainer.model), reference, None, None), keep.eval_every, run)]
+    return [Tests(held_out, PPOModels(PolicyModel(trainer.model), reference, None, None), logging.eval_every, run)]
 
 
 def _train(
@@ -125,7 +144,9 @@ def _train(
 
     Raises `InputError` where the policy comes apart; weights that are no numbers are not saved.
     """
-    checkpoint = _last_checkpoint(run.path) if work.options.run.resume else None
+    checkpoint = (
+        _last_checkpoint(run.path, work.options.checkpoint.from_checkpoint) if work.options.run.resume else None
+    )
     if checkpoint and trainer.is_world_process_zero():
         run.truncate_logs(json.loads((checkpoint / POSITION).read_text(encoding="utf-8")))
     recorder, folder = Recorder(name, run, translate), run.path / "policy"

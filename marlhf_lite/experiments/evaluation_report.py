@@ -26,7 +26,7 @@ def details(path: Path, rows: Sequence[dict], plan: Plan, figures: Path, baselin
     """Write details.json and details.md to `path` and figures to `figures`; the text of details.md.
 
     `rows` are those of `evaluate_checkpoints`. At each temperature, where there are scores: distributions, shares below
-    thresholds and shifts against the baseline; always text measures; for `plan.best_of` the grid of best-of-N.
+    shifts against the baseline; always text measures; for `plan.best_of` the grid of best-of-N.
     """
     matplotlib.use("Agg")  # files only: no window, no display needed
     several = len({row["temperature"] for row in rows}) > 1
@@ -51,7 +51,7 @@ def details(path: Path, rows: Sequence[dict], plan: Plan, figures: Path, baselin
 def _scores(rows: Sequence[dict], at: str, plan: Plan, baseline: str, found: dict, parts: list, drawn: dict) -> None:
     """One temperature: how RM scores are distributed and where they moved."""
     tables = score_tables(rows)
-    spread = distributions(tables, baseline, plan.thresholds)
+    spread = distributions(tables, baseline)
     found.setdefault("distributions", {})[at] = spread
     parts.append((f"RM scores at {at}", _spread_table(spread)))
     drawn[f"rm_score_quantiles_{at}"] = plots.score_quantiles(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from accelerate import PartialState
 from transformers import set_seed
 
-from marlhf_lite.config import MacroConfig
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
 from marlhf_lite.evaluation.plan import Plan
 from marlhf_lite.evaluation.responses import first_samples, write_rows
@@ -20,7 +20,6 @@ from marlhf_lite.experiments.workspace import RunContext, flat, open_run, say
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.training.generators import make_generator
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, text_reward
@@ -38,7 +37,16 @@ def sft_stage(work: RunContext) -> Path:
         return out
     set_seed(seed)  # each stage by itself: it repeats whatever ran before it
     model = _saving_memory(new_policy(work.base, work.options.model), work)
-    log = train_sft(model, work.tokenizer, work.task.splits["sft"], work.options.sft, work.options.data, out, seed)
+    log = train_sft(
+        model,
+        work.tokenizer,
+        work.task.splits["sft"],
+        work.options.sft,
+        work.options.data,
+        out,
+        seed,
+        work.options.trainer,
+    )
     _write(out / "log.json", log)
     return out
 
@@ -54,7 +62,8 @@ def rm_stage(work: RunContext, sft: Path) -> Path:
     set_seed(seed)
     model = _saving_memory(new_reward_model(work.base, sft, seed), work)
     rows = work.task.splits
-    log = train_reward_model(model, work.tokenizer, rows["rm"], work.options.rm, work.options.data, out, seed)
+    options = work.options
+    log = train_reward_model(model, work.tokenizer, rows["rm"], options.rm, options.data, out, seed, options.trainer)
     held_out = rows["test"].select(range(min(500, len(rows["test"]))))
     accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), work.tokenizer, held_out, work.limit)
     _write(out / "log.json", log)
@@ -101,15 +110,15 @@ def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, na
         rule,
         how,
         options.ppo,
-        keep=options.keep,
+        checkpoint=options.checkpoint,
+        logging=options.logging,
         max_response_length=work.limit,
         seed=options.run.seed,
         run=run,
         gold=work.task.gold,
         test_prompts=work.task.splits["test"]["prompt"],
         name=name,
-        accelerator=make_accelerator(options.keep.trackers, run.path, name, flat(options)),
-        generator=make_generator(options.ppo.generator),
+        accelerator=make_accelerator(options.logging.report_to, run.path, name, flat(options)),
     )
     try:
         trainer.train(resume=any(place.glob("checkpoints/update-*")))
@@ -124,10 +133,11 @@ def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, na
 
 def make_reward(work: RunContext, rm: Path | None, role: ScalarHeadModel | None = None):
     """What `--reward` names, as a function of a rollout; `role` is the reward model where it is loaded already."""
-    kind = work.options.inputs.reward
+    kind = work.options.reward.reward if hasattr(work.options, "reward") else "rm"
     function = text_reward(kind, work.task)
     if function is None:
-        batch = work.options.ppo.micro_batch_size or work.options.ppo.batch_size
+        values = flat(work.options)
+        batch = values.get("micro_batch_size") or values.get("batch_size") or 16
         return ModelReward(role or ScalarHeadModel(load_score_model(work.base, rm)), batch)
     return FunctionReward(function, kind)
 
@@ -162,7 +172,6 @@ def evaluate_stage(
         temperatures=plan.temperatures,
         samples=plan.samples,
         seed=options.run.seed,
-        batch_size=options.eval.eval_batch_size,
         model=options.model.model,
     )
     write_rows(work.path / SAMPLES, first_samples(rows))

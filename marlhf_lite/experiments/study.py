@@ -14,16 +14,33 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
-from marlhf_lite.config import GROUPS
+from marlhf_lite.config.options import GROUPS, StudyConfig
 from marlhf_lite.config.parser import parse
-from marlhf_lite.config.study import StudyConfig
 from marlhf_lite.experiments.results import read_result
 from marlhf_lite.experiments.study_pool import Job, execute, log_end
 from marlhf_lite.experiments.study_protocol import COMMANDS, OWN, START, Study, load_study, run_name
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 
-FREE = OWN - {"seed"} | {f.name for f in fields(GROUPS["keep"])}  # no result depends on these
+FREE = OWN - {"seed"} | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
+# ^ no result depends on these
+# Options by the names that results stored before a renaming hold.
+RENAMED = {
+    "attn_implementation": "attention",
+    "cliprange": "clip",
+    "cliprange_value": "value_clip",
+    "dataset_streaming": "streaming",
+    "loss_type": "grpo_loss",
+    "lora_target_modules": "lora_targets",
+    "lr_scheduler_type": "sft_lr_scheduler",
+    "num_generations": "group_size",
+    "num_mini_batches": "minibatches",
+    "num_ppo_epochs": "ppo_epochs",
+    "per_device_train_batch_size": "sft_micro_batch_size",
+    "warmup_ratio": "sft_warmup_ratio",
+}
+
+STARTS = Path("runs/starts")  # SFT and reward adapters, which all studies share
 
 
 @dataclass(frozen=True)
@@ -79,10 +96,10 @@ def run_options(command: str, words: Sequence[str]) -> SimpleNamespace:
     options = parse(command, words, COMMANDS[command], command)
     if hasattr(options, "macro"):
         make_rule(options.macro)
-    if hasattr(options, "group"):
+    if command in ("rloo", "grpo"):
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
-        check_groups(options.ppo, options.group)
+        check_groups(getattr(options, command))
     return options
 
 
@@ -93,7 +110,9 @@ def _hash(values: dict) -> str:
 def difference(run: Run, result: dict) -> str:
     """The first option that a stored result had otherwise; empty if there is none."""
     for name, value in json.loads(json.dumps(run.options)).items():
-        then = result["options"].get(name, value)  # an option that is newer than the result has its default
+        stored = result["options"]
+        # An option that is newer than the result had today's default.
+        then = stored.get(name, stored.get(RENAMED.get(name), value))
         if then != value:
             return f"{name} was {then}, now {value}"
     return ""
@@ -109,22 +128,24 @@ def run_study(options: StudyConfig) -> None:
     changed = {run.name: difference(run, stored[run.name]) for run in runs if stored[run.name]}
     changed = {name: what for name, what in changed.items() if what}
     if options.dry_run:
-        print(_listing(runs, stored, changed, Path(options.starts)))
+        print(_listing(runs, stored, changed, STARTS))
         return
-    if changed and not options.redo:
+    if changed:
         name, what = next(iter(changed.items()))
-        raise InputError(f"{results / name}.json: {what}: add --redo, or give another folder with --results")
-    todo = [run for run in runs if stored[run.name] is None or run.name in changed]
+        raise InputError(
+            f"{results / name}.json: {what}: delete it to run it again, or give another folder with --results"
+        )
+    todo = [run for run in runs if stored[run.name] is None]
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    work = Path(options.work or f"runs/study-{study.name}")
-    failed, lost = execute(_jobs(study, todo, Path(options.starts), work, results), options.workers)
+    work = Path(f"runs/study-{study.name}")
+    failed, lost = execute(_jobs(study, todo, STARTS, work, results), options.workers)
     for job in failed:
         print(f"\n{job.name} failed; {job.log} ends:\n{log_end(job.log)}")
     whole = {run.name: read_result(results / f"{run.name}.json") for run in plan(study, seeds)}
     if all(whole.values()):
         from marlhf_lite.experiments.study_report import study_report  # pictures take seconds
 
-        figures = Path(options.study_figures or f"figures/{study.name}")
+        figures = Path(f"figures/{study.name}")
         print(f"\n{study_report(study, list(whole.values()), results, figures)}\n\nfigures: {figures}")
     else:
         missing = [name for name, result in whole.items() if result is None]

@@ -10,24 +10,36 @@ from pathlib import Path
 
 import yaml
 
-from marlhf_lite.config import GROUPS
-from marlhf_lite.config.baselines import IDLE
+from marlhf_lite.config.options import GROUPS
 from marlhf_lite.utils.errors import InputError
 
 STUDIES = Path(str(files("marlhf_lite"))) / "experiments" / "studies"
-START = ("model", "data", "sft", "rm")
-COMMON = ("run", *START, "inputs", "ppo", "keep", "eval")
-# Command of a method -> groups of options it takes: of ppo, every method takes how it samples.
+START = ("model", "data", "trainer", "sft", "rm")
+COMMON = ("run", *START, "inputs", "eval")
+TRAINING = (*COMMON, "checkpoint", "logging")
+# Command of a method -> groups of options it takes.
 COMMANDS = {
-    "ppo": (*COMMON, "macro"),
-    "rloo": (*COMMON, "group"),
-    "grpo": (*COMMON, "group"),
-    "dpo": (*COMMON, "dpo"),
-    "sft": COMMON,  # no training
-    "best_of_n": COMMON,  # of the method's `samples` answers of the SFT model, the best by the reward model
+    "ppo": (*TRAINING, "reward", "macro", "ppo"),
+    "rloo": (*TRAINING, "reward", "rloo"),
+    "grpo": (*TRAINING, "reward", "grpo"),
+    "dpo": (*TRAINING, "dpo", "sampling"),
+    "sft": (*COMMON, "sampling"),  # no training
+    "best_of_n": (
+        *COMMON,
+        "sampling",
+    ),  # of the method's `samples` answers of the SFT model, the best by the reward model
 }
 # What a study says to each of its runs itself.
-OWN = {"sft", "rm", "responses", "from_checkpoint", *(f.name for f in fields(GROUPS["run"]))}
+OWN = {
+    "sft",
+    "rm",
+    "responses",
+    "eval_temperatures",
+    "eval_samples",
+    "best_of",
+    "from_checkpoint",
+    *(f.name for f in fields(GROUPS["run"])),
+}
 # Key of a protocol -> its type, and that in words.
 SHAPES = {
     "methods": (dict, "a name, a command and options for each"),
@@ -103,7 +115,7 @@ def _check_methods(study: Study, path: Path) -> None:
         if not isinstance(name, str):
             raise InputError(f"{path}: method {name}: put its name in quotes")
         _check_method(f"{path}: method {name}", method)
-    _check_options(f"{path}: shared", study.shared, {})
+    _check_options(f"{path}: shared", study.shared)
     names = [run_name(name, 0) for name in study.methods]
     if len(set(names)) < len(names):
         raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
@@ -119,13 +131,10 @@ def _check_method(where: str, method: dict) -> None:
         raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
     if not isinstance(options, dict):
         raise InputError(f"{where}: options {options!r}: give names and values")
-    _check_options(where, options, IDLE.get(method["command"], {}))
+    _check_options(where, options)
 
 
-def _check_options(where: str, options: dict, idle: dict[str, str]) -> None:
+def _check_options(where: str, options: dict) -> None:
     for name in options:
         if name in OWN:
             raise InputError(f"{where}: {name}: the study says that itself: leave it out")
-        if name in idle:
-            mend = f"give {idle[name]}" if idle[name] else "leave it out"
-            raise InputError(f"{where}: {name}: it does nothing here: {mend}")

@@ -39,7 +39,7 @@ TRAIN: dict[str, Callable[[RunContext, Path, Path], Path]] = {
     "ppo": lambda work, sft, rm: pipeline.ppo_stage(work, sft, rm, work.options.macro, "ppo"),
     "rloo": lambda work, sft, rm: rloo_stage(work, sft, pipeline.make_reward(work, rm)),
     "grpo": lambda work, sft, rm: grpo_stage(work, sft, pipeline.make_reward(work, rm)),
-    "dpo": lambda work, sft, rm: dpo_stage(work, sft, work.options.dpo, pipeline.make_reward(work, rm)),
+    "dpo": lambda work, sft, rm: dpo_stage(work, sft, pipeline.make_reward(work, rm)),
     "sft": lambda work, sft, rm: sft,
     "best_of_n": lambda work, sft, rm: sft,
 }
@@ -123,7 +123,6 @@ def _answers(work: RunContext, policy: Path, sft: Path, rm: Path, prompts: list[
         work.sampling,
         samples=about["options"]["samples"],
         seed=about["seed"],
-        batch_size=work.options.eval.eval_batch_size,
         model=work.options.model.model,
     )
 

@@ -57,8 +57,8 @@ class RunContext:
 
     @property
     def sampling(self) -> Sampling:
-        ppo = self.options.ppo
-        return Sampling(self.limit, ppo.temperature, ppo.top_k, ppo.top_p)
+        values = flat(self.options)
+        return Sampling(self.limit, values["temperature"], values["top_k"], values["top_p"])
 
     @property
     def test_prompts(self) -> list[str]:
@@ -94,14 +94,14 @@ def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), exist_ok
             check_writable("--figures", Path(options.run.figures))
     if options.model.finetune == "full" and options.model.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
-    if hasattr(options, "keep"):
-        tracker_names(options.keep.trackers)
+    if hasattr(options, "logging"):
+        tracker_names(options.logging.report_to)
     model_path(options.model.model)
     task = load_task(
-        data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows, streaming=data.streaming
+        data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows, streaming=data.dataset_streaming
     )
-    if hasattr(options, "macro") or hasattr(options, "group"):  # a command that trains against a reward
-        text_reward(options.inputs.reward, task)
+    if hasattr(options, "reward"):  # a command that trains against a reward
+        text_reward(options.reward.reward, task)
     tokenizer = load_tokenizer(options.model.model)
     task, dropped = _drop_long(task, tokenizer, data.max_prompt_length)
     load = functools.cache(lambda: load_base(options.model))

@@ -39,7 +39,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
 
@@ -91,7 +91,10 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
     For full fine-tuning an empty one: nothing trains or answers with the base itself.
     """
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    how = {"dtype": dtype, "attn_implementation": None if options.attention == "auto" else options.attention}
+    how = {
+        "dtype": dtype,
+        "attn_implementation": None if options.attn_implementation == "auto" else options.attn_implementation,
+    }
     if options.finetune == "full":
         config = _load(AutoConfig, options.model)
         how["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from marlhf_lite.config import ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import (
     ActorCritic,
     PolicyModel,
@@ -55,16 +55,16 @@ class Memory:
         return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.context
 
 
-def estimate_memory(options: SimpleNamespace, prompt_tokens: int = 0, gpu: bool = True) -> Memory:
+def estimate_memory(options: SimpleNamespace, gpu: bool = True) -> Memory:
     """Memory of one process that runs PPO with these options (groups model, data, ppo), without sharding.
 
-    The longest batch that can come: prompts of `prompt_tokens` (0: --max_prompt_length), responses of
+    The longest batch that can come: prompts of --max_prompt_length, responses of
     --max_response_length. On a GPU, CUDA's own memory is added.
     """
     model, ppo = options.model, options.ppo
     base = empty_base(model)
     actors, frozen = bare_roles(base, model)
-    width = prompt_tokens or options.data.max_prompt_length
+    width = options.data.max_prompt_length
     length = options.data.max_response_length
     trained = [p for p in actors.parameters() if p.requires_grad]
     whole = model.finetune == "full"
@@ -90,7 +90,7 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
     dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
-    attention = None if options.attention == "auto" else options.attention
+    attention = None if options.attn_implementation == "auto" else options.attn_implementation
     with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
     return base.requires_grad_(options.finetune == "full")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from marlhf_lite.config import MacroConfig
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, TerminationRule, Whole
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
@@ -19,9 +19,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 }
 RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
     "fixed": lambda how, seed: FixedNGram(math.inf if how.n == "inf" else _whole_numbers("n", [how.n])[0]),
-    "randomized": lambda how, seed: RandomizedNGram(
-        _whole_numbers("lengths", how.lengths.split(",")), how.repeats, seed
-    ),
+    "randomized": lambda how, seed: RandomizedNGram(_whole_numbers("lengths", how.lengths.split(",")), seed=seed),
     "whole": lambda how, seed: Whole(),
     "perplexity": lambda how, seed: Perplexity(how.perplexity_rule),
     "sentence": lambda how, seed: Sentence(),

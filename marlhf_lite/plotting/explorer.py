@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from marlhf_lite.config import MacroConfig
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import MacroActions, describe, macro_values
 from marlhf_lite.macro.actions import SIGMAS
 from marlhf_lite.macro.perplexity import PERPLEXITY_RULES

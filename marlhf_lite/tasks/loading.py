@@ -58,7 +58,7 @@ def load_task(
     if size is not None and size < 1:
         raise InputError(f"--size {size}: give a number of rows from 1 up")
     if streaming and size is None:
-        raise InputError("--streaming: it reads until it has --size rows: give --size")
+        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         return EMBEDDED[dataset](size, seed)
     rows, test = _find_rows(dataset, seed if streaming else None)

@@ -11,11 +11,11 @@ from peft import PeftModel
 from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
-from marlhf_lite.config import KeepOptions
-from marlhf_lite.config.baselines import DPOStageConfig
+from marlhf_lite.config.options import CheckpointConfig, DPOStageConfig, TrainerConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.training.sft import shared_arguments
+from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.run_folder import RunFolder
 
 
@@ -33,8 +33,10 @@ def dpo_trainer(
     options: DPOStageConfig,
     limit: int,
     output: Path,
-    keep: KeepOptions,
+    checkpoint: CheckpointConfig,
     seed: int = 0,
+    shared: TrainerConfig | None = None,
+    report_to: str = "",
 ) -> PairsTrainer:
     """A trainer of `model` on pairs (columns prompt, chosen, rejected), with responses cut at `limit` tokens.
 
@@ -47,22 +49,24 @@ def dpo_trainer(
         args=DPOConfig(
             beta=options.dpo_beta,
             max_length=None,
-            **shared_arguments(output / "checkpoints", seed, options, "dpo") | common_arguments(keep),
+            **shared_arguments(output / "checkpoints", seed, options, "dpo", shared or TrainerConfig())
+            | common_arguments(checkpoint, report_to),
         ),
         train_dataset=datasets.Dataset.from_dict(encoded),
         processing_class=tokenizer,
     )
 
 
-def common_arguments(keep: KeepOptions) -> dict:
+def common_arguments(checkpoint: CheckpointConfig, report_to: str = "") -> dict:
     """Arguments that all baselines share. Dropout is off: its noise would look like a distance to the reference."""
     return {
         "disable_dropout": True,
         "disable_tqdm": True,  # the bar is ours
         "logging_nan_inf_filter": False,
-        "save_strategy": "steps" if keep.checkpoint_every else "no",
-        "save_steps": keep.checkpoint_every or 1,
-        "save_total_limit": max(keep.save_total_limit, 2),  # the one before goes only when the next is whole
+        "report_to": tracker_names(report_to) or "none",
+        "save_strategy": "steps" if checkpoint.checkpoint_every else "no",
+        "save_steps": checkpoint.checkpoint_every or 1,
+        "save_total_limit": max(checkpoint.save_total_limit, 2),  # the one before goes only when the next is whole
     }
 
 

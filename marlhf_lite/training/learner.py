@@ -12,7 +12,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.training.distributed import local, whole
@@ -40,15 +40,13 @@ class Learner:
     `ppo` are the options in force: the KL coefficient adapts, and the micro-batch shrinks when memory runs out.
     """
 
-    def __init__(
-        self, roles: PPOModels, how: MacroConfig, ppo: PPOConfig, accelerator: Accelerator, max_bad_updates: int = 3
-    ):
+    def __init__(self, roles: PPOModels, how: MacroConfig, ppo: PPOConfig, accelerator: Accelerator):
         if accelerator.distributed_type == "DEEPSPEED":  # whose engine steps by itself, unclipped by us and unskipped
             raise InputError(
                 "PPO does not run under DeepSpeed: use FSDP2, which shards as ZeRO-3 does, or DDP for LoRA"
             )
         self.roles, self.how, self.ppo, self.accelerator = roles, how, ppo, accelerator
-        self.max_bad_updates, self.updates, self.bad_in_row = max_bad_updates, 0, 0
+        self.updates, self.bad_in_row = 0, 0
         self.clock, self.found = Clock(), []
         self.rates = {"policy": ppo.policy_learning_rate, "critic": ppo.critic_learning_rate}
         groups = [{"params": trainable(getattr(roles, k)), "lr": rate, "name": k} for k, rate in self.rates.items()]
@@ -68,7 +66,7 @@ class Learner:
         """
         self.clock, self.found = clock or Clock(), list(bad)
         _check_input(rollout, macro)
-        rollout = replace(rollout, rewards=shape_scores(rollout, self.ppo, self.sum))
+        rollout = replace(rollout, rewards=shape_scores(rollout, self.ppo))
         self._set_rates()
         before, made = None, None
         if needs_freeze(self.ppo):
@@ -199,7 +197,7 @@ class Learner:
             )
         self.updates += 1
         self.bad_in_row = self.bad_in_row + 1 if bad else 0
-        if self.bad_in_row >= self.max_bad_updates:
+        if self.bad_in_row >= self.ppo.max_bad_updates:
             where = ", ".join(dict.fromkeys(self.found)) or "another process"
             raise InputError(
                 f"{self.bad_in_row} updates in a row were not finite and were left out ({where}): start again with "

@@ -7,22 +7,21 @@ from collections.abc import Callable
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from marlhf_lite.config import KeepOptions
+from marlhf_lite.config.options import LoggingConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
+SAMPLE_EVERY = 10  # updates between samples
+
 
 class RunLogger:
     """Records of updates and tests. The main process alone writes; every one keeps `history`."""
 
-    def __init__(self, run: RunFolder | None, keep: KeepOptions, accelerator: Accelerator):
-        if keep.keep_best and not keep.eval_every:
-            raise InputError("--keep_best: there are no tests to choose by: give --eval_every too")
-        self.run, self.keep, self.accelerator = run, keep, accelerator
+    def __init__(self, run: RunFolder | None, options: LoggingConfig, accelerator: Accelerator):
+        self.run, self.options, self.accelerator = run, options, accelerator
         self.history: list[dict] = []
-        self.best = float("-inf")
 
     def log(self, row: dict, rollout: Rollout, macro: MacroActions) -> None:
         """An update's metrics, and some of its responses where it is time."""
@@ -33,22 +32,20 @@ class RunLogger:
             self.accelerator.log({k: v for k, v in row.items() if k != "update"}, step=row["update"])
         if self.run is not None:
             self._write(self.run.log_metrics, row)
-        if row["update"] == 1 or row["update"] % self.keep.sample_every == 0:
+        if row["update"] == 1 or row["update"] % SAMPLE_EVERY == 0:
             rows = samples(row["update"], rollout, macro)
             if self.run is not None:
                 self._write(self.run.log_samples, rows)
-            if self.keep.completions:
-                tqdm.write(completions_table(rows[: self.keep.completions]))
+            if self.options.num_completions_to_print:
+                tqdm.write(completions_table(rows[: self.options.num_completions_to_print]))
 
-    def log_test(self, update: int, scores: dict[str, float]) -> bool:
-        """A test's scores; whether its RM score is the best so far."""
-        best, self.best = scores["rm_score_mean"] > self.best, max(scores["rm_score_mean"], self.best)
+    def log_test(self, update: int, scores: dict[str, float]) -> None:
+        """A test's scores."""
         if self.accelerator.is_main_process:
             if self.run is not None:
                 self._write(self.run.log_tests, {"update": update} | scores)
             if self.accelerator.trackers:
                 self.accelerator.log({f"test/{k}": v for k, v in scores.items()}, step=update)
-        return best
 
     def _write(self, log: Callable, rows: dict | list[dict]) -> None:
         try:
@@ -61,7 +58,6 @@ class RunLogger:
         self.history = self.run.metrics()
         if len(self.history) != updates:
             raise InputError(f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again")
-        self.best = max((row["rm_score_mean"] for row in self.run.tests()), default=self.best)
 
 
 def samples(update: int, rollout: Rollout, macro: MacroActions, count: int = 4) -> list[dict]:

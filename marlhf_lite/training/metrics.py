@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from marlhf_lite.config import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.training.step import Estimate, Pass

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config import KeepOptions, MacroConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import MacroActions, TerminationRule, check_segmentation
 from marlhf_lite.models.actor_critic import PPOModels
@@ -43,11 +43,11 @@ class PPOTrainer:
         prompts: texts; drawn without replacement, reshuffled when used up.
         reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own).
         rule: termination condition, `rule(mask, **context) -> MacroActions`.
-        how, ppo, keep: options; see `marlhf_lite.config`.
+        how, ppo, checkpoint, logging: options; see `marlhf_lite.config.options`.
         max_response_length: tokens.
         run: where records and checkpoints go; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, recorded but never trained on.
-        test_prompts: held-out texts for `keep.eval_every`.
+        test_prompts: held-out texts for `logging.eval_every`.
         accelerator: made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `generate`.
     """
@@ -63,7 +63,8 @@ class PPOTrainer:
         ppo: PPOConfig,
         *,
         max_response_length: int,
-        keep: KeepOptions | None = None,
+        checkpoint: CheckpointConfig | None = None,
+        logging: LoggingConfig | None = None,
         seed: int = 0,
         run: RunFolder | None = None,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
@@ -72,26 +73,27 @@ class PPOTrainer:
         accelerator: Accelerator | None = None,
         generator: Callable | None = None,
     ):
-        self.accelerator, keep = accelerator or Accelerator(), keep or KeepOptions()
+        self.accelerator = accelerator or Accelerator()
+        self.checkpoint, self.logging = checkpoint or CheckpointConfig(), logging or LoggingConfig()
         _check_batch(len(prompts), ppo, self.accelerator.num_processes)
         self.tokenizer, self.prompts, self.reward, self.rule, self.gold = tokenizer, list(prompts), reward, rule, gold
-        self.how, self.ppo, self.keep, self.seed, self.name = how, ppo, keep, seed, name
+        self.how, self.ppo, self.seed, self.name = how, ppo, seed, name
         self.sampling = Sampling(max_response_length, ppo.temperature, ppo.top_k, ppo.top_p)
         self.roles, self.generator = roles, generator or generate
-        self.learner = Learner(roles, how, ppo, self.accelerator, keep.max_bad_updates)
+        self.learner = Learner(roles, how, ppo, self.accelerator)
         self.updates = ppo.updates
         if ppo.prompt_epochs:
             rounds = ppo.prompt_epochs * len(prompts) * ppo.rollouts / ppo.batch_size
             self.updates = math.ceil(round(rounds, 6))  # 1.1 * 10 is a little more than 11
         self.test = None
-        if keep.eval_every and len(test_prompts):
-            held_out = list(test_prompts)[: keep.test_prompts]
+        if self.logging.eval_every and len(test_prompts):
+            held_out = list(test_prompts)[: self.logging.test_prompts]
             batch = ppo.generation_batch_size or 128
             self.test = HeldOutEvaluation(
                 held_out, tokenizer, self.sampling, reward, gold, self.accelerator, seed, batch
             )
-        self.journal = RunLogger(run, keep, self.accelerator)
-        self.checkpoints = Checkpoints(run, keep.save_total_limit, self.accelerator) if run else None
+        self.journal = RunLogger(run, self.logging, self.accelerator)
+        self.checkpoints = Checkpoints(run, self.checkpoint.save_total_limit, self.accelerator) if run else None
         self.generated = 0
 
     @property
@@ -102,7 +104,7 @@ class PPOTrainer:
     def train(self, resume: bool = False) -> list[dict]:
         """Run all updates; the metrics of each, which also stand in the run's metrics.jsonl.
 
-        `resume` goes on from the run's last checkpoint (`keep.from_checkpoint`: from another one), bit by bit as if it
+        `resume` goes on from the run's last checkpoint (`checkpoint.from_checkpoint`: another one), bit by bit as if it
         had not been stopped. Stops early where KL goes beyond `ppo.kl_ceiling`.
         """
         torch.manual_seed(self.seed + self.accelerator.process_index)
@@ -148,7 +150,7 @@ class PPOTrainer:
     def _resume(self) -> None:
         if self.checkpoints is None:
             raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
-        state = self.checkpoints.load(self.learner, self.keep.from_checkpoint)
+        state = self.checkpoints.load(self.learner, self.checkpoint.from_checkpoint)
         self.generated = state["generated_tokens"]
         self.journal.reload(state["update"])
 
@@ -166,13 +168,11 @@ class PPOTrainer:
 
     def _after(self, update: int, last: bool) -> None:
         """Test on held-out prompts and write a checkpoint, where it is time."""
-        if self.test and (update % self.keep.eval_every == 0 or last):
+        if self.test and (update % self.logging.eval_every == 0 or last):
             with summon_full_params(self.learner.actors):
                 scores = self.test(self.roles)
-            best = self.journal.log_test(update, scores)
-            if best and self.keep.keep_best and self.journal.run:
-                self.save(self.journal.run.path / "best")
-        every = self.keep.checkpoint_every
+            self.journal.log_test(update, scores)
+        every = self.checkpoint.checkpoint_every
         if self.checkpoints and every and (update % every == 0 or last):
             self.checkpoints.save(self.learner, self.generated)
 

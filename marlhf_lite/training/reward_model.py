@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
-from marlhf_lite.config import DataConfig, RewardModelConfig
+from marlhf_lite.config.options import DataConfig, RewardModelConfig, TrainerConfig
 from marlhf_lite.models.actor_critic import bare, position_ids, score_states
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.rewards import ModelReward
@@ -84,13 +84,14 @@ def train_reward_model(
     data: DataConfig,
     output: Path,
     seed: int = 0,
+    shared: TrainerConfig | None = None,
 ) -> list[dict]:
     """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head; the log, a row a step."""
     trainer = PairTrainer(
         model=model,
         args=RewardConfig(
             max_length=None,
-            **shared_arguments(output, seed, options, "rm"),
+            **shared_arguments(output, seed, options, "rm", shared or TrainerConfig()),
         ),
         train_dataset=pair_dataset(tokenizer, rows, data.max_response_length),
         processing_class=tokenizer,

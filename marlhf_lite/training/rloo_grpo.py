@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import datasets
 import torch
 from accelerate import PartialState
-from accelerate.utils import reduce
 from peft import PeftModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from marlhf_lite.config import KeepOptions, PPOConfig
-from marlhf_lite.config.baselines import GroupConfig
+from marlhf_lite.config.options import CheckpointConfig, GroupConfig, GRPOStageConfig, RLOOStageConfig, RolloutConfig
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.dpo import common_arguments, sample_rows
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
@@ -37,9 +34,9 @@ NAMES = {
 } | {name: name for name in ("rm_score_mean", "rm_score_std", "gold_mean", "eos_rate")}
 
 
-def check_groups(ppo: PPOConfig, group: GroupConfig, processes: int = 1) -> None:
+def check_groups(group: GroupConfig, processes: int = 1) -> None:
     """Raises `InputError` where an update cannot be made of whole groups."""
-    size = ppo.batch_size
+    size = group.batch_size
     if size % group.num_generations:
         raise InputError(
             f"--num_generations {group.num_generations}: --batch_size {size} holds no whole number of groups: give "
@@ -55,7 +52,7 @@ class SampledReward:
     Args:
         reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own).
         model: the policy, for what ends a response.
-        ppo: what shapes scores; see `shape_scores`.
+        options: what shapes scores; see `shape_scores`.
         count: how many responses a sample in samples.jsonl has: one group.
         gold: (prompts, responses) -> true scores, recorded but never trained on.
         run: where samples go, at the first update and at every `every`-th; None: nowhere.
@@ -66,13 +63,13 @@ class SampledReward:
         reward: Callable[[Rollout], Tensor],
         model: PeftModel,
         tokenizer,
-        ppo: PPOConfig,
+        options: RolloutConfig,
         count: int,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
         run: RunFolder | None = None,
         every: int = 10,
     ):
-        self.reward, self.tokenizer, self.ppo, self.count, self.every = reward, tokenizer, ppo, count, every
+        self.reward, self.tokenizer, self.options, self.count, self.every = reward, tokenizer, options, count, every
         self.ends, self.gold, self.run = end_of_text(model, tokenizer), gold, run
 
     def __call__(self, prompts, completions, completion_ids, trainer_state, log_metric, **unused) -> list[float]:
@@ -85,7 +82,7 @@ class SampledReward:
         if self.run is not None and trainer_state.is_world_process_zero and (update == 1 or update % self.every == 0):
             shown = rollout.select(slice(0, self.count))
             self.run.log_samples(sample_rows(update, shown, score=shown.scores.tolist()))
-        return shape_scores(rollout, self.ppo, partial(reduce, reduction="sum")).tolist()
+        return shape_scores(rollout, self.options).tolist()
 
     def _measure(self, rollout: Rollout) -> dict[str, float]:
         row = {
@@ -105,12 +102,12 @@ def group_trainer(
     tokenizer,
     prompts: Sequence[str],
     reward: SampledReward,
-    ppo: PPOConfig,
-    group: GroupConfig,
+    group: RLOOStageConfig | GRPOStageConfig,
     limit: int,
     output: Path,
-    keep: KeepOptions,
+    checkpoint: CheckpointConfig,
     seed: int = 0,
+    report_to: str = "",
 ) -> RLOOTrainer | GRPOTrainer:
     """A trainer of `model`; `method` is rloo or grpo. A copy of its adapter as it is now becomes the reference.
 
@@ -119,15 +116,17 @@ def group_trainer(
     `output`/checkpoints.
     """
     processes = PartialState().num_processes
-    check_groups(ppo, group, processes)
+    check_groups(group, processes)
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     kind, config = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}[method]
-    groups, share = ppo.batch_size // group.num_generations, ppo.batch_size // processes
-    updates = math.ceil(ppo.prompt_epochs * len(prompts) / groups) if ppo.prompt_epochs else ppo.updates
-    micro = next(d for d in range(min(ppo.micro_batch_size or share, share), 0, -1) if share % d == 0)
+    groups, share = group.batch_size // group.num_generations, group.batch_size // processes
+    updates = math.ceil(group.prompt_epochs * len(prompts) / groups) if group.prompt_epochs else group.updates
+    micro = next(d for d in range(min(group.micro_batch_size or share, share), 0, -1) if share % d == 0)
     optimizer = torch.optim.AdamW(trainable(model), lr=group.group_learning_rate, weight_decay=0.0)
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / max(ppo.warmup_updates, 1), 1))
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / max(group.warmup_updates, 1), 1)
+    )
     return kind(
         model=model,
         reward_funcs=reward,
@@ -137,10 +136,9 @@ def group_trainer(
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=share // micro,
             seed=seed,
-            **_method_arguments(method, ppo, group),
-            **_sampling_arguments(ppo, limit),
-            **quiet_arguments(),
-            **common_arguments(keep),
+            **_method_arguments(method, group),
+            **_sampling_arguments(group, limit),
+            **quiet_arguments() | common_arguments(checkpoint, report_to),
         ),
         train_dataset=datasets.Dataset.from_dict(
             {"prompt": list(islice(prompt_stream(prompts, seed), updates * groups))}
@@ -150,31 +148,30 @@ def group_trainer(
     )
 
 
-def _method_arguments(method: str, ppo: PPOConfig, group: GroupConfig) -> dict:
-    own = {
-        "rloo": {"normalize_advantages": ppo.whiten},
-        # The KL's gradient is that of the reverse KL, as PPO's is; the first GRPO's was another.
-        "grpo": {"loss_type": group.grpo_loss, "scale_rewards": "group", "use_bias_correction_kl": True},
-    }
-    return own[method] | {
+def _method_arguments(method: str, group: RLOOStageConfig | GRPOStageConfig) -> dict:
+    if method == "rloo":
+        own = {"normalize_advantages": group.whiten}
+    else:  # the KL's gradient is that of the reverse KL, as PPO's is; the first GRPO's was another
+        own = {"loss_type": group.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
+    return own | {
         "num_generations": group.num_generations,
-        "beta": ppo.kl_coef,
-        "epsilon": ppo.clip,
-        "max_grad_norm": ppo.max_grad_norm,
+        "beta": group.kl_coef,
+        "epsilon": group.cliprange,
+        "max_grad_norm": group.max_grad_norm,
         "shuffle_dataset": False,  # the order is ours
     }
 
 
-def _sampling_arguments(ppo: PPOConfig, limit: int) -> dict:
+def _sampling_arguments(group: RolloutConfig, limit: int) -> dict:
     """TRL's own temperature is that of log-probabilities too; PPO keeps the two apart, and so does this."""
     return {
-        "temperature": ppo.temperature if ppo.logprobs_at_temperature else 1.0,
+        "temperature": group.temperature if group.logprobs_at_temperature else 1.0,
         "max_completion_length": limit,
-        "generation_kwargs": Sampling(limit, ppo.temperature, ppo.top_k, ppo.top_p).arguments(),
+        "generation_kwargs": Sampling(limit, group.temperature, group.top_k, group.top_p).arguments(),
     }
 
 
-def group_row(logs: dict, method: str, ppo: PPOConfig) -> dict[str, float]:
+def group_row(logs: dict, method: str, group: GroupConfig) -> dict[str, float]:
     """A row of metrics from TRL's log of a step.
 
     TRL means the KL over tokens, k1 in RLOO and k3 in GRPO (there over micro-batches); a row has it in nats a response.
@@ -183,4 +180,4 @@ def group_row(logs: dict, method: str, ppo: PPOConfig) -> dict[str, float]:
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:
         row["kl_k1" if method == "rloo" else "kl_k3"] = logs["kl"] * row["response_length"]
-    return row | {"tokens": round(row["response_length"] * ppo.batch_size)}
+    return row | {"tokens": round(row["response_length"] * group.batch_size)}

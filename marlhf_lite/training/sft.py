@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from marlhf_lite.config import DataConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import DataConfig, DPOStageConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.utils.errors import InputError
 
@@ -25,6 +25,7 @@ def train_sft(
     data: DataConfig,
     output: Path,
     seed: int = 0,
+    shared: TrainerConfig | None = None,
 ) -> list[dict]:
     """Train `model`'s adapter on prompt -> chosen, save adapter and tokenizer to `output`; TRL's log, a row a step.
 
@@ -35,7 +36,7 @@ def train_sft(
         args=SFTConfig(
             max_length=data.max_prompt_length + data.max_response_length,
             completion_only_loss=True,
-            **shared_arguments(output, seed, options, "sft"),
+            **shared_arguments(output, seed, options, "sft", shared or TrainerConfig()),
         ),
         train_dataset=sft_dataset(tokenizer, rows, data.max_response_length),
         processing_class=tokenizer,
@@ -43,18 +44,24 @@ def train_sft(
     return run_trainer(trainer, tokenizer, output, "SFT")
 
 
-def shared_arguments(output: Path, seed: int, options: SFTStageConfig | RewardModelConfig, stage: str) -> dict:
-    """Arguments that SFT and the reward model share, from options that begin with the stage's name."""
+def shared_arguments(
+    output: Path,
+    seed: int,
+    options: SFTStageConfig | RewardModelConfig | DPOStageConfig,
+    stage: str,
+    shared: TrainerConfig,
+) -> dict:
+    """Arguments of a trainer of TRL, from `shared` and from options that begin with the stage's name."""
     given = {f.name.removeprefix(f"{stage}_"): getattr(options, f.name) for f in fields(options)}
-    size, steps = split_batch(given["batch_size"], given["micro_batch_size"], f"--{stage}_")
+    size, steps = split_batch(given["batch_size"], shared.per_device_train_batch_size, f"--{stage}_batch_size")
     return {
         "output_dir": str(output),
         "num_train_epochs": given["epochs"],
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": steps,
         "learning_rate": given["learning_rate"],
-        "lr_scheduler_type": given["lr_scheduler"],
-        "warmup_steps": given["warmup_ratio"],  # below 1 it is a share of all steps
+        "lr_scheduler_type": shared.lr_scheduler_type,
+        "warmup_steps": shared.warmup_ratio,  # below 1 it is a share of all steps
         "weight_decay": 0.0,
         "save_strategy": "no",
         "seed": seed,
@@ -82,8 +89,8 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     micro = micro or batch // processes
     if not micro or batch % (processes * micro):
         raise InputError(
-            f"{option}batch_size {batch}: not a multiple of {processes} processes times {option}micro_batch_size "
-            f"{micro}: change one of them"
+            f"{option} {batch}: not a multiple of {processes} processes times --per_device_train_batch_size {micro}: "
+            "change one of them"
         )
     return micro, batch // (processes * micro)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from marlhf_lite.config import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOConfig, RolloutConfig
 from marlhf_lite.macro import (
     MacroActions,
     clip_scores,
@@ -29,16 +29,10 @@ from marlhf_lite.macro import (
 from marlhf_lite.training.rollout import Rollout
 
 
-def shape_scores(rollout: Rollout, ppo: PPOConfig, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """[B] what is trained on, from the scores: whitened, clamped, scaled, less the penalty of a missing EOS.
-
-    `reduce` sums over processes, so that whitening sees the whole update.
-    """
-    scores = clip_scores(rollout.scores)
-    if ppo.whiten_scores:
-        scores = whiten(scores[:, None], torch.ones_like(scores, dtype=torch.bool)[:, None], reduce).squeeze(1)
-    scores = clip_scores(scores, ppo.score_clip or None) * ppo.score_scale
-    return scores - ppo.missing_eos_penalty * (~rollout.ended).float()
+def shape_scores(rollout: Rollout, options: RolloutConfig) -> Tensor:
+    """Return the scores that are trained on, [B]: clamped, less the penalty of a missing EOS."""
+    scores = clip_scores(rollout.scores, options.score_clip or None)
+    return scores - options.missing_eos_penalty * (~rollout.ended).float()
 
 
 @dataclass(frozen=True)
@@ -152,10 +146,9 @@ def compute_losses(
         old_logprobs,
         made.advantages,
         macro,
-        ppo.clip,
+        ppo.cliprange,
         how.ratio,
         normalizer=counts[0],
-        max_log_ratio=ppo.max_log_ratio,
     )
     value, on_value = value_loss(
         now.values,

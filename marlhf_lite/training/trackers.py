@@ -17,9 +17,9 @@ def tracker_names(trackers: str) -> list[str]:
     names = [word.strip() for word in trackers.split(",") if word.strip()]
     for word in names:
         if word not in PACKAGES:
-            raise InputError(f"--trackers {word}: unknown: choose from {', '.join(PACKAGES)}")
+            raise InputError(f"--report_to {word}: unknown: choose from {', '.join(PACKAGES)}")
         if importlib.util.find_spec(PACKAGES[word]) is None:
-            raise InputError(f"--trackers {word}: the package is missing: pip install {PACKAGES[word]}")
+            raise InputError(f"--report_to {word}: the package is missing: pip install {PACKAGES[word]}")
     return names
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from marlhf_lite.config import DataConfig, InputConfig, ModelConfig
-from marlhf_lite.config.judging import EndpointConfig, JudgeConfig
+from marlhf_lite.config.options import DataConfig, EndpointConfig, InputConfig, JudgeConfig, ModelConfig
 from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.compare import read_answers
 from marlhf_lite.evaluation.judges.asking import judge_pairs

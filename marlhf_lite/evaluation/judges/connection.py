@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from marlhf_lite.config.judging import EndpointConfig
+from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.utils.errors import InputError
 
 _OURS = ("model", "messages", "stream", "n")

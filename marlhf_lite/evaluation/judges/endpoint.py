@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from marlhf_lite.config.judging import EndpointConfig
+from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.judges.connection import LIMITS, connect, find_key, request_fields
 from marlhf_lite.evaluation.judges.criteria import Criteria, instructions, material, read_verdict, wording
 from marlhf_lite.evaluation.judges.judge import Answer, Judge, Question

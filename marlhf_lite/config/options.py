@@ -1,0 +1,515 @@
+"""Every option of the command line, of `--config` files and of presets, as dataclasses.
+
+A command takes the classes whose options it uses (`cli.COMMANDS`). The help text of a field is what
+`marlhf <command> --help` prints. Every number is checked against its bounds when an object is made.
+Options have the names that TRL and transformers give them, where these have the option.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from marlhf_lite.utils.errors import InputError
+
+# Name of a bound in a field's metadata -> the comparison it stands for, and its words in an error message.
+BOUNDS = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
+
+
+def option(default, help: str, **bounds):
+    """Make a dataclass field with a help text and bounds (`least` and `most` include the bound)."""
+    return field(default=default, metadata={"help": help, **bounds})
+
+
+class Checked:
+    """Base of all options classes: refuses numbers that are out of bounds. Raises `InputError`."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, bounds = getattr(self, f.name), {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
+            if value is None or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+                continue
+            words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
+            raise InputError(f"--{f.name} {value}: it must be {words}")
+
+
+# The run, the model, the data
+
+
+@dataclass
+class OutputConfig(Checked):
+    """Output folder and random seed."""
+
+    output_dir: str = option("", "Folder for everything that the command writes. Default: runs/<command>-<time>.")
+    seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
+
+
+@dataclass
+class RunConfig(OutputConfig):
+    """Output folder, how a run goes on, and random seed."""
+
+    overwrite: bool = option(False, "Permission to replace the run in --output_dir, if there is one.")
+    resume: str = option("", "Folder of the run to go on with, with that run's options. --updates may be higher.")
+
+
+@dataclass
+class ModelConfig(Checked):
+    """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
+
+    model: str = option(
+        "tiny-gemma", "Base model: tiny-gemma (embedded), a local folder, or a hub name such as google/gemma-2b."
+    )
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
+        "float32", "Number format of the base weights; auto: as they are saved."
+    )
+    attn_implementation: Literal["auto", "sdpa", "eager", "flash_attention_2"] = option(
+        "auto", "Attention implementation; auto: sdpa, or eager for a family without it (Gemma-2)."
+    )
+    finetune: Literal["lora", "full"] = option(
+        "lora", "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper)."
+    )
+    load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes, on a GPU), for --finetune lora.")
+    gradient_checkpointing: bool = option(
+        False, "Recomputation of activations in the backward pass: less memory, more time."
+    )
+    lora_r: int = option(16, "Rank of every adapter.", least=1)
+    lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
+    lora_dropout: float = option(0.0, "Dropout rate inside adapters; PPO's ratio needs 0.", least=0, below=1)
+    lora_target_modules: str = option(
+        "all-linear", "Layers that get an adapter: all-linear, or a regular expression for their names."
+    )
+
+
+@dataclass
+class LengthConfig(Checked):
+    """Limits of prompts and responses."""
+
+    max_prompt_length: int = option(512, "Longest prompt in tokens; longer ones are dropped and counted.", least=1)
+    max_response_length: int = option(96, "Longest response in tokens; longer ones are cut. Table 5: 512.", least=1)
+
+
+@dataclass
+class DataConfig(LengthConfig):
+    """Data set, its split and its limits."""
+
+    dataset: str = option(
+        "tiny-tldr", "Data set: tiny-tldr (embedded), a file (.jsonl .json .csv .parquet, .gz), or a hub name."
+    )
+    size: int | None = option(None, "Number of rows to use, drawn at random. Default: all.", least=1)
+    dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
+    split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
+    bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
+
+
+@dataclass
+class SFTInputConfig(Checked):
+    """The SFT model that the command starts from."""
+
+    sft: str = option("", "Folder of the SFT adapter, or of the run that made it.")
+
+
+@dataclass
+class InputConfig(SFTInputConfig):
+    """Models that earlier stages made."""
+
+    rm: str = option("", "Folder of the reward model's adapter, or of the run that made it.")
+
+
+@dataclass
+class RewardConfig(Checked):
+    """The reward of a response."""
+
+    reward: str = option(
+        "rm",
+        "Reward of a response: rm, gold (embedded task only), or your own function, package.module:function, that "
+        "takes (prompts, responses) and returns scores.",
+    )
+
+
+# SFT, reward model, DPO
+
+
+@dataclass
+class TrainerConfig(Checked):
+    """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
+
+    per_device_train_batch_size: int = option(
+        0, "Rows per forward and backward pass, added up to a batch; 0: a process's whole share of it.", least=0
+    )
+    lr_scheduler_type: str = option("cosine", "Learning-rate schedule, by transformers' name for it.")
+    warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
+
+
+@dataclass
+class SFTStageConfig(Checked):
+    """Supervised fine-tuning on prompt and chosen response; the loss is on the response."""
+
+    sft_epochs: float = option(1.5, "Passes over the SFT part of the data.", above=0)
+    sft_batch_size: int = option(32, "Sequences per update.", least=1)
+    sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT (this default is for LoRA).", above=0)
+
+
+@dataclass
+class RewardModelConfig(Checked):
+    """Reward model: Bradley-Terry on preference pairs, from the SFT adapter."""
+
+    rm_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
+    rm_batch_size: int = option(32, "Pairs per update.", least=1)
+    rm_learning_rate: float = option(
+        1.5e-3, "Peak learning rate of the reward model (this default is for LoRA).", above=0
+    )
+    rm_loss: Literal["last", "all"] = option(
+        "last",
+        "Scores that the loss compares; last: those at the last token, all: as in the released code, the mean over all "
+        "tokens from where the pair diverges.",
+    )
+
+
+@dataclass
+class DPOStageConfig(Checked):
+    """DPO on the pairs of the reward-model part, from the SFT adapter, which is also the reference."""
+
+    dpo_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
+    dpo_batch_size: int = option(32, "Pairs per update.", least=1)
+    dpo_learning_rate: float = option(
+        1e-3, "Peak learning rate of DPO (this default is for LoRA). The paper trains all weights, at 2e-7.", above=0
+    )
+    dpo_beta: float = option(
+        0.1, "Coefficient beta of DPO's implicit reward. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0
+    )
+
+
+# Macro actions
+
+
+@dataclass
+class MacroConfig(Checked):
+    """What a macro action is, its value, and how it enters the losses."""
+
+    termination: Literal["fixed", "randomized", "whole", "perplexity", "sentence", "parsing"] = option(
+        "fixed", "Termination rule of macro actions (section 3.2.1)."
+    )
+    n: str = option("5", "Tokens per macro action for fixed: an integer, or inf. 1 is token-level PPO.")
+    lengths: str = option("2,3,5,10", "Lengths for randomized, comma-separated (released code: 1,2,3,5,10).")
+    perplexity_rule: Literal["macro", "prefix", "token"] = option(
+        "macro",
+        "Perplexity that may not rise, for perplexity: the macro action's (section 3.2.1), that of the response so far "
+        "(Appendix B.4), or a token's own (released code).",
+    )
+    parser: Literal["grammar", "stanza", "link", "python"] = option(
+        "grammar",
+        "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
+        "(tree-sitter).",
+    )
+    cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
+    inclusive: bool = option(False, "Inclusion of phrases of just cutoff tokens, for parsing (text of section 3.2.1).")
+    sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
+        "equal", "Weights of token values in a macro action's value (Appendix D.1)."
+    )
+    reward_pooling: Literal["sum", "mean"] = option(
+        "sum",
+        "Pooling of KL rewards inside a macro action: sum (paper), or mean (released code; this shrinks beta by about "
+        "the macro length).",
+    )
+    rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
+    ratio: Literal["token", "macro"] = option(
+        "token", "Importance ratio: of each token (Appendix E), or of the macro action (section 3.2.2)."
+    )
+    value_target: Literal["token", "macro"] = option(
+        "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
+    )
+
+
+# Sampling, PPO, RLOO and GRPO
+
+
+@dataclass
+class SamplingConfig(Checked):
+    """How responses are sampled."""
+
+    temperature: float = option(0.8, "Sampling temperature.", above=0)
+    top_k: int = option(50, "Number of likeliest tokens to sample from; 0: all.", least=0)
+    top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
+
+
+@dataclass
+class RolloutConfig(SamplingConfig):
+    """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
+
+    updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
+    prompt_epochs: float | None = option(
+        None, "Passes over the PPO prompts, instead of --updates (Table 5: Epochs).", above=0
+    )
+    batch_size: int = option(32, "Responses per update, over all processes.", least=1)
+    micro_batch_size: int = option(
+        16,
+        "Responses per forward and backward pass: changes memory, not gradients. 0: the most that fit, found by a dry "
+        "run of the longest possible batch.",
+        least=0,
+    )
+    warmup_updates: int = option(5, "Updates of linear warm-up; the learning rate is constant after them.", least=0)
+    max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
+    kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
+    score_clip: float = option(0.0, "Largest absolute reward score (released code: 2.5); 0: no limit.", least=0)
+    missing_eos_penalty: float = option(0.0, "Penalty on the score of a response that does not end by itself.", least=0)
+    cliprange: float = option(0.2, "Clip range of the policy ratio.", above=0)
+    logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
+
+
+@dataclass
+class PPOConfig(RolloutConfig):
+    """PPO with a critic, over macro actions."""
+
+    rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
+    generation_batch_size: int = option(
+        0, "Responses sampled at a time, for the memory of keys and values; 0: a process's whole share.", least=0
+    )
+    num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
+    num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
+    policy_learning_rate: float = option(2e-3, "Learning rate of the policy (this default is for LoRA).", above=0)
+    critic_learning_rate: float = option(3e-3, "Learning rate of the critic (this default is for LoRA).", above=0)
+    gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
+    lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
+    whiten: bool = option(False, "Whitening of advantages over the whole update.")
+    cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
+    kl_in: Literal["reward", "loss"] = option("reward", "Place of the KL penalty: the reward (paper), or the loss.")
+    kl_estimator: Literal["k1", "k3"] = option(
+        "k1", "KL estimator: k1, the log-ratio (paper), or k3, ratio - 1 - log-ratio (never negative)."
+    )
+    kl_target: float = option(0.0, "Target KL in nats a response of an adaptive beta; 0: beta stays fixed.", least=0)
+    kl_horizon: int = option(10000, "Responses over which an adaptive beta reacts.", least=1)
+    kl_ceiling: float = option(
+        0.0, "KL of an update, in nats a response, beyond which the run stops early; 0: none.", least=0
+    )
+    critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
+    critic_init: Literal["rm", "sft"] = option(
+        "rm", "Start of the critic: rm (adapter and head), or sft with a new head."
+    )
+    max_bad_updates: int = option(
+        3, "Number of non-finite updates in a row at which the run gives up; each is skipped.", least=1
+    )
+
+
+@dataclass
+class GroupConfig(RolloutConfig):
+    """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
+
+    num_generations: int = option(
+        4, "Responses to each prompt (K); an update has batch_size / K prompts. The paper's RLOO: 4.", least=2
+    )
+    group_learning_rate: float = option(
+        2e-3, "Learning rate of the policy. The paper's RLOO trains all weights, at 1.5e-5.", above=0
+    )
+
+
+@dataclass
+class RLOOStageConfig(GroupConfig):
+    """RLOO: REINFORCE with a leave-one-out baseline."""
+
+    whiten: bool = option(False, "Whitening of advantages over the whole update.")
+
+
+@dataclass
+class GRPOStageConfig(GroupConfig):
+    """GRPO: advantages divided by the standard deviation of their group."""
+
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = option(
+        "grpo",
+        "Mean in GRPO's loss; grpo: over tokens, then responses, dapo: over all tokens, dr_grpo: over batch and "
+        "longest length.",
+    )
+
+
+# Checkpoints and logs
+
+
+@dataclass
+class CheckpointConfig(Checked):
+    """Checkpoints of a run."""
+
+    checkpoint_every: int = option(
+        10, "Updates between checkpoints; there is one at the end too. 0: no checkpoints.", least=0
+    )
+    save_total_limit: int = option(2, "Number of latest checkpoints that are kept.", least=1)
+    from_checkpoint: int = option(0, "Update whose checkpoint --resume goes on from. Default: the latest one.", least=0)
+
+
+@dataclass
+class LoggingConfig(Checked):
+    """Tests, samples and trackers while a run goes on."""
+
+    eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
+    test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
+    num_completions_to_print: int = option(
+        0, "Number of responses to print, with their scores, wherever samples are written.", least=0
+    )
+    report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
+
+
+# Evaluation, comparison, judges
+
+
+@dataclass
+class PolicyConfig(Checked):
+    """The policies to evaluate."""
+
+    policies: str = option("", "Folders of policies, comma-separated, each as name=folder.")
+
+
+@dataclass
+class EvaluationConfig(Checked):
+    """Evaluation on held-out prompts, at several temperatures and with several samples if asked."""
+
+    eval_prompts: int = option(256, "Number of held-out prompts to answer.", least=1)
+    eval_temperatures: str = option(
+        "", "Sampling temperatures, comma-separated, such as 0,0.4,0.8; 0 is greedy. Default: --temperature alone."
+    )
+    eval_samples: int = option(1, "Number of responses to each prompt at each temperature.", least=1)
+    best_of: str = option(
+        "", "Numbers N of best-of-N, comma-separated, such as 1,4,8; --eval_samples is at least the largest."
+    )
+    responses: str = option(
+        "", "Folder of stored responses, which are used again and added to. Default: responses/ inside the run."
+    )
+
+
+@dataclass
+class CompareConfig(Checked):
+    """Stored answers side by side, paired by prompt."""
+
+    answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")
+    baseline: str = option("", "Method that the others are compared with. Default: SFT if it is there, else the first.")
+
+
+@dataclass
+class JudgeConfig(Checked):
+    """Which judge compares which answers, and its limits."""
+
+    judge: Literal["gold", "rm", "endpoint", "local", "human"] = option(
+        "gold",
+        "gold (embedded task), rm (--rm), endpoint (OpenAI-compatible), local (--model reads A against B), human.",
+    )
+    human: bool = option(False, "The same as --judge human: you compare, side by side and blind.")
+    judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
+    judge_methods: str = option("", "The two methods to compare, comma-separated, as the answers name them.")
+    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "What is judged by (section 4.1, Appendix F).")
+    judge_order: Literal["random", "both"] = option(
+        "random", "Which response is shown first: random, by --seed; or both orders, two verdicts a pair."
+    )
+    judge_size: int | None = option(None, "Compare this many pairs, drawn by --seed. Default: all. Paper: 50.", least=1)
+    judge_folder: str = option("runs/judging", "Where verdicts are kept; what is there is never asked again.")
+    judge_batch_size: int = option(16, "Pairs per forward pass, for rm and local.", least=1)
+    judge_tie_margin: float = option(0.0, "Scores no further apart than this are a tie, for gold and rm.", least=0)
+    annotator: str = option("annotator-1", "Who compares, for human; each name has verdicts of its own.")
+
+
+@dataclass
+class EndpointConfig(Checked):
+    """An OpenAI-compatible endpoint as judge: where it is, how it is asked, what it may cost."""
+
+    judge_url: str = option("https://api.openai.com/v1", "Base URL of the endpoint, without /chat/completions.")
+    judge_model: str = option("", "The model's name at the endpoint.")
+    judge_key_env: str = option(
+        "OPENAI_API_KEY", "Environment variable that holds the key; an empty name for an endpoint without keys."
+    )
+    judge_temperature: float = option(0.0, "Of the judge's sampling.", least=0)
+    judge_max_tokens: int = option(400, "A verdict is cut here, and is then malformed.", least=1)
+    judge_request: str = option(
+        "", "More fields of the request, as a JSON object; null leaves a field out, such as temperature or max_tokens."
+    )
+    judge_instructions: Literal["system", "user"] = option(
+        "system", "Which message holds the instructions: user for models without a system message."
+    )
+    judge_workers: int = option(4, "Requests at the same time.", least=1, most=256)
+    judge_rpm: float = option(0.0, "Requests a minute at most; 0 is no limit.", least=0)
+    judge_timeout: float = option(60.0, "Seconds to wait for a verdict.", above=0)
+    judge_retries: int = option(5, "Tries after the first, on 429, 5xx, time-outs and cut answers.", least=0)
+    judge_backoff: float = option(1.0, "Seconds before the second try; doubles with each, with jitter.", least=0)
+    judge_patience: float = option(
+        120.0, "Longest wait between tries, in seconds; an endpoint that asks for more ends the run.", least=0
+    )
+    judge_token_limit: int = option(0, "Tokens this run may use, prompts and verdicts; 0 is no limit.", least=0)
+    judge_cost_limit: float = option(0.0, "What this run may cost, in the prices' currency; 0 is no limit.", least=0)
+    judge_price_in: float = option(0.0, "Price of a million prompt tokens.", least=0)
+    judge_price_out: float = option(0.0, "Price of a million tokens of verdicts.", least=0)
+
+
+# Using a policy, memory, studies
+
+
+@dataclass
+class TrainedPolicyConfig(Checked):
+    """The policy to use."""
+
+    policy: str = option("", "Folder of a policy, or of the run that trained it.")
+
+
+@dataclass
+class GenerateConfig(TrainedPolicyConfig):
+    """A policy and a prompt for it."""
+
+    prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
+
+
+@dataclass
+class ExportConfig(TrainedPolicyConfig):
+    """A policy and where it goes."""
+
+    push_to_hub: str = option("", "Repository on the Hugging Face hub, as owner/name, that also gets the model.")
+
+
+@dataclass
+class MemoryConfig(Checked):
+    """The card that an estimate is compared with."""
+
+    gpu: float = option(0.0, "Memory of the card in GiB; 0: no comparison.", least=0)
+
+
+@dataclass
+class StudyConfig(Checked):
+    """A grid of methods and seeds, each run in a process of its own."""
+
+    name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
+    workers: int = option(0, "Number of runs at a time, with one thread each; 0: one for each core.", least=0)
+    results: str = option("", "Folder of the results, one small file a run. Default: data/results/<name>.")
+    seeds: str = option("", "Seeds instead of the study's, comma-separated.")
+    only: str = option("", "Methods to run, comma-separated. Default: all.")
+    dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
+
+
+GROUPS: dict[str, type[Checked]] = {
+    "output": OutputConfig,
+    "run": RunConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "sft_input": SFTInputConfig,
+    "inputs": InputConfig,
+    "reward": RewardConfig,
+    "trainer": TrainerConfig,
+    "sft": SFTStageConfig,
+    "rm": RewardModelConfig,
+    "dpo": DPOStageConfig,
+    "macro": MacroConfig,
+    "sampling": SamplingConfig,
+    "ppo": PPOConfig,
+    "rloo": RLOOStageConfig,
+    "grpo": GRPOStageConfig,
+    "checkpoint": CheckpointConfig,
+    "logging": LoggingConfig,
+    "policies": PolicyConfig,
+    "eval": EvaluationConfig,
+    "compare": CompareConfig,
+    "judge": JudgeConfig,
+    "endpoint": EndpointConfig,
+    "generate": GenerateConfig,
+    "export": ExportConfig,
+    "memory": MemoryConfig,
+    "study": StudyConfig,
+}
+OPTIONS: dict[str, object] = {f.name: f for kind in GROUPS.values() for f in fields(kind)}
