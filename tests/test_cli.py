@@ -289,7 +289,6 @@ def test_output_folder_in_use(fails, tmp_path):
     fails("run", "--overwrite", output="notes", parts=["--output_dir notes holds something that is not a run"])
     fails("run", output="notes/diary.txt", parts=["--output_dir notes/diary.txt", "is a file"])
     fails("run", output="notes/diary.txt/deeper", parts=["is a file"])
-    fails("run", "--figures", "notes/diary.txt", parts=["--figures notes/diary.txt", "is a file"])
     RunFolder.create("old", {"seed": 1})
     fails("run", output="old", parts=["--output_dir old exists already", "--overwrite"])
 

@@ -415,7 +415,7 @@ def test_streaming_draws_by_seed_from_everywhere(hub, monkeypatch):
 
 
 def test_streaming_needs_a_size():
-    fails(lambda: load_task(TLDR_NAME, streaming=True), "--streaming", "give --size")
+    fails(lambda: load_task(TLDR_NAME, streaming=True), "--dataset_streaming", "give --size")
 
 
 def test_what_is_not_streamed_stays_the_same(tmp_path):

@@ -23,7 +23,7 @@ from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, check_writable, is_run
+from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, is_run
 
 ONCE = ("output_dir", "overwrite", "resume", "from_checkpoint")  # options that are not asked of the run when it goes on
 
@@ -90,8 +90,6 @@ def open_context(options: SimpleNamespace, inputs: Sequence[Path] = (), exist_ok
     if not options.run.resume:
         folder = Path(options.run.output_dir)
         check_output_dir(folder, options.run.overwrite, [*inputs, data.dataset, options.model.model])
-        if options.run.figures:
-            check_writable("--figures", Path(options.run.figures))
     if options.model.finetune == "full" and options.model.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
     if hasattr(options, "logging"):

@@ -178,7 +178,7 @@ class Stream:
         try:
             yield from tqdm(self._rows, desc=self.source, unit=" rows", leave=False)
         except Exception as error:
-            hint = "run it again, or without --streaming"
+            hint = "run it again, or without --dataset_streaming"
             raise InputError(f"--dataset {self.source}: cannot be read ({_reason(error)}): {hint}") from None
 
 
