@@ -1,4 +1,4 @@
-"""Are all axes labelled? Asked of open figures in a test, and of every picture that a notebook makes."""
+"""Are all axes labelled, and is all in its place? For figures in a test, and every picture that a notebook makes."""
 
 from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureCanvasBase
@@ -24,6 +24,18 @@ def unlabelled(figure):
 def check_figures():
     """All open figures are labelled."""
     assert not [line for number in plt.get_fignums() for line in unlabelled(plt.figure(number))]
+
+
+def check_layout(figure):
+    """All is labelled, nothing overlaps, and the caption stands below all else, no wider than the figure."""
+    figure.draw_without_rendering()
+    assert not unlabelled(figure)
+    boxes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    assert not any(a.shrunk(0.99, 0.99).overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    (caption,) = [text for text in figure.texts if text.get_gid() == "caption"]
+    words = caption.get_window_extent()
+    assert words.width <= 1.02 * figure.bbox.width and words.y1 <= min(box.y0 for box in boxes)
 
 
 def watch():

@@ -1,10 +1,6 @@
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 import numpy as np
 import pytest
-from conftest import find
+from figure_checks import check_layout
 from matplotlib import pyplot as plt
 from matplotlib.colors import same_color
 
@@ -43,9 +39,11 @@ SCORES = {name: np.random.default_rng(i).normal(i, 1, 200 + i) for i, name in en
 pytestmark = pytest.mark.usefixtures("figures_apart")
 
 
-def data(ax, gid):
-    (line,) = find(ax, gid)
-    return line.get_xdata(), line.get_ydata()
+def lines(ax, name, bold=True):
+    """[2,U] data of a method's bold lines, or of its thin ones."""
+    colour = plots.method_styles([name])[name]["color"]
+    own = [line for line in ax.lines if same_color(line.get_color(), colour) and len(line.get_xdata())]
+    return [np.array(line.get_data(), float) for line in own if (line.get_linewidth() > 1) == bold]
 
 
 def values(rows, metric):
@@ -60,6 +58,7 @@ def smoothed(series, window=5):
 ALL = {
     "one run": lambda: plots.reward_curves(ONE),
     "seeds": lambda: plots.reward_curves(SEEDS),
+    "both": lambda: plots.reward_curves(ONE | {"RLOO": SEEDS["PPO"]}),
     "length": lambda: plots.reward_curves(ONE, "response_length"),
     "distribution": lambda: plots.score_distribution(SCORES),
     "norms": lambda: plots.l2_norms(SEEDS),
@@ -69,20 +68,14 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_figure_is_labelled_captioned_and_in_place(name):
+def test_every_figure_is_labelled_captioned_and_in_place(name, tmp_path):
     axes = np.ravel(ALL[name]())
-    figure = axes[0].figure
-    figure.draw_without_rendering()
-    assert figure.get_figwidth() == pytest.approx(10 / 2.54)
+    assert plt.imread(plots.save(axes, tmp_path / "x.png")).shape[1] >= 640
     for ax in axes:
-        assert ax.get_xlabel() and ax.get_ylabel() and "_" not in ax.get_xlabel() + ax.get_ylabel()
-        assert ax.xaxis.get_gridlines()[0].get_visible()
+        assert "_" not in ax.get_xlabel() + ax.get_ylabel() and ax.xaxis.get_gridlines()[0].get_visible()
         assert len(ax.get_xticks()) >= 3 and len(ax.get_yticks()) >= 3
-    boxes = [ax.get_tightbbox() for ax in axes] + [legend.get_window_extent() for legend in figure.legends]
-    (words,) = [text.get_window_extent() for text in figure.texts]
-    assert len(figure.legends) == 1
-    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
-    assert words.width <= 1.02 * figure.bbox.width and words.y1 <= min(box.y0 for box in boxes)
+    assert len(axes[0].figure.legends) == 1 and not any(ax.get_legend() for ax in axes)
+    check_layout(axes[0].figure)
 
 
 def test_labels_carry_units():
@@ -95,22 +88,21 @@ def test_one_run_shows_raw_and_trailing_average():
     for name, (rows,) in ONE.items():
         updates, scores = values(rows, "rm_score_mean")
         assert len(updates) == 59
-        for gid, expected in (("raw", scores), ("line", smoothed(scores))):
-            x, y = data(ax, f"{name} {gid}")
-            assert (x == updates).all() and y == pytest.approx(expected)
-        assert not find(ax, f"{name} band") and not find(ax, f"{name} seed")
-    bold = data(plots.reward_curves(ONE, smooth=1), "PPO line")
+        for bold, expected in ((False, scores), (True, smoothed(scores))):
+            (line,) = lines(ax, name, bold)
+            assert line == pytest.approx(np.array([updates, expected]))
+    (bold,) = lines(plots.reward_curves(ONE, smooth=1), "PPO")
     assert bold[1] == pytest.approx(values(ONE["PPO"][0], "rm_score_mean")[1])
 
 
 def test_seeds_show_mean_band_and_each():
     ax = plots.reward_curves(SEEDS, smooth=3)
-    for name, runs in SEEDS.items():
+    bands = [band for band in ax.collections if len(band.get_paths())]
+    for (name, runs), band in zip(SEEDS.items(), bands, strict=True):
         each = np.stack([smoothed(values(rows, "rm_score_mean")[1], 3) for rows in runs])
-        x, y = data(ax, f"{name} line")
+        ((x, y),) = lines(ax, name)
         assert y == pytest.approx(each.mean(0))
-        assert [line.get_ydata()[-1] for line in find(ax, f"{name} seed")] == pytest.approx(each[:, -1])
-        (band,) = find(ax, f"{name} band")
+        assert [line[1, -1] for line in lines(ax, name, bold=False)] == pytest.approx(each[:, -1])
         corners = band.get_paths()[0].vertices
         for update, middle, spread in zip(x, y, each.std(0, ddof=1), strict=True):
             edges = corners[corners[:, 0] == update, 1]
@@ -118,15 +110,27 @@ def test_seeds_show_mean_band_and_each():
     assert "3 seeds" in ax.figure.texts[0].get_text() and "±1 std" in ax.figure.texts[0].get_text()
 
 
+def test_seeds_are_averaged_over_the_updates_that_all_have_and_of_two_rows_the_last_counts():
+    def rows(*pairs):
+        return [{"update": update, "rm_score_mean": score} for update, score in pairs]
+
+    runs = [rows((3, 5), (1, 1), (2, 9), (2, 2)), rows((2, 4), (3, 7), (4, 100))]
+    (line,) = lines(plots.reward_curves({"PPO": runs}, smooth=1), "PPO")
+    assert line.tolist() == [[2, 3], [3, 6]]
+    with pytest.raises(InputError, match="DPO: its runs have no update in common"):
+        plots.reward_curves({"DPO": [rows((1, 1)), rows((2, 2))]})
+
+
 def test_methods_keep_their_colours_and_differ_in_both_cues():
-    styles = plots.method_styles(["DPO", "SFT", "MA-PPO", "RLOO", "PPO", *(f"n={n}" for n in range(10))])
-    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 15
-    alone = plots.method_styles(["PPO", "MA-PPO", "SFT"])
-    assert alone == {name: styles[name] for name in alone}
-    assert len({style["color"] for style in alone.values()}) == len({s["linestyle"] for s in alone.values()}) == 3
-    axes = [plots.reward_curves(ONE), plots.reward_curves({"MA-PPO": ONE["MA-PPO"]}), *plots.l2_norms(SEEDS).flat]
-    lines = [find(ax, "MA-PPO line")[0] for ax in axes]
-    assert all(same_color(line.get_color(), styles["MA-PPO"]["color"]) for line in lines)
+    known = ["SFT", "PPO", "MA-PPO", "MA-PPO n=inf", "PPO lam^(1/5)", "RLOO", "GRPO", "DPO", "best-of-8"]
+    styles = plots.method_styles(known + [f"n={n}" for n in range(19)])
+    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 28
+    for names in (known, [f"n={n}" for n in (3, 10, "inf")]):
+        alone = plots.method_styles(names)
+        assert list(alone) == names and len({style["color"] for style in alone.values()}) == len(names)
+    assert all(plots.method_styles([name])[name] == styles[name] for name in known)
+    assert plots.method_styles(["b", "a"]) == plots.method_styles(["a", "b"])
+    assert plots.method_styles(["best-of-16"])["best-of-16"] == styles["best-of-8"]
 
 
 def test_draws_into_axes_of_the_caller():
@@ -138,14 +142,19 @@ def test_draws_into_axes_of_the_caller():
     assert not figure.texts and plt.get_fignums() == [figure.number]
 
 
+def heights(ax, name):
+    """The heights of a method's histogram, without their order."""
+    colour = plots.method_styles([name])[name]["color"]
+    (shape,) = [shape for shape in ax.collections if same_color(shape.get_facecolor()[0][:3], colour)]
+    return np.unique(shape.get_paths()[0].vertices[:, 1].round(9))
+
+
 def test_distribution_is_a_share_over_common_bins_with_means():
     ax = plots.score_distribution(SCORES)
-    edges = [find(ax, f"{name} line")[0].get_data().edges for name in SCORES]
+    edges = np.histogram_bin_edges(np.concatenate(list(SCORES.values())), 30)
     for name, scores in SCORES.items():
-        steps = find(ax, f"{name} line")[0].get_data()
-        assert steps.values == pytest.approx(np.histogram(scores, edges[0])[0] / len(scores))
-        assert steps.values.sum() == pytest.approx(1) and (steps.edges == edges[0]).all()
-        assert data(ax, f"{name} mean")[0] == pytest.approx([scores.mean()] * 2)
+        assert heights(ax, name) == pytest.approx(np.unique(np.histogram(scores, edges)[0] / len(scores)))
+        assert lines(ax, name, bold=False)[0][0] == pytest.approx([scores.mean()] * 2)
     words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
     assert words == [f"{name}, mean {scores.mean():.2f}".replace("mean -", "mean −") for name, scores in SCORES.items()]
 
@@ -153,8 +162,8 @@ def test_distribution_is_a_share_over_common_bins_with_means():
 @pytest.mark.parametrize("scores", [[1.0], [0.5] * 40, [-1.0, -0.6, 1.0] * 9])
 def test_distribution_of_few_or_equal_scores(scores):
     ax = plots.score_distribution({"MA-PPO": scores})
-    assert find(ax, "MA-PPO line")[0].get_data().values.sum() == pytest.approx(1)
-    assert data(ax, "MA-PPO mean")[0][0] == pytest.approx(np.mean(scores))
+    assert heights(ax, "MA-PPO")[-1] == pytest.approx(max(np.unique(scores, return_counts=True)[1]) / len(scores))
+    assert lines(ax, "MA-PPO", bold=False)[0][0] == pytest.approx([np.mean(scores)] * 2)
 
 
 def test_minus_signs_are_minus_signs():
@@ -167,7 +176,7 @@ def test_norms_and_their_root_mean_squares():
     assert axes.shape == (2, 2)
     for ax, metric in zip(axes.flat, ["advantage_norm", "q_norm", "advantage_rms", "q_rms"], strict=True):
         for name, (rows,) in ONE.items():
-            assert data(ax, f"{name} line")[1] == pytest.approx(smoothed(values(rows, metric)[1]))
+            assert lines(ax, name)[0][1] == pytest.approx(smoothed(values(rows, metric)[1]))
     assert "fewer terms" in axes[0, 0].figure.texts[0].get_text()
 
 
@@ -176,12 +185,13 @@ def test_gold_is_a_path_over_kl(runs):
     axes = plots.reward_against_gold(runs)
     assert axes.shape == (2,)
     for ax, metric in zip(axes, ["rm_score_mean", "gold_mean"], strict=True):
-        for name, group in runs.items():
+        ends = ax.collections[-1].get_offsets()
+        for number, (name, group) in enumerate(runs.items()):
             pairs = [[(row["kl_k1"], row[metric]) for row in rows if row[metric] is not None] for rows in group]
             mean = np.mean([[smoothed(column) for column in np.array(pair).T] for pair in pairs], axis=0)
-            assert np.array(data(ax, f"{name} line")) == pytest.approx(mean)
-            assert np.array(data(ax, f"{name} end"))[:, 0] == pytest.approx(mean[:, -1])
-            assert len(find(ax, f"{name} seed")) == (len(group) if len(group) > 1 else 0)
+            assert lines(ax, name)[0] == pytest.approx(mean)
+            assert list(ends[number]) == pytest.approx(list(mean[:, -1]))
+            assert len(lines(ax, name, bold=False)) == (len(group) if len(group) > 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +205,7 @@ def test_gold_is_a_path_over_kl(runs):
             lambda: plots.reward_curves(ONE, "reward"),
             "PPO: no 'reward' in its rows; there are: update, rm_score_mean, ",
         ),
-        (lambda: plots.reward_curves(ONE, smooth=0), "window 0"),
+        (lambda: plots.reward_curves(ONE, smooth=0), "smooth 0"),
         (lambda: plots.l2_norms({"PPO": [[{"update": 1, "q_norm": 1}]]}), "no 'advantage_norm'"),
         (lambda: plots.reward_against_gold({"PPO": [[{"update": 1, "kl_k1": 1, "rm_score_mean": 1}]]}), "'gold_mean'"),
         (lambda: plots.score_distribution({}), "scores is empty"),
@@ -219,13 +229,12 @@ def test_caption_is_wrapped_and_replaced():
     assert [text.get_text() for text in ax.figure.texts] == ["Short."]
 
 
-@pytest.mark.parametrize("dpi", [72, 100, 150])
-def test_caption_is_no_wider_than_the_figure(tmp_path, dpi):
-    figure, ax = plt.subplots(figsize=(8, 2), dpi=dpi, layout="constrained")
+def test_caption_is_no_wider_than_the_figure(tmp_path):
+    _, ax = plt.subplots(figsize=(8, 2), layout="constrained")
     plots.reward_curves(ONE, ax=ax)
     width = plt.imread(plots.save(ax, tmp_path / "x.png")).shape[1]
-    plots.caption(figure, "Words of many lengths, narrow and wide, that ill fit in one line at any resolution. " * 3)
-    assert plt.imread(plots.save(ax, tmp_path / "x.png")).shape[1] <= width + 0.05 * 8 * 150
+    plots.caption(ax.figure, "Words of many lengths, narrow and wide, that ill fit in one line at any resolution. " * 3)
+    assert plt.imread(plots.save(ax, tmp_path / "x.png")).shape[1] <= width + 0.05 * 8 * plots.DPI
 
 
 def test_no_caption_where_there_is_nothing_to_say():

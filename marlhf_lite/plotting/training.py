@@ -1,27 +1,29 @@
-"""The paper's pictures: each function draws one figure from records, to be read at 10 cm wide, and returns its Axes.
+"""Figures of training, and what all figures of the project share: size, colours, captions, files.
 
-`runs` maps a method to its runs, one for each seed; a run is a list of rows, as `RunFolder.metrics` gives them.
-A function that makes its own figure puts a caption below it, which `caption` replaces. Nothing here shows a figure.
+`runs` maps a method to its runs, one for each seed. A run is a list of rows, as `RunFolder.metrics` gives them.
+Each function draws one figure, to be read at 10 cm wide, and returns its Axes. It puts a caption under a figure of
+its own; `caption` replaces it. No function shows a figure.
 """
 
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
+import pandas as pd
 import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marlhf_lite.evaluation.statistics import Curves, finite, seed_curves
+from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.utils.errors import InputError
 
 Runs = Mapping[str, Sequence[Sequence[Mapping]]]
 WIDTH = 10 / 2.54  # inches
-DPI = 150
+DPI = 170  # 10 cm are 669 pixels
 STYLE = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -31,7 +33,7 @@ STYLE = {
     "legend.columnspacing": 1.2,
     "figure.dpi": DPI,
 }
-# Where the name in the records does not say enough; a name without a unit here is a pure number.
+# Labels of metrics whose name in the records says too little. A metric without a unit here is a pure number.
 LABELS = {
     "rm_score_mean": "reward model score",
     "gold_mean": "gold score",
@@ -48,40 +50,68 @@ LABELS = {
     "macro_length": "macro action length (tokens)",
 }
 
-_PALETTE = seaborn.color_palette("colorblind").as_hex()
-_KNOWN = {"SFT": ("#7f7f7f", ":"), "PPO": (_PALETTE[0], "--"), "MA-PPO": (_PALETTE[3], "-")}
-_COLOURS = [*(_PALETTE[index] for index in (2, 4, 1, 9)), "#222222"]
-_LINES = ["-.", (0, (6, 1.5)), (0, (3, 1, 1, 1, 1, 1)), "-"]  # with 5 colours: 20 pairs before one comes again
+# One colour and line a method in the whole project: seaborn's colorblind palette, and Tol's muted one for other names.
+_BLIND = seaborn.color_palette("colorblind").as_hex()
+_STYLES = {
+    "SFT": ("#7f7f7f", (0, (1, 1.2))),
+    "PPO": (_BLIND[0], (0, (4, 1.5))),
+    "MA-PPO": (_BLIND[3], "-"),
+    "MA-PPO n=inf": (_BLIND[1], (0, (4, 1.2, 1, 1.2))),
+    "PPO lam^": (_BLIND[9], (0, (6, 1.5))),  # λ^(1/n), whatever n
+    "RLOO": (_BLIND[2], (0, (3, 1, 1, 1, 1, 1))),
+    "GRPO": (_BLIND[5], (0, (2, 1))),
+    "DPO": (_BLIND[4], (0, (5, 1, 2, 1))),
+    "best-of-": ("#222222", (0, (1, 2))),
+}
+_MORE_COLOURS = ("#332288", "#44aa99", "#999933", "#cc6677", "#882255", "#117733", "#aa4499")
+_MORE_LINES = ((0, (7, 1)), (0, (2, 2)), (0, (8, 1, 1, 1)), "-")
 
 
 def method_styles(names: Collection[str]) -> dict[str, dict]:
-    """Colour and line style of each method: SFT, PPO and MA-PPO have theirs, others in order of appearance."""
-    others = [name for name in names if name not in _KNOWN]
-    free = {name: (_COLOURS[i % len(_COLOURS)], _LINES[i % len(_LINES)]) for i, name in enumerate(others)}
-    return {name: dict(zip(("color", "linestyle"), (_KNOWN | free)[name], strict=True)) for name in names}
+    """Return colour and line style of each method, the same ones in every figure.
+
+    The name of an unknown method chooses its colour; if another one of `names` has it, the next free colour.
+    """
+    found = {name: next((_STYLES[key] for key in _STYLES if _is(name, key)), None) for name in names}
+    unknown = sorted(name for name, style in found.items() if style is None)
+    for start in range(0, len(unknown), len(_MORE_COLOURS)):
+        free = list(_MORE_COLOURS)
+        for name in unknown[start : start + len(_MORE_COLOURS)]:
+            wanted = crc32(name.encode()) % len(_MORE_COLOURS)
+            colour = next(c for c in _MORE_COLOURS[wanted:] + _MORE_COLOURS[:wanted] if c in free)
+            free.remove(colour)
+            found[name] = (colour, _MORE_LINES[start // len(_MORE_COLOURS) % len(_MORE_LINES)])
+    return {name: {"color": colour, "linestyle": line} for name, (colour, line) in found.items()}
+
+
+def _is(name: str, key: str) -> bool:
+    return name.startswith(key) if key[-1] in "^-" else name == key
+
+
+# Figures
 
 
 @plt.rc_context(STYLE)
 def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax: Axes | None = None) -> Axes:
-    """A metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
+    """Draw a metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
 
-    One run: every update, faint, and the mean of the last `smooth`. Several: each so averaged, thin; their mean; and a
-    band of ±1 standard deviation (N−1), over the updates that all of them have.
+    One run: every update, faint, and the mean of the last `smooth`. Several: each run so averaged, thin; their mean;
+    and a band of ±1 standard deviation (N−1), over the updates that all of them have.
 
     Args:
         runs: rows have `update` and, in some, the metric; nulls are skipped.
         metric: the name in the rows; its unit is on the axis.
-        smooth: updates averaged, counted among those with a value; 1 for none.
+        smooth: number of updates averaged, counted among those with a value; 1 for none.
         ax: where to draw; None makes a figure.
 
-    Raises InputError for no runs or rows, a metric they do not have, or seeds without an update in common.
+    Raises:
+        InputError: no runs or rows, a metric that they do not have, or seeds without an update in common.
     """
     if ax is None:
         ax = panels(runs, [("update", metric)], (1, 1), 0.68, smooth)[0, 0]
         caption(ax.figure, _reading(runs, smooth))
     else:
-        _fill(ax, _all_curves(runs, ("update", metric), smooth), ("update", metric))
-        ax.legend()
+        _draw(ax, curve_tables(runs, [metric], smooth), "update", metric)
     return ax
 
 
@@ -89,27 +119,25 @@ def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax
 def score_distribution(
     scores: Mapping[str, Sequence[float]], ax: Axes | None = None, label: str = "reward model score"
 ) -> Axes:
-    """Histograms of each method's scores over the same 30 bins, the means marked (paper: Figures 3, 14, 16).
+    """Draw histograms of each method's scores over the same 30 bins, with their means (paper: Figures 3, 14, 16).
 
     Args:
         scores: method to its finite scores [N], one for each response, N ≥ 1; N may differ.
         ax: where to draw; None makes a figure.
         label: what the scores are, with their unit, for the axis.
 
-    Raises InputError for no methods, or a method without scores or with one that is not finite.
+    Raises:
+        InputError: no methods, or a method without scores or with one that is not finite.
     """
-    if not scores:
-        raise InputError("scores is empty: give at least one method with its scores")
-    arrays = {name: finite(name, values) for name, values in scores.items()}
-    own, ax = ax is None, subplots((1, 1), 0.68)[0, 0] if ax is None else ax
-    bins = np.histogram_bin_edges(np.concatenate(list(arrays.values())), bins=30)
-    for name, style in method_styles(arrays).items():
-        share = np.histogram(arrays[name], bins)[0] / len(arrays[name])
-        mean = arrays[name].mean()
+    table, own = score_rows(scores), ax is None
+    ax = subplots((1, 1), 0.68)[0, 0] if own else ax
+    styles = method_styles(scores)
+    colours = {name: style["color"] for name, style in styles.items()}
+    bins = {"bins": 30, "stat": "proportion", "common_norm": False, "element": "step", "alpha": 0.12}
+    seaborn.histplot(table, x="score", hue="method", palette=colours, legend=False, ax=ax, **bins)
+    for name, mean in table.groupby("method", sort=False)["score"].mean().items():
         text = f"{name}, mean {mean:.2f}".replace("-0.00", "0.00").replace("mean -", "mean −")
-        ax.stairs(share, bins, fill=True, color=style["color"], alpha=0.12)
-        ax.stairs(share, bins, label=text, gid=f"{name} line", linewidth=1.2, **style)
-        ax.axvline(mean, gid=f"{name} mean", linewidth=0.8, **style)
+        ax.axvline(mean, label=text, linewidth=1, **styles[name])
     dress(ax, label, "share of responses")
     if own:
         legend(ax)
@@ -121,7 +149,7 @@ def score_distribution(
 
 @plt.rc_context(STYLE)
 def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
-    """L2 norms of advantages and Q values over updates (paper: Figure 11), and their root mean squares beneath.
+    """Draw L2 norms of advantages and Q values over updates (paper: Figure 11), and their root mean squares beneath.
 
     A norm falls merely by having fewer terms: with n tokens to a macro action, by √n. The lower row takes that out.
     Rows have `update`, `advantage_norm`, `q_norm`, `advantage_rms` and `q_rms`. Returns [2,2] Axes, advantages left and
@@ -136,7 +164,7 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 
 @plt.rc_context(STYLE)
 def reward_against_gold(runs: Runs, smooth: int = 5) -> np.ndarray:
-    """Reward model score and gold score over the KL to the reference: over-optimisation, where only the first rises.
+    """Draw reward model score and gold score over the KL to the reference; where only the first rises, it is hacked.
 
     Not in the paper, which reports reward hacking on WebGPT (Appendix C.2). A run is a path through its updates that
     ends in a dot, single updates as points; several are thin, with the mean of both coordinates.
@@ -148,83 +176,95 @@ def reward_against_gold(runs: Runs, smooth: int = 5) -> np.ndarray:
     return axes
 
 
-def caption(fig: Figure, text: str) -> None:
-    """Puts `text` below everything in the figure, wrapped to its width, in place of an earlier caption.
+# Tables for seaborn
 
-    It hangs outside the figure's own area: save with `save`, or with bbox_inches="tight" as notebooks do.
+
+def score_rows(scores: Mapping[str, Sequence[float]]) -> pd.DataFrame:
+    """Return columns method and score, a row for each response. Raises InputError for none, or one not finite."""
+    if not scores:
+        raise InputError("scores is empty: give at least one method with its scores")
+    parts = [pd.DataFrame({"method": name, "score": finite(name, values)}) for name, values in scores.items()]
+    return pd.concat(parts, ignore_index=True)
+
+
+def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return three tables with the columns method, update, seed and the metrics; errors as in `reward_curves`.
+
+    First the updates in which every metric has a value; then their means over the last `smooth` of them; then those
+    means at the updates that all runs of a method have. Of rows with the same update the last one counts, as after a
+    resume.
     """
-    for old in [item for item in fig.texts if item.get_gid() == "caption"]:
-        old.remove()
-    fig.draw_without_rendering()  # places the axes, so that we know where they end
-    width, height = fig.get_size_inches()
-    bottom = (min(0, fig.get_tightbbox().y0) - 0.06) / height
-    text = " ".join(text.split())
-    # parse_math off: a lone dollar sign is money, not a formula.
-    item = fig.text(0, bottom, text, gid="caption", fontsize=7.5, color="0.25", va="top", parse_math=False)
-    # Measured at the resolution of `save`: hinting makes letters relatively narrower at others.
-    measure, font = RendererAgg(1, 1, DPI).get_text_width_height_descent, item.get_fontproperties()
-    columns, lines = len(text), [text]
-    while columns > 20 and max(measure(line, font, False)[0] for line in lines) > width * DPI:
-        columns -= 1
-        lines = textwrap.wrap(text, columns)
-    item.set_text("\n".join(lines))
-
-
-def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
-    """Writes a figure, given itself or by its Axes, as .png of 150 dpi; the same figure gives the same bytes."""
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise InputError(f"{path}: figures are saved as PNG, give a name that ends in .png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
-    for _ in range(2):  # a layout settles at its second pass; only then does saving again give the same
-        figure.draw_without_rendering()
-    figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
-    return path
-
-
-def subplots(shape: tuple[int, int], height: float) -> np.ndarray:
-    return plt.subplots(*shape, figsize=(WIDTH, height * WIDTH), layout="constrained", squeeze=False)[1]
-
-
-def _all_curves(runs: Runs, pair: tuple[str, str], smooth: int) -> dict[str, Curves]:
     if not runs:
         raise InputError("runs is empty: give at least one method with a run")
-    metrics = [name for name in pair if name != "update"]
-    return {name: seed_curves(group, metrics, smooth, name) for name, group in runs.items()}
+    if smooth < 1:
+        raise InputError(f"smooth {smooth!r}: give a window of at least 1 update")
+    for name, group in runs.items():
+        if not len(group) or isinstance(group[0], Mapping):
+            raise InputError(f"{name}: give a list of runs, each a list of rows; for a single run [rows]")
+    parts = [_run_table(name, rows, list(metrics)).assign(seed=i) for name in runs for i, rows in enumerate(runs[name])]
+    raw = pd.concat(parts, ignore_index=True)
+    each = raw.groupby(["method", "seed"])[list(metrics)]
+    smoothed = raw.assign(**each.transform(lambda values: values.rolling(smooth, min_periods=1).mean()))
+    found = raw.groupby(["method", "update"])["seed"].transform("size")
+    shared = smoothed[found == raw["method"].map(lambda name: len(runs[name]))]
+    if alone := set(runs) - set(shared["method"]):
+        raise InputError(f"{min(alone)}: its runs have no update in common; give runs logged at the same updates")
+    return raw, smoothed, shared
+
+
+def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
+    table = pd.DataFrame(list(rows))
+    for metric in ("update", *metrics):
+        if metric not in table:
+            raise InputError(f"{name}: no {metric!r} in its rows; there are: {', '.join(table) or 'none'}")
+    try:
+        table = table[["update", *metrics]].astype(float).drop_duplicates("update", keep="last").sort_values("update")
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: update must be a number in every row, {', '.join(metrics)} or null") from None
+    table = table[np.isfinite(table).all(axis=1)]
+    if not len(table):
+        raise InputError(f"{name}: {' and '.join(metrics)} have no value together in any update")
+    return table.assign(method=name)
+
+
+# Drawing
 
 
 def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int) -> np.ndarray:
-    """A figure with a panel for each pair of x and y. All data first: a mistake in it leaves no empty figure."""
-    curves = [_all_curves(runs, pair, smooth) for pair in pairs]
+    """Make a figure with a panel for each pair of x and y, and return its Axes. Faulty data leaves no empty figure."""
+    found = [curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs]
     axes = subplots(shape, height)
-    for ax, methods, pair in zip(axes.flat, curves, pairs, strict=True):
-        _fill(ax, methods, pair)
+    for ax, tables, pair in zip(axes.flat, found, pairs, strict=True):
+        _draw(ax, tables, *pair)
     legend(axes[0, 0])
+    for ax in axes.flat[1:]:
+        ax.get_legend().remove()
     return axes
 
 
-def _fill(ax: Axes, methods: dict[str, Curves], pair: tuple[str, str]) -> None:
-    for name, style in method_styles(methods).items():
-        _draw(ax, name, style, methods[name], path=pair[0] != "update")
-    dress(ax, *pair)
-
-
-def _draw(ax: Axes, name: str, style: dict, curves: Curves, path: bool) -> None:
-    """One method; a path has no band, for its seeds differ in x too, and says where it ends."""
-    faint = {"color": style["color"], "alpha": 0.4, "linewidth": 0.6}
-    several = len(curves.raw) > 1
-    if path and not several:
-        faint |= {"linestyle": "none", "marker": ".", "markersize": 2}
-    # The last two columns are x and y; without an x of its own, that is the update.
-    for table in curves.smoothed if several else curves.raw:
-        ax.plot(table[:, -2], table[:, -1], gid=f"{name} {'seed' if several else 'raw'}", **faint)
-    x, y, spread = curves.mean[:, -2], curves.mean[:, -1], curves.std[:, -1]
-    if several and not path:
-        ax.fill_between(x, y - spread, y + spread, color=style["color"], alpha=0.15, lw=0, gid=f"{name} band")
-    ax.plot(x, y, gid=f"{name} line", label=name, linewidth=1.4, **style)
-    if path:
-        ax.plot(x[-1:], y[-1:], "o", color=style["color"], markersize=4, gid=f"{name} end")
+def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str) -> None:
+    """Draw each method's runs and their mean: over updates with a band, else as a path that ends in a dot."""
+    raw, smoothed, shared = tables
+    styles = method_styles(raw["method"].unique())
+    line = {"x": x, "y": y, "hue": "method", "palette": {name: style["color"] for name, style in styles.items()}}
+    dashes = {name: "" if style["linestyle"] == "-" else style["linestyle"][1] for name, style in styles.items()}
+    bold = {"style": "method", "dashes": dashes, "linewidth": 1.4, "ax": ax}
+    faint = {"units": "seed", "estimator": None, "sort": False, "alpha": 0.4, "linewidth": 0.6, "ax": ax}
+    alone = raw.groupby("method")["seed"].transform("max") == 0
+    if x == "update":
+        seaborn.lineplot(smoothed.where(~alone, raw), **line, **faint, legend=False)
+        seaborn.lineplot(shared, **line, **bold, errorbar="sd", err_kws={"alpha": 0.15, "linewidth": 0})
+    else:
+        dots = {"linewidth": 0, "legend": False, "ax": ax}
+        if alone.any():
+            seaborn.scatterplot(raw[alone], **line, **dots, s=3, alpha=0.4)
+        if not alone.all():
+            seaborn.lineplot(smoothed[~alone], **line, **faint, legend=False)
+        mean = shared.groupby(["method", "update"], sort=False, as_index=False)[[x, y]].mean()
+        seaborn.lineplot(mean, **line, **bold, estimator=None, sort=False)
+        seaborn.scatterplot(mean.groupby("method").tail(1), **line, **dots, s=20)
+    ax.get_legend().set_title(None)
+    dress(ax, x, y)
 
 
 def _reading(runs: Runs, smooth: int) -> str:
@@ -236,7 +276,13 @@ def _reading(runs: Runs, smooth: int) -> str:
     return " ".join(parts)
 
 
+def subplots(shape: tuple[int, int], height: float) -> np.ndarray:
+    """Make a figure of 10 cm and return its Axes, always [rows, columns]; `height` is a share of the width."""
+    return plt.subplots(*shape, figsize=(WIDTH, height * WIDTH), layout="constrained", squeeze=False)[1]
+
+
 def dress(ax: Axes, x: str, y: str) -> None:
+    """Label both axes, with few ticks and a grid."""
     ax.set(xlabel=LABELS.get(x, x.replace("_", " ")), ylabel=LABELS.get(y, y.replace("_", " ")))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=x == "update"))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
@@ -244,7 +290,34 @@ def dress(ax: Axes, x: str, y: str) -> None:
 
 
 def legend(ax: Axes) -> None:
-    """Above the panels, never on the data, in as many columns as fit the width at 8 points."""
+    """Put the legend above the panels, never on the data, in as many columns as fit the width at 8 points."""
     handles, labels = ax.get_legend_handles_labels()
+    if ax.get_legend():
+        ax.get_legend().remove()
     columns = int(WIDTH * 72 / (36 + 4.8 * max(map(len, labels))))
     ax.figure.legend(handles, labels, loc="outside upper left", ncols=max(1, min(columns, len(labels))))
+
+
+def caption(figure: Figure, text: str) -> None:
+    """Put `text` under the figure, in place of an earlier caption.
+
+    It hangs below the figure's own area: save with `save`, or with bbox_inches="tight" as notebooks do.
+    """
+    for old in [item for item in figure.texts if item.get_gid() == "caption"]:
+        old.remove()
+    wrapped = textwrap.fill(" ".join(text.split()), int(19 * figure.get_figwidth()))  # letters of 7 points to an inch
+    # parse_math off: a lone dollar sign is money, not a formula.
+    figure.text(0.01, -0.02, wrapped, gid="caption", fontsize=7, color="0.25", va="top", parse_math=False)
+
+
+def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
+    """Write a figure, given itself or by its Axes, as .png; the same figure gives the same bytes."""
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise InputError(f"{path}: figures are saved as PNG, give a name that ends in .png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
+    for _ in range(2):  # a layout settles at its second pass; only then does saving again give the same
+        figure.draw_without_rendering()
+    figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
+    return path
