@@ -98,7 +98,7 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperat
         gains, returns = ref.gae(rewards, ref.pool(old_values[i], lengths, how.sigma), ppo.gamma, ppo.lam)
         gains, returns = (gains, returns) if made is None else made[i]
         estimates.append((gains, returns))
-        policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.clip, how.ratio))
+        policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio))
         clip = ppo.cliprange_value or None
         value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
     return ref.mean(policy), ref.mean(value), (old_logprobs, old_values), estimates

@@ -14,7 +14,7 @@ from small_runs import early_letters, halted, noisy, run_child, start, timeless,
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
-from marlhf_lite.config.resuming import FREE
+from marlhf_lite.config.parser import MAY_CHANGE
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
 from marlhf_lite.training.rewards import FunctionReward
@@ -207,4 +207,4 @@ def test_what_may_change_is_what_a_run_leaves_behind():
     """How long, what is kept and what fits; nothing that its numbers depend on."""
     kept = {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
     length, memory, place = {"updates", "prompt_epochs"}, {"micro_batch_size"}, {"output_dir"}
-    assert FREE - kept == length | memory | place | {"overwrite", "resume"}
+    assert MAY_CHANGE - kept == length | memory | place | {"overwrite", "resume"}

@@ -51,13 +51,8 @@ def _dispatch(argv: list[str]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from marlhf_lite.config.parser import parse
 
-    words, resumed = _resumed(argv[1:])
-    options = parse(argv[0], words, command.groups, f"{command.help}\n\nexample: {command.example}")
+    options = parse(argv[0], argv[1:], command.groups, f"{command.help}\n\nexample: {command.example}")
     check_flags(options)
-    if resumed:
-        from marlhf_lite.config.resuming import check_same
-
-        check_same(options)
     writes = "run" in command.groups
     if writes and not options.run.output_dir:
         options.run.output_dir = str(Path("runs") / f"{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -66,15 +61,6 @@ def _dispatch(argv: list[str]) -> int:
     if writes and os.environ.get("RANK", "0") == "0":
         print(f"records: {options.run.output_dir}")
     return 0
-
-
-def _resumed(words: list[str]) -> tuple[list[str], bool]:
-    """The words with the options of the run that `--resume` names, and whether there is one."""
-    if not any(word.split("=")[0] == "--resume" for word in words):
-        return words, False
-    from marlhf_lite.config.resuming import with_resumed
-
-    return with_resumed(words), True
 
 
 def _presets(names: list[str]) -> int:

@@ -1,4 +1,8 @@
-"""Command line and config files to options: one set of names for flags, YAML files and presets."""
+"""Command line, `--config` files, presets and earlier runs to options: they all use one set of names.
+
+Precedence, highest first: flags, `--config`, the run that `--resume` names, `--preset` (of several, later ones win),
+and the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over.
+"""
 
 from __future__ import annotations
 
@@ -7,129 +11,271 @@ import copy
 import difflib
 import re
 import shutil
+import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
 import yaml
-from transformers import HfArgumentParser
+from trl import TrlParser
 
-from marlhf_lite.config.options import BOUNDS, GROUPS
+from marlhf_lite.config.options import (
+    BOUNDS,
+    GROUPS,
+    OPTIONS,
+    CheckpointConfig,
+    DataConfig,
+    LoggingConfig,
+    ModelConfig,
+)
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
 
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
+TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
+# Options that `--resume` may change: how long a run is, what it leaves behind and what fits into memory. They do not
+# change what it computes (a micro-batch changes it by rounding).
+MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs", "micro_batch_size"} | {
+    f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)
+}
+# Options by which a command names models that an earlier run made.
+INPUTS = ("sft", "rm", "policies", "policy")
+INHERITED = [f.name for kind in (DataConfig, ModelConfig) for f in fields(kind)]
+# Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
+SAME = ("dataset", "size", "split_seed", "model", "finetune")
 
 
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """One name an option, and its default behind the text."""
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Each option once, with its type before its help and its default behind it."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size().columns))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return super()._format_action_invocation(action)
-        if action.nargs in (0, "?"):  # a switch: its value may be left out
-            return action.option_strings[0]
-        value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else "X"
-        return f"{action.option_strings[0]} {value}"
+        if action.nargs == 0:
+            return ", ".join(action.option_strings)
+        return f"{action.option_strings[0]} {self._format_args(action, action.metavar)}"
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        shown = action.default not in (None, "", argparse.SUPPRESS) and action.option_strings != ["-h", "--help"]
-        return f"{action.help} [%(default)s]" if shown else action.help
+        shown = action.default not in (None, "", argparse.SUPPRESS)
+        return f"{action.help} [{action.default}]" if shown else action.help
 
 
-class Parser(HfArgumentParser):
-    """transformers' dataclass parser whose errors are one line that names the option and the mend."""
-
-    source = ""  # the file that is being read, if it is not the command line
+class OptionParser(TrlParser):
+    """TRL's parser of dataclasses; its errors are one line that names the option and the fix."""
 
     @staticmethod
     def _parse_dataclass_field(parser, field):
-        plain = copy.copy(field)  # argparse takes every metadata entry as an argument of its own
-        plain.metadata = {k: v for k, v in field.metadata.items() if k not in BOUNDS}
-        HfArgumentParser._parse_dataclass_field(parser, plain)
+        kinds = [kind for kind in (field.type, *typing.get_args(field.type)) if kind in TYPES]
+        metavar = {"metavar": TYPES[kinds[0]]} if kinds else {}  # argparse shows choices by itself
+        plain = copy.copy(field)  # argparse takes every metadata entry as an argument of its own, bounds too
+        plain.metadata = {k: v for k, v in field.metadata.items() if k not in BOUNDS} | metavar
+        TrlParser._parse_dataclass_field(parser, plain)
 
     def error(self, message: str):
         message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough
-        raise InputError(f"{self.source or self.prog}: {message}: see {self.prog} --help")
+        raise InputError(f"{self.prog}: {message}: see {self.prog} --help")
 
-    def unknown(self, words: Sequence[str]):
-        known = [s for action in self._actions for s in action.option_strings]
-        word = words[0].split("=")[0]
-        close = difflib.get_close_matches(word.replace("-", "_").replace("__", "--", 1), known, n=1)
-        meant = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"{self.prog}: unknown option {word}: {meant}see {self.prog} --help")
+    def read_flags(self, words: Sequence[str]) -> dict:
+        """Return the options that these words give, by name and with their types. Raises `InputError`."""
+        blank = argparse.Namespace(**{action.dest: None for action in self._actions})  # no defaults are filled in
+        known, unknown = self.parse_known_args(words, blank)
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            word = unknown[0].split("=")[0]
+            hint = _did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
+            raise InputError(f"{self.prog}: unknown option {word}: {hint}see {self.prog} --help")
+        return {name: value for name, value in vars(known).items() if value is not None}
 
+    def read_values(self, values: dict, source: str) -> dict:
+        """Return the options among `values` that the command has, with their types. `source` is for errors.
 
-@dataclass
-class Source:
-    """Where options come from."""
+        Options of other commands are left out: one file serves several commands.
+        """
+        for key in values:
+            if key not in OPTIONS and key != "environment":  # which the config.yaml of a run has
+                hint = _did_you_mean(str(key), list(OPTIONS)).rstrip()
+                raise InputError(f"{source}: unknown key {key}: {hint or 'see marlhf <command> --help'}")
+        mine = {action.dest for action in self._actions}
+        # One word a flag, since a value may begin with a dash.
+        flags = [f"--{key}={value}" for key, value in values.items() if key in mine and value is not None]
+        try:
+            typed = self.read_flags(flags)
+            self.make(typed)
+        except InputError as error:
+            raise InputError(f"{source}: {str(error).removeprefix(f'{self.prog}: ')}") from None
+        return typed
 
-    preset: str = ""
-    config: str = ""
+    def make(self, values: dict) -> list:
+        """Make the options objects from values by name. Raises `InputError` for a number out of bounds."""
+        return [
+            kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values}) for kind in self.dataclass_types
+        ]
 
 
 def parse(command: str, argv: Sequence[str], groups: Sequence[str], description: str) -> SimpleNamespace:
-    """Options of a command, one dataclass a group, by name. Flags win over `--config`, that over `--preset`.
+    """Return the options of a command, one dataclass for each of its groups, by name.
 
-    Of several presets, `--preset official,gemma-2b/tldr`, later ones win. Raises `InputError` for an unknown option,
-    preset or key, a wrong type, and a value out of range.
+    Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and where an option
+    contradicts the run that a model comes from or that goes on.
     """
-    parser = _parser(command, groups, description)
-    source, _ = parser.parse_known_args(argv)
-    given = [*_presets(source.preset, parser, groups), *_config(source.config, parser, groups), *argv]
-    parsed = parser.parse_args_into_dataclasses(given, return_remaining_strings=True, look_for_args_file=False)
-    if parsed[-1]:
-        parser.unknown(parsed[-1])
-    options = SimpleNamespace(**dict(zip(groups, parsed, strict=False)))
-    if _last(given, "--updates") > _last(given, "--prompt_epochs"):  # two names for one thing: the later one counts
-        for group in vars(options).values():
-            if hasattr(group, "prompt_epochs"):
-                group.prompt_epochs = None
+    parser = _make_parser(command, groups, description)
+    flags = parser.read_flags(argv)
+    layers, resume = [], flags.get("resume", "")
+    for name in map(str.strip, flags["preset"].split(",") if "preset" in flags else []):
+        file = preset_file(name, f"--preset {flags['preset']}")
+        layers.append(parser.read_values(read_yaml(file, f"--preset {name}"), f"--preset {name}"))
+    if resume:
+        layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
+    if "config" in flags:
+        source = f"--config {flags['config']}"
+        layers.append(parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source))
+    values = _merge([*layers, flags])
+    if not resume:
+        values = _inherit(parser, values) | values
+    options = SimpleNamespace(**dict(zip(groups, parser.make(values), strict=False)))
+    if resume:
+        options.run.output_dir, options.run.overwrite = resume, False
+        _check_unchanged(options)
     return options
 
 
-def _last(words: Sequence[str], flag: str) -> int:
-    """Where a flag stands last among these words; -1 where it does not."""
-    return max((i for i, word in enumerate(words) if word.split("=")[0] == flag), default=-1)
+def flatten(options: SimpleNamespace) -> dict:
+    """Return all options by name: what config.yaml stores and `--config` reads."""
+    return {name: value for group in vars(options).values() for name, value in asdict(group).items()}
 
 
-def _parser(command: str, groups: Sequence[str], description: str) -> Parser:
+def _make_parser(command: str, groups: Sequence[str], description: str) -> OptionParser:
     kinds = [GROUPS[name] for name in groups]
     for kind in kinds:
         kind._argument_group_name = kind.__doc__.rstrip(".")
-    name = f"marlhf {command}"
-    parser = Parser(
+    parser = OptionParser(
         kinds,
-        prog=name,
-        usage=f"{name} [options]",
+        prog=f"marlhf {command}",
+        usage=f"marlhf {command} [options]",
         description=description,
-        formatter_class=Formatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    where = parser.add_argument_group("Where options come from: flags win over --config, that over --preset")
-    where.add_argument("--config", default="", help="YAML file with option names as keys.")
-    named = "Named settings, comma-separated: later ones win, as in official,gemma-2b/tldr. marlhf presets lists them."
-    where.add_argument("--preset", default="", help=named)
+    sources = parser.add_argument_group("Where options come from: flags win over --config, that over --preset")
+    sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
+    named = "Named settings, comma-separated; later ones win, as in official,gemma-2b/tldr. See marlhf presets."
+    sources.add_argument("--preset", metavar="TEXT", help=named)
     return parser
 
 
+def _merge(layers: Sequence[dict]) -> dict:
+    """Merge options; later layers win. Of `updates` and `prompt_epochs`, which set one number, the later one counts."""
+    values: dict = {}
+    for layer in layers:
+        if "updates" in layer and "prompt_epochs" not in layer:
+            values.pop("prompt_epochs", None)
+        values |= layer
+    return values
+
+
+def read_yaml(path: Path, source: str) -> dict:
+    """Read names and values from a YAML file. Raises `InputError` that begins with `source`."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
+    return values
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+# Earlier runs
+
+
+def _resumed_config(folder: str, flags: dict) -> dict:
+    """Return the options of the run that `--resume` names. Raises `InputError` where that is no run."""
+    config = RunFolder.open(folder).config
+    if (Path(folder) / "checkpoints").is_dir():
+        raise InputError(f"--resume {folder}: the folder of one stage: give the run that it stands in")
+    taken = [f"--{name}" for name in ("output_dir", "overwrite") if name in flags]
+    if taken:
+        raise InputError(f"{taken[0]}: a run that goes on stays in its folder: leave it out, or leave out --resume")
+    return {name: value for name, value in config.items() if name not in ("output_dir", "overwrite", "resume")}
+
+
+def _check_unchanged(options: SimpleNamespace) -> None:
+    """Raise `InputError` where an option that changes results differs from that of the run that goes on."""
+    started = RunFolder.open(options.run.resume).config
+    for name, value in flatten(options).items():
+        if name not in MAY_CHANGE and name in started and started[name] != value:
+            then = started[name]
+            raise InputError(f"--{name} {value}: the run was started with {then}: leave it out, or start another run")
+
+
+def _inherit(parser: OptionParser, values: dict) -> dict:
+    """Return data and model options of the runs that a command's models come from.
+
+    Raises `InputError` where two such runs, or a run and `values`, contradict each other.
+    """
+    found: dict = {}
+    origin: dict[str, str] = {}
+    for option in INPUTS:
+        for item in filter(None, str(values.get(option) or "").split(",")):
+            run = _run_of(Path(item.strip().rpartition("=")[2]).expanduser())
+            config = RunFolder.open(run).config if run else {}
+            mine = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
+            for name, value in mine.items():
+                if name in SAME and name in found and found[name] != value:
+                    raise InputError(
+                        f"--{option} {run}: made with --{name} {value}, but {origin[name]} with {found[name]}: give "
+                        "runs that belong together"
+                    )
+                found.setdefault(name, value)
+                origin.setdefault(name, f"--{option} {run}")
+    for name in SAME:
+        if name in found and name in values and values[name] != found[name]:
+            raise InputError(
+                f"--{name} {values[name]}: {origin[name]} was made with {found[name]}: leave --{name} out, or give "
+                "another run"
+            )
+    return found
+
+
+def _run_of(folder: Path) -> Path | None:
+    """Return the run that an adapter's folder stands in, or is; None where there is none."""
+    return next((place for place in (folder, *folder.parents[:2]) if is_run(place)), None)
+
+
+# Presets
+
+
 def presets() -> list[str]:
-    """Names of the presets that come with the library: those of a method or a card, then model/task by name."""
+    """Return the names of the presets that come with the library: methods and cards first, then model/task."""
     names = (path.relative_to(PRESETS).as_posix().removesuffix(".yaml") for path in PRESETS.rglob("*.yaml"))
     return sorted(names, key=lambda name: (name.count("/"), name))
 
 
+def preset_file(name: str, source: str) -> Path:
+    """Return the file of a preset. Raises `InputError` that begins with `source` for an unknown name."""
+    if name not in presets():
+        close = difflib.get_close_matches(name, presets(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(presets())}"
+        raise InputError(f"{source}: unknown preset {name!r}: {hint}")
+    return PRESETS / f"{name}.yaml"
+
+
 def preset_text(name: str) -> str:
-    """The file of a preset. Raises `InputError` for an unknown name."""
-    return _preset_file(name, f"marlhf presets {name}").read_text(encoding="utf-8")
+    """Return the text of a preset. Raises `InputError` for an unknown name."""
+    return preset_file(name, f"marlhf presets {name}").read_text(encoding="utf-8")
 
 
 def list_presets() -> str:
-    """A table of all presets: name, model, data set, and the first line of the file, which says what it is."""
+    """Return a table of all presets: name, model, data set, and the first line of the file, which says what it is."""
     rows = [("preset", "model", "dataset", "what it is")]
     for name in presets():
         text = preset_text(name)
@@ -138,53 +284,3 @@ def list_presets() -> str:
         rows.append((name, values.get("model", "-"), values.get("dataset", "-"), about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
-def _preset_file(name: str, source: str) -> Path:
-    if name not in presets():
-        close = difflib.get_close_matches(name, presets(), n=3)
-        mend = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(presets())}"
-        raise InputError(f"{source}: unknown preset {name!r}: {mend}")
-    return PRESETS / f"{name}.yaml"
-
-
-def _presets(given: str, parser: Parser, groups: Sequence[str]) -> list[str]:
-    """The flags of comma-separated presets, in their order: argparse lets the last of a flag win."""
-    flags = []
-    for name in given.split(",") if given else []:
-        path = _preset_file(name.strip(), f"--preset {given}")
-        flags += _flags(path, f"--preset {name.strip()}", parser, groups)
-    return flags
-
-
-def _config(path: str, parser: Parser, groups: Sequence[str]) -> list[str]:
-    return _flags(path, f"--config {path}", parser, groups) if path else []
-
-
-def _flags(path: str | Path, source: str, parser: Parser, groups: Sequence[str]) -> list[str]:
-    """A YAML file as flags. Keys of other commands' groups are left out; keys of none are errors."""
-    try:
-        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
-    flags = []
-    mine = {f.name for name in groups for f in fields(GROUPS[name])}
-    for key, value in values.items():
-        _check_key(key, source)
-        if key in mine and value is not None:
-            flags.append(f"--{key}={value}")  # one word: the value may begin with a dash
-    parser.source = source  # a wrong type is the file's, not the command line's
-    parser.parse_known_args(flags)
-    parser.source = ""
-    return flags
-
-
-def _check_key(key: str, source: str) -> None:
-    known = [f.name for kind in GROUPS.values() for f in fields(kind)]
-    if key not in (*known, "environment"):  # a run's own config.yaml can be given again
-        close = difflib.get_close_matches(str(key), known, n=1)
-        raise InputError(f"{source}: unknown key {key}" + (f": did you mean {close[0]}?" if close else ""))

@@ -13,10 +13,11 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
 from marlhf_lite.evaluation.plan import Plan
 from marlhf_lite.evaluation.responses import first_samples, write_rows
-from marlhf_lite.experiments.workspace import RunContext, flat, open_run, say
+from marlhf_lite.experiments.workspace import RunContext, open_run, say
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.parsing.registry import make_rule
@@ -118,7 +119,7 @@ def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, na
         gold=work.task.gold,
         test_prompts=work.task.splits["test"]["prompt"],
         name=name,
-        accelerator=make_accelerator(options.logging.report_to, run.path, name, flat(options)),
+        accelerator=make_accelerator(options.logging.report_to, run.path, name, flatten(options)),
     )
     try:
         trainer.train(resume=any(place.glob("checkpoints/update-*")))
@@ -136,7 +137,7 @@ def make_reward(work: RunContext, rm: Path | None, role: ScalarHeadModel | None 
     kind = work.options.reward.reward if hasattr(work.options, "reward") else "rm"
     function = text_reward(kind, work.task)
     if function is None:
-        values = flat(work.options)
+        values = flatten(work.options)
         batch = values.get("micro_batch_size") or values.get("batch_size") or 16
         return ModelReward(role or ScalarHeadModel(load_score_model(work.base, rm)), batch)
     return FunctionReward(function, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
+from marlhf_lite.config.parser import flatten
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, model_path
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
@@ -57,18 +58,13 @@ class RunContext:
 
     @property
     def sampling(self) -> Sampling:
-        values = flat(self.options)
+        values = flatten(self.options)
         return Sampling(self.limit, values["temperature"], values["top_k"], values["top_p"])
 
     @property
     def test_prompts(self) -> list[str]:
         different = dict.fromkeys(self.task.splits["test"]["prompt"])  # TL;DR compares many summaries of a post
         return list(different)[: self.options.eval.eval_prompts]
-
-
-def flat(options: SimpleNamespace) -> dict:
-    """Every option by its name: what config.yaml holds, and what `--config` takes back."""
-    return {key: value for group in vars(options).values() for key, value in asdict(group).items()}
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -131,11 +127,11 @@ def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
     state = PartialState()
     state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
     if state.is_main_process and options.run.resume and is_run(path):
-        run, now = RunFolder.open(path), flat(options)
+        run, now = RunFolder.open(path), flatten(options)
         if set(run.config) <= {"environment", *now}:
             run.update_config({name: value for name, value in now.items() if name not in ONCE})
     elif state.is_main_process and not (options.run.resume and path.exists()):
-        RunFolder.create(path, flat(options), overwrite=options.run.overwrite)
+        RunFolder.create(path, flatten(options), overwrite=options.run.overwrite)
     state.wait_for_everyone()
     return RunFolder.open(path)
 
