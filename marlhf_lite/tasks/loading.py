@@ -325,7 +325,7 @@ def _check_json(path: Path, suffix: str) -> None:
             value = json.loads(text)
             json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
         except (ValueError, RecursionError) as error:
-            line += getattr(error, "lineno", 1) - 1
+            line += getattr(error, "lineno", 1) - 1 if suffix == ".json" else 0
             reason = " ".join(getattr(error, "msg", str(error)).split())
             raise InputError(f"{path}: line {line}: invalid JSON ({reason}): correct or delete the line") from None
         if suffix == ".jsonl" and not isinstance(value, dict):
