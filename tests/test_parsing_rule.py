@@ -22,7 +22,7 @@ from marlhf_lite.parsing import (
     TokenText,
     split_sentences,
 )
-from marlhf_lite.parsing.trees import place_leaves
+from marlhf_lite.parsing.base import place_leaves
 from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
 from marlhf_lite.utils.errors import InputError
 
@@ -444,7 +444,7 @@ def test_sentence_rule():
 # Workers, arguments, errors
 
 
-def test_workers_give_the_same_and_parse_each_text_once(corpus, tokenizer):
+def test_parsing_in_the_background_gives_the_same_and_parses_each_text_once(corpus, tokenizer):
     inner, seen = GrammarParser(), []
 
     def slow(text):
@@ -456,34 +456,45 @@ def test_workers_give_the_same_and_parse_each_text_once(corpus, tokenizer):
     mask, ids = batch(coded)
     context = {"token_ids": ids, "tokenizer": tokenizer}
     plain = Parsing(inner)(mask, **context)
-    rule = Parsing(slow, workers=3)
+    rule = Parsing(slow, background=True)
     rule.prepare(mask, **context, ref_logprobs=None)
     assert torch.equal(rule(mask, **context).ids, plain.ids)
     assert sorted(seen) == sorted({text for _, text in corpus})
-    assert rule.metrics()["parse_milliseconds"] >= 2
+    assert rule.metrics()["parse_milliseconds"] >= 1  # two responses have each text
     # without prepare, and after preparing something else
     assert torch.equal(rule(mask, **context).ids, plain.ids)
     rule.prepare(mask[:3], token_ids=ids[:3], tokenizer=tokenizer)
     assert torch.equal(rule(mask, **context).ids, plain.ids)
-    none = Parsing(inner, workers=0)
+    none = Parsing(inner, background=False)
     none.prepare(mask, **context)
     assert torch.equal(none(mask, **context).ids, plain.ids)
 
 
-def test_parser_says_how_many_workers_it_wants():
-    parser = GrammarParser()
-    assert Parsing(parser).workers == 0
-    parser.workers = 2
-    assert Parsing(parser).workers == 2 and Parsing(parser, workers=0).workers == 0
-
-
-def test_an_error_in_a_worker_arrives():
+def test_an_error_in_the_background_arrives():
     def broken(text):
         raise RuntimeError("no")
 
-    rule = Parsing(broken, workers=1)
+    rule, mask = Parsing(broken, background=True), torch.ones(1, 1, dtype=torch.bool)
+    context = {"token_ids": torch.zeros(1, 1).long(), "tokenizer": Pieces("a")}
+    rule.prepare(mask, **context)
     with pytest.raises(RuntimeError, match="no"):
-        words_of(rule, Pieces("a"), [0])
+        rule(mask, **context)
+
+
+def test_mostly_fallbacks_are_refused():
+    """The embedded grammar on other text is token-level PPO in disguise."""
+    rule = Parsing(GrammarParser())
+    rule.check_fallbacks()  # nothing was parsed yet
+    tokens = Pieces("It", " slept", ".", " Gr", "mpf", " She", " left", " on", " Monday", ".")
+    words_of(rule, tokens, [0, 1, 2, 3, 4])
+    assert rule.fallback_rate == 1
+    with pytest.raises(InputError, match=r"GrammarParser\(\) found no tree for 100% of the sentences.*--parser link"):
+        rule.check_fallbacks()
+    words_of(rule, tokens, [0, 1, 2, 5, 6, 7, 8, 9])
+    assert rule.fallback_rate == 0.5
+    rule.check_fallbacks()
+    with pytest.raises(InputError, match="50%"):
+        rule.check_fallbacks(limit=0.4)
 
 
 @pytest.mark.parametrize("rule", [Parsing(GrammarParser()), Sentence()])
@@ -519,8 +530,6 @@ def test_bad_cutoff(cutoff):
 def test_bad_parser():
     with pytest.raises(InputError, match="parser: expected a function from text to parsed sentences, got str"):
         Parsing("grammar")
-    with pytest.raises(InputError, match="workers: expected an integer >= 0, got -1"):
-        Parsing(GrammarParser(), workers=-1)
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,41 @@
-"""What a parser is: text in, sentences with constituency trees and character spans out.
+"""What a parser gives: the sentences of a text, each with its characters and its constituency tree.
 
-Trees are plain `nltk.Tree`, so that they print and draw as usual. Their leaves are `Leaf`: strings that know where they
-stand in their sentence. A sentence that could not be parsed has no tree.
+Trees are plain `nltk.Tree`, so that they print and draw as usual. Their leaves are `Leaf`: strings that know their
+place in the sentence. A sentence that could not be parsed has no tree.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Protocol, TypeVar
+from functools import lru_cache
+from typing import Protocol
 
 import nltk
 
-from marlhf_lite.parsing.sentences import split_sentences
-from marlhf_lite.parsing.trees import Leaf, leaves
 from marlhf_lite.utils.errors import InputError
 
-T = TypeVar("T")
+
+class Leaf(str):
+    """A word or mark of a tree, with its span in characters from the start of its sentence, end excluded."""
+
+    start: int
+    end: int
+
+    def __new__(cls, word: str, start: int, end: int) -> Leaf:
+        leaf = super().__new__(cls, word)
+        leaf.start, leaf.end = start, end
+        return leaf
+
+    def __getnewargs__(self) -> tuple[str, int, int]:
+        return str(self), self.start, self.end
 
 
 @dataclass(frozen=True)
 class ParsedSentence:
-    """text[start:end] and its tree; None where there is none. Trees may be shared between sentences: do not edit."""
+    """The sentence text[start:end] and its tree, or None. Trees may be shared between sentences: do not edit them."""
 
     start: int
     end: int
@@ -33,71 +45,145 @@ class ParsedSentence:
 class Parser(Protocol):
     """Any function from a text to its sentences, in order and apart; white space between them may be left out.
 
-    Text in no sentence counts as a sentence without a tree. A parser is called from several threads at once if it has
-    an attribute ``workers`` above 1 (see `Parsing`).
+    Text in no sentence counts as a sentence without a tree. A parser may also have a method `prepare(texts)` that
+    parses a batch at once, and an attribute `background`: True lets `Parsing` call it in a thread of its own.
     """
 
     def __call__(self, text: str) -> list[ParsedSentence]: ...
 
 
-class Memo:
-    """A bounded cache: the least recently used entry goes first. Safe to use from several threads."""
-
-    def __init__(self, make: Callable[[str], T], size: int = 8192):
-        self.make, self.size = make, size
-        self._kept: OrderedDict[str, T] = OrderedDict()
-        self._lock = Lock()
-
-    def __call__(self, key: str) -> T:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        value = self.make(key)  # unlocked: two threads may do the same work, none waits for the other
-        with self._lock:
-            self._kept[key] = value
-            if len(self._kept) > self.size:
-                self._kept.popitem(last=False)
-        return value
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
 class SentenceParser:
-    """A parser that takes one sentence at a time: a subclass gives `parse_sentence`; results are cached by its text."""
-
-    workers = 0  # threads that `Parsing` starts for it; 0 parses where it is called
+    """A parser of one sentence at a time: a subclass gives `parse_sentence`; results are cached by the text."""
 
     def __init__(self, cache: int = 8192):
-        self._parse = Memo(self.parse_sentence, cache)
+        self._parse = lru_cache(cache)(self.parse_sentence)
 
     def parse_sentence(self, sentence: str) -> nltk.Tree | None:
-        """The tree of a sentence without white space at its ends, leaves as `Leaf`; None if there is none."""
+        """Return the tree of a sentence without white space at its ends, leaves as `Leaf`; None if there is none."""
         raise NotImplementedError
 
     def __call__(self, text: str) -> list[ParsedSentence]:
-        return [ParsedSentence(a, b, self._parse(text[a:b])) for a, b in split_sentences(text)]
+        return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 
 
-def check_sentences(sentences: Sequence[ParsedSentence], text: str, who: str) -> None:
-    """Are they in order, apart and inside the text, and likewise the leaves in each? Raises InputError if not."""
+def check_sentences(sentences: Sequence[ParsedSentence], text: str, source: str) -> None:
+    """Check that sentences, and the leaves in each, are in order, apart and inside the text. Raises `InputError`."""
     last = 0
     for sentence in sentences:
         if not last <= sentence.start <= sentence.end <= len(text):
             raise InputError(
-                f"{who}: the parser gave a sentence at characters {sentence.start} to {sentence.end}, after one that "
-                f"ends at {last}, in a text of {len(text)}: sentences must be in order and apart"
+                f"{source}: the parser gave a sentence at characters {sentence.start} to {sentence.end}, after one "
+                f"that ends at {last}, in a text of {len(text)}: sentences must be in order and apart"
             )
         last, place = sentence.end, 0
         for leaf in [] if sentence.tree is None else leaves(sentence.tree):
             if not isinstance(leaf, Leaf) or not place <= leaf.start <= leaf.end <= sentence.end - sentence.start:
-                whole = text[sentence.start : sentence.end]
                 raise InputError(
-                    f"{who}: the parser gave the leaf {leaf!r} in the sentence {whole!r}: "
+                    f"{source}: the parser gave the leaf {leaf!r} in the sentence {text[sentence.start : last]!r}: "
                     "leaves must be of class Leaf, in order and apart, with spans from the start of their sentence"
                 )
             place = leaf.end
+
+
+# Trees. Syntax trees of broken programs can be deeper than Python's stack, so only `place_leaves` recurses.
+
+
+def place_leaves(tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Sequence[str]) -> nltk.Tree:
+    """Copy `tree` with these words and spans as its leaves, one each, left to right."""
+    remaining = iter(zip(words, spans, strict=True))
+
+    def copy(node):
+        if isinstance(node, nltk.Tree):
+            return nltk.Tree(node.label(), [copy(child) for child in node])
+        word, span = next(remaining)
+        return Leaf(word, *span)
+
+    return copy(tree)
+
+
+def leaves(tree: nltk.Tree) -> list:
+    """Return the same as `tree.leaves()`, for trees of any depth."""
+    found, stack = [], [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, nltk.Tree):
+            stack.extend(reversed(node))
+        else:
+            found.append(node)
+    return found
+
+
+def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int, bool]]:
+    """Descend depth-first and yield the nodes where the descent ends (§3.2.1): `(end of its tokens, single leaf?)`.
+
+    Args:
+        bounds: the tokens of leaf i are bounds[i] … bounds[i+1]−1; one longer than there are leaves.
+        most: tokens that a node with several leaves may have to stay whole.
+    """
+    counts, stack, leaf = _leaf_counts(tree), [tree], 0
+    while stack:
+        node = stack.pop()
+        count = counts[id(node)] if isinstance(node, nltk.Tree) else 1
+        if count == 1 or bounds[leaf + count] - bounds[leaf] <= most:
+            leaf += count
+            yield bounds[leaf], count == 1
+        else:
+            stack.extend(reversed(node))
+
+
+def _leaf_counts(tree: nltk.Tree) -> dict[int, int]:
+    """Count the leaves below every node, by the node's id."""
+    order, stack = [], [tree]
+    while stack:
+        order.append(stack.pop())
+        stack += [child for child in order[-1] if isinstance(child, nltk.Tree)]
+    counts: dict[int, int] = {}
+    for node in reversed(order):
+        counts[id(node)] = sum(counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node)
+    return counts
+
+
+# Sentences, by rule: nltk's own splitter needs a download.
+
+ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof sr jr st mt vs e.g i.e cf al approx dept est fig ltd corp vol pp ca u.s u.k jan feb mar apr jun "
+    "jul aug sep sept oct nov dec".split()
+)
+OFTEN_LAST = frozenset("etc a.m p.m inc co".split())  # abbreviations that may also end a sentence
+_END = re.compile(r"(?P<stop>[.!?…]+)[\"'”’)\]}»*_]*(?=\s)|(?P<line>[\n\r])")
+_WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")
+
+
+def split_sentences(text: str) -> list[tuple[int, int]]:
+    """Return `(start, end)` in characters of every sentence, without the white space around it.
+
+    A sentence ends at a line break, and at `.`, `!`, `?` or `…` (with closing quotes and brackets) before white space,
+    unless the full stop belongs to an abbreviation, an initial or the number of a list item, or dots are followed by
+    lower case. An abbreviation that does end its sentence is missed.
+    """
+    edges = [0]
+    for match in _END.finditer(text):
+        if match["line"] or not _goes_on(text, edges[-1], match):
+            edges.append(match.end())
+    spans = []
+    for start, end in itertools.pairwise([*edges, len(text)]):
+        part = text[start:end]
+        if part.strip():
+            spans.append((start + len(part) - len(part.lstrip()), start + len(part.rstrip())))
+    return spans
+
+
+def _goes_on(text: str, start: int, match: re.Match) -> bool:
+    """Return whether the mark of `match` stands inside the sentence that begins at `start`."""
+    before_lower_case = text[match.end() :].lstrip(" \t")[:1].islower()
+    if match["stop"] != ".":
+        return before_lower_case and set(match["stop"]) <= set(".…")
+    word = _WORD.search(text, start, match.start())
+    word = word[0].lower() if word else ""
+    if word.isdigit() and text[start : match.start()].strip() == word:
+        return True  # the number of a list item, as in "1. First"
+    initial = len(word) == 1 and word.isalpha() and word != "i"
+    return initial or word in ABBREVIATIONS or (word in OFTEN_LAST and before_lower_case)

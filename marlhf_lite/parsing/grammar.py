@@ -1,36 +1,35 @@
-"""Trees of the embedded corpus, by its own grammar and nltk's chart parser; needs no download."""
+"""Parse the embedded corpus with its own grammar and nltk's chart parser; nothing is downloaded."""
 
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice
 
 import nltk
 
-from marlhf_lite.parsing.base import Memo, SentenceParser
-from marlhf_lite.parsing.trees import place_leaves
+from marlhf_lite.parsing.base import SentenceParser, place_leaves
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill, grammar, slots
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_READINGS = 64  # trees of a sentence that are compared at most
+_READINGS = 64  # the most trees of a sentence that are compared
 
 
 class GrammarParser(SentenceParser):
     """Parses sentences of the embedded grammar, in any combination of its phrases.
 
     Sampled text has names and numbers that the lexicon lacks: any capitalised word may be a name, any digits a number.
-    Of several trees the one with most verb phrases built as the corpus builds them is taken, so that a sentence of the
+    Of several trees it takes the one with most verb phrases built as the corpus builds them, so that a sentence of the
     corpus gets the tree it was made from; among equals the smallest, then the first by its brackets.
 
-    The words of a class are one to the grammar, so trees are found once for each pattern of words and kept.
+    The grammar does not tell the words of a class apart, so a tree is found once for each pattern of words and kept.
     """
 
     def __init__(self, cache: int = 8192):
         super().__init__(cache)
         self._chart = nltk.parse.LeftCornerChartParser(grammar())
         self._known = {p.rhs()[0] for p in grammar().productions() if p.is_lexical()}
-        self._pattern = Memo(self._parse_pattern, cache)
+        self._pattern = lru_cache(cache)(self._parse_pattern)
 
     def parse_sentence(self, sentence: str) -> nltk.Tree | None:
         found = list(_WORD.finditer(sentence))
@@ -41,7 +40,7 @@ class GrammarParser(SentenceParser):
         return tree and place_leaves(tree, [match.span() for match in found], [match[0] for match in found])
 
     def _class_of(self, word: str) -> str | None:
-        """One word for all that the grammar cannot tell apart; None for a word it cannot read."""
+        """Return one word for all that the grammar cannot tell apart; None for a word that it cannot read."""
         if word in self._known:
             return _classes().get(word, word)
         if word.isdecimal():
@@ -53,14 +52,14 @@ class GrammarParser(SentenceParser):
 
 
 def _preference(tree: nltk.Tree) -> tuple[int, int, str]:
-    """Smaller is better."""
+    """Return a sort key of a tree: the smallest is taken."""
     own = sum(_shape(sub) in _frames() for sub in tree.subtrees(lambda t: t.label() == "VP"))
     return -own, sum(1 for _ in tree.subtrees()), tree.pformat(margin=10**9)
 
 
 @cache
 def _classes() -> dict[str, str]:
-    """Words that fill slots, each to the first with the same tags."""
+    """Map each word that fills a slot to the first word with the same tags."""
     tags: dict[str, set] = {}
     for production in grammar().productions():
         if production.is_lexical():
@@ -72,12 +71,12 @@ def _classes() -> dict[str, str]:
 
 @cache
 def _frames() -> frozenset[str]:
-    """The corpus's own verb phrases, words that fill slots left open."""
+    """Return the corpus's own verb phrases, with the words that fill slots left open."""
     return frozenset(_shape(fill(t, tuple(LEXICON[s][0] for s in slots(t)))) for t in FACTS.values())
 
 
 def _shape(tree: nltk.Tree) -> str:
-    """A tree's brackets, with a star for each word that fills a slot."""
+    """Write a tree's brackets, with a star for each word that fills a slot."""
     if tree.height() == 2:
         word = "*" if tree[0] in _classes() else tree[0]
         return f"({tree.label()} {word})"

@@ -1,23 +1,21 @@
-"""Syntax trees of Python programs by tree-sitter, which gives every text a tree, broken programs included."""
+"""Parse Python programs with tree-sitter, which gives every text a tree, broken programs included."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import nltk
 
-from marlhf_lite.parsing.base import Memo, ParsedSentence
-from marlhf_lite.parsing.trees import Leaf
+from marlhf_lite.parsing.base import Leaf, ParsedSentence
 from marlhf_lite.utils.errors import InputError
 
 
 class PythonParser:
-    """The whole text is one sentence, its tree the program's. What does not parse stands under nodes named ERROR.
+    """Parse the whole text as one sentence. What is no Python stands under nodes named ERROR.
 
     Raises InputError, when made, if the package is missing; never on a text.
     """
-
-    workers = 0
 
     def __init__(self, cache: int = 1024):
         try:
@@ -28,7 +26,7 @@ class PythonParser:
                 "parser python: tree-sitter is not installed: pip install tree-sitter tree-sitter-python"
             ) from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
-        self._parse = Memo(self._parse_text, cache)
+        self._parse = lru_cache(cache)(self._parse_text)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         return self._parse(text)
@@ -44,13 +42,13 @@ class PythonParser:
 
 
 def _characters(text: str) -> list[int]:
-    """For each byte of the text, and for its end, the character it belongs to."""
+    """Return for each byte of the text, and for its end, the character that it belongs to."""
     sizes = [len(c.encode(errors="replace")) for c in text]
     return [i for i, size in enumerate(sizes) for _ in range(size)] + [len(text)]
 
 
 def _read(root: Any, text: str, character: list[int]) -> nltk.Tree:
-    """A tree-sitter node with all below it; a loop, since programs may nest deeper than Python's stack."""
+    """Convert a tree-sitter node; without recursion, since programs may nest deeper than Python's stack."""
     top = nltk.Tree(root.type, [])
     stack = [(root, top)]
     while stack:

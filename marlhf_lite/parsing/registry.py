@@ -1,4 +1,4 @@
-"""Names of termination conditions, as options and config files use them, to rules."""
+"""Termination conditions by the names that options and config files give them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "python": PythonParser,
 }
 RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
-    "fixed": lambda how, seed: FixedNGram(math.inf if how.n == "inf" else _whole_numbers("n", [how.n])[0]),
-    "randomized": lambda how, seed: RandomizedNGram(_whole_numbers("lengths", how.lengths.split(",")), seed=seed),
-    "whole": lambda how, seed: Whole(),
-    "perplexity": lambda how, seed: Perplexity(how.perplexity_rule),
-    "sentence": lambda how, seed: Sentence(),
-    "parsing": lambda how, seed: Parsing(make_parser(how.parser), how.cutoff, how.inclusive),
+    "fixed": lambda config, seed: FixedNGram(math.inf if config.n == "inf" else _integers("n", [config.n])[0]),
+    "randomized": lambda config, seed: RandomizedNGram(_integers("lengths", config.lengths.split(",")), seed=seed),
+    "whole": lambda config, seed: Whole(),
+    "perplexity": lambda config, seed: Perplexity(config.perplexity_rule),
+    "sentence": lambda config, seed: Sentence(),
+    "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff, config.inclusive),
 }
 
 
-def make_rule(how: MacroConfig, seed: int = 0) -> TerminationRule:
-    """The rule that `how.termination` names.
+def make_rule(macro_config: MacroConfig, seed: int = 0) -> TerminationRule:
+    """Make the rule that `macro_config.termination` names.
 
     Raises `InputError` that names the option, for an unknown rule, a bad n or lengths, and for a parser whose package
     or model is missing.
     """
-    if how.termination not in RULES:
-        raise InputError(f"--termination {how.termination}: unknown: choose from {', '.join(RULES)}")
-    return RULES[how.termination](how, seed)
+    if macro_config.termination not in RULES:
+        raise InputError(f"--termination {macro_config.termination}: unknown: choose from {', '.join(RULES)}")
+    return RULES[macro_config.termination](macro_config, seed)
 
 
 @cache
 def make_parser(name: str) -> Parser:
-    """The parser of this name, one for the whole program: it may hold a model, processes and a cache."""
+    """Make the parser of this name, once for the whole program: it may hold a model and a cache."""
     if name not in PARSERS:
         raise InputError(f"--parser {name}: unknown: choose from {', '.join(PARSERS)}")
     return PARSERS[name]()
 
 
-def _whole_numbers(name: str, words: list[str]) -> tuple[int, ...]:
+def _integers(name: str, words: list[str]) -> tuple[int, ...]:
     try:
         numbers = tuple(int(word) for word in words)
     except ValueError:

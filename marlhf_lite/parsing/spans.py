@@ -1,63 +1,90 @@
-"""Tokens of one response on the characters of its text: which are whose, and where macro actions begin."""
+"""Tokens of a response on the characters of its text, and the tokens where macro actions begin."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+UNFINISHED = "\ufffd"  # what decoders write for bytes that are not a whole character
+PATIENCE = 8  # tokens to wait for the rest of a character
+
+
+class TokenText:
+    """Read token ids of one tokenizer (anything with ``decode(ids, skip_special_tokens=...)``) back into text.
+
+    The text is never tokenised again, since that may give other tokens than the sampled ones. Each token is decoded
+    together with the one before it, as decoders drop spaces and join word pieces by context; what it adds is its text.
+    Pairs of tokens are cached, so that a response costs about one look-up a token.
+    """
+
+    def __init__(self, tokenizer, cache: int = 65536):
+        self.tokenizer = tokenizer
+        self._decode = lru_cache(cache)(self._decode_now)
+
+    def __call__(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+        """Return `(text, spans)`: for each token its (start, end) in characters, in order and without gaps.
+
+        Special tokens have no text: start = end. Tokens that share a character have the same span.
+        """
+        text, spans, kept, done = "", [], 0, 0  # ids[kept:done] is the context of what comes next
+        for i in range(len(ids)):
+            joined = self._decode(tuple(ids[kept : i + 1]))
+            if joined.endswith(UNFINISHED) and i + 1 < len(ids) and i - done < PATIENCE:
+                continue
+            before = self._decode(tuple(ids[kept:done]))
+            added = joined[len(before) :] if joined.startswith(before) else self._decode(tuple(ids[done : i + 1]))
+            spans += [(len(text), len(text) + len(added))] * (i + 1 - done)
+            text += added
+            if added or i + 1 - kept > PATIENCE:  # a token without text is no context: keep the one before it
+                kept = done
+            done = i + 1
+        return text, spans
+
+    def _decode_now(self, ids: tuple[int, ...]) -> str:
+        if not ids:
+            return ""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 class ResponseTokens:
-    """Hands a response's tokens out from left to right, and keeps where macro actions begin.
-
-    Only tokens with text are numbered: 0, 1, 2, … by their first character. A stretch of text takes the tokens that
-    begin in it or in what lies before it and was not taken yet, so white space goes to what follows it, and a token
-    that straddles two stretches to the first.
-    """
+    """The tokens of one response. Only those with text are numbered: 0, 1, 2, … by their first character."""
 
     def __init__(self, text: str, spans: Sequence[tuple[int, int]]):
         self.text, self.count = text, len(spans)
-        self._index = [i for i, (a, b) in enumerate(spans) if a < b]
+        self._index = [i for i, (start, end) in enumerate(spans) if start < end]
         self._first = [spans[i][0] for i in self._index]
-        self._begins = [False] * len(self._index)
-        self._single = [False] * len(self._index)
-        self.taken = 0  # tokens handed out so far
 
     def before(self, character: int) -> int:
-        """How many tokens begin before this character."""
+        """Return how many tokens begin before this character: a token that straddles two words is the first one's."""
         return bisect_left(self._first, character)
 
-    def begin(self, token: int) -> None:
-        """A macro action begins at this token, if there is such a token."""
-        if token < len(self._begins):
-            self._begins[token] = True
+    def starts(self, pieces: Iterable[tuple[int, str]]) -> list[bool]:
+        """Return a flag for each token: does a macro action begin there?
 
-    def take(self, end: int) -> None:
-        """Hand out the tokens that begin before the character `end`."""
-        self.taken = max(self.taken, self.before(end))
+        Args:
+            pieces: neighbouring runs of numbered tokens from token 0 on, as `(end, kind)`. A run of kind `begin` is a
+                macro action, `join` belongs to the macro action before it, `single` has a macro action a token.
 
-    def take_singly(self, end: int) -> None:
-        """Hand them out with one macro action each."""
-        stop = max(self.taken, self.before(end))
-        self._begins[self.taken : stop] = self._single[self.taken : stop] = [True] * (stop - self.taken)
-        self.taken = stop
+        Tokens behind the last piece, and those without text, go with the token before them: alone where that one is
+        single, else into its macro action. Tokens before all text go with the first one that has text.
+        """
+        begins, single = [False] * len(self._index), [False] * len(self._index)
+        start = 0
+        for end, kind in pieces:
+            if kind == "single":
+                begins[start:end] = single[start:end] = [True] * (end - start)
+            elif kind == "begin" and start < len(begins):
+                begins[start] = True
+            start = end
+        alone = start > 0 and single[start - 1]
+        begins[start:] = single[start:] = [alone] * (len(begins) - start)
 
-    def bounds(self, ends: Sequence[int], end: int) -> list[int]:
-        """Tokens of neighbouring stretches that end at characters `ends`, the last at `end`: their first tokens, and
-        the end of the last one's."""
-        inner = [max(self.taken, self.before(e)) for e in ends[:-1]]
-        return [self.taken, *inner, max(self.taken, self.before(end))] if ends else [self.taken]
-
-    def starts(self) -> list[bool]:
-        """One flag a token. Tokens that nobody took, and those without text, go with the token before them: alone where
-        it stands alone, else into its macro action. Tokens before all text go with the first one that has text."""
-        left = len(self._single) - self.taken
-        alone = self.taken > 0 and self._single[self.taken - 1]
-        self._single[self.taken :] = self._begins[self.taken :] = [alone] * left
-        known = dict(zip(self._index, zip(self._begins, self._single, strict=True), strict=True))
-        flags, single = [], bool(self._single) and self._single[0]
+        numbered = dict(zip(self._index, zip(begins, single, strict=True), strict=True))
+        flags, alone = [], bool(single) and single[0]
         for i in range(self.count):
-            begins, single = known.get(i, (single, single))
-            flags.append(begins)
-        if self._index and not self._single[0]:
+            begin, alone = numbered.get(i, (alone, alone))
+            flags.append(begin)
+        if self._index and not single[0]:
             flags[self._index[0]] = False  # it joins what stands before all text; the first token begins in any case
         return flags

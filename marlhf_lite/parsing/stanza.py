@@ -1,30 +1,30 @@
-"""Trees of English sentences by stanza's neural parser, an optional extra. Its model is downloaded on first use."""
+"""Parse English with stanza's neural parser, an optional package; its model is downloaded once."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import nltk
 
-from marlhf_lite.parsing.base import Memo, ParsedSentence
-from marlhf_lite.parsing.trees import place_leaves
+from marlhf_lite.parsing.base import ParsedSentence, place_leaves
 from marlhf_lite.utils.errors import InputError
 
 
 class StanzaParser:
-    """Parses with a stanza pipeline; sentences are split by stanza too.
+    """Parse with a stanza pipeline, which also splits the sentences.
 
-    Raises InputError, when made, if the package or its model is missing.
+    Raises `InputError`, when made, if the package or its model is missing.
 
     Args:
         pipeline: a `stanza.Pipeline` with the processors tokenize, pos and constituency; None makes an English one.
     """
 
-    workers = 1  # stanza computes in torch, which lets other threads go on
+    background = True  # stanza computes in torch, which lets other threads go on
 
     def __init__(self, pipeline: Any = None, cache: int = 2048):
         self.pipeline = pipeline if pipeline is not None else _english()
-        self._parse = Memo(self._parse_text, cache)
+        self._parse = lru_cache(cache)(self._parse_text)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         return self._parse(text) if text.strip() else []
@@ -53,8 +53,8 @@ def _english() -> Any:
 
 
 def read_sentence(sentence: Any) -> ParsedSentence:
-    """A stanza sentence. Words that share a token without spans of their own (`don't`) divide its characters: the
-    first has them all, the others none."""
+    """Convert a stanza sentence. Of words that share a token without spans of their own (`don't`), the first gets all
+    characters and the others none."""
     spans: list[tuple[int, int]] = []
     for token in sentence.tokens:
         for place, word in enumerate(token.words):
@@ -70,5 +70,5 @@ def read_sentence(sentence: Any) -> ParsedSentence:
 
 
 def read_tree(tree: Any) -> nltk.Tree | str:
-    """stanza's tree (`label`, `children`; a leaf has none) as an `nltk.Tree`, its leaves as plain words."""
+    """Convert stanza's tree (`label`, `children`; a leaf has none) to an `nltk.Tree` with plain words as leaves."""
     return nltk.Tree(tree.label, [read_tree(c) for c in tree.children]) if tree.children else tree.label

@@ -1,7 +1,6 @@
-"""ζ by syntax: macro actions are phrases of the response (§3.2.1, Appendix B.4), or its sentences.
+"""Termination conditions that read the text: macro actions are phrases of the response (§3.2.1, B.4), or sentences.
 
-Unlike the rules in `macro`, these read the response's text; the tensors of a rollout are on any device, the text is
-handled on the CPU, one response at a time.
+The tensors of a rollout may be on any device; the text is handled on the CPU, one response at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from torch import Tensor
 
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.macro._checks import check_int, check_mask, check_tensor
-from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences
-from marlhf_lite.parsing.offsets import TokenText
-from marlhf_lite.parsing.sentences import split_sentences
-from marlhf_lite.parsing.spans import ResponseTokens
-from marlhf_lite.parsing.trees import cut, leaves
+from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
+from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
+
+FALLBACK_LIMIT = 0.5  # above this share of sentences without a tree, parsing is token-level PPO in disguise
 
 
 class _TextRule:
@@ -42,7 +40,7 @@ class _TextRule:
 
 
 def _segmentation(rows: Sequence[Sequence[bool]], mask: Tensor) -> MacroActions:
-    """From one flag a token, a row each as long as its response."""
+    """Make macro actions from one flag a token; each row is as long as its response."""
     width = mask.shape[1]
     padded = [[*row, *[False] * (width - len(row))] for row in rows]
     starts = torch.tensor(padded, dtype=torch.bool, device=mask.device).reshape(mask.shape)
@@ -59,112 +57,123 @@ class Sentence(_TextRule):
     def __call__(
         self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
     ) -> MacroActions:
-        return _segmentation([_sentence_starts(r) for r in self._responses(mask, token_ids, tokenizer)], mask)
+        rows = []
+        for response in self._responses(mask, token_ids, tokenizer):
+            ends = [response.before(end) for _, end in split_sentences(response.text)]
+            rows.append(response.starts((end, "begin") for end in ends))
+        return _segmentation(rows, mask)
 
     def __repr__(self) -> str:
         return "Sentence()"
 
 
-def _sentence_starts(response: ResponseTokens) -> list[bool]:
-    for _, end in split_sentences(response.text):
-        response.begin(response.taken)
-        response.take(end)
-    return response.starts()
-
-
 class Parsing(_TextRule):
     """Phrases of at most so many tokens, from the constituency trees of a response's sentences, depth-first.
 
-    A node with fewer than ``cutoff`` model tokens is one macro action (``inclusive``: at most ``cutoff``, as §3.2.1 has
-    it); of a larger one, the children are visited. A node with a single leaf (a word or mark, however many tokens)
+    A node with fewer than ``cutoff`` model tokens is one macro action (``inclusive``: at most ``cutoff``, as in
+    §3.2.1); of a larger one, the children are visited. A node with a single leaf (a word or mark, however many tokens)
     joins the macro action before it, so that punctuation never stands alone; the first of a response begins one.
 
     A token belongs to the first leaf that it has a character of, white space to the leaf behind it. Tokens without
-    text, such as EOS, are in no tree: they are not counted, and join the macro action before them. A sentence without a
-    tree falls back to one macro action a token (and so does what follows it without a text); so a response without any
-    tree is cut as token-level PPO cuts it.
+    text, such as EOS, are in no tree: they are not counted, and join the macro action before them. A sentence without
+    a tree falls back to one macro action a token; the share of such sentences is `fallback_rate`.
 
     Args:
         parser: see `Parser`; `GrammarParser`, `LinkGrammarParser`, `StanzaParser`, `PythonParser`, or any function from
             a text to `ParsedSentence`s.
-        workers: threads that parse while the models score (see `prepare`); None takes what the parser asks for, which
-            is none where parsing is cheap. 0 parses when the rule is called.
+        background: parse in a thread while the models score (see `prepare`); None does so where the parser asks for it.
     """
 
-    def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False, workers: int | None = None):
+    def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False, background: bool | None = None):
         super().__init__()
         check_int("cutoff", cutoff, least=1)
         if not callable(parser):
             raise InputError(f"parser: expected a function from text to parsed sentences, got {type(parser).__name__}")
-        workers = getattr(parser, "workers", 0) if workers is None else workers
-        check_int("workers", workers, least=0)
-        self.parser, self.cutoff, self.inclusive, self.workers = parser, cutoff, bool(inclusive), workers
-        self._pool = ThreadPoolExecutor(workers, "parser") if workers else None  # starts its threads when needed
-        self._begun: dict[str, Future] = {}
+        background = getattr(parser, "background", False) if background is None else background
+        self.parser, self.cutoff, self.inclusive = parser, cutoff, bool(inclusive)
+        self._pool = ThreadPoolExecutor(1, "parser") if background else None
+        self._begun: tuple[list[str], Future] | None = None
         self._metrics: dict[str, float] = {}
 
     def __call__(
         self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
     ) -> MacroActions:
         responses = self._responses(mask, token_ids, tokenizer)
-        if self._pool:
-            self._begin(responses)
-        rows, sentences, fallbacks, seconds = [], 0, 0, 0.0
+        texts = [response.text for response in responses]
+        if self._begun and self._begun[0] == texts:
+            parsed, seconds = self._begun[1].result()
+        else:
+            parsed, seconds = self._parse(texts)
+        self._begun = None
+        rows, sentences = [], []
         for i, response in enumerate(responses):
-            parsed, spent = self._parsed(response.text)
-            check_sentences(parsed, response.text, f"response {i}")
-            parsed = list(_with_gaps(parsed, response.text))
-            rows.append(self._starts(response, parsed))
-            sentences, seconds = sentences + len(parsed), seconds + spent
-            fallbacks += sum(s.tree is None for s in parsed)
-        self._begun = {}
-        milliseconds = 1e3 * seconds / max(len(responses), 1)
-        self._metrics = {"fallback_rate": fallbacks / max(sentences, 1), "parse_milliseconds": milliseconds}
+            check_sentences(parsed[response.text], response.text, f"response {i}")
+            found = list(_with_gaps(parsed[response.text], response.text))
+            # Without any text every token stands alone, as in token-level PPO.
+            rows.append(response.starts(self._pieces(response, found)) if found else [True] * response.count)
+            sentences += found
+        fallbacks = sum(sentence.tree is None for sentence in sentences)
+        self._metrics = {
+            "fallback_rate": fallbacks / max(len(sentences), 1),
+            "parse_milliseconds": 1e3 * seconds / max(len(responses), 1),
+        }
         return _segmentation(rows, mask)
 
     def prepare(self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any) -> None:
-        """Begin parsing these responses in the background, if there are workers; the next call of the rule collects."""
+        """Begin to parse these responses in the background, if that is on; the next call of the rule collects."""
         if self._pool:
-            self._begin(self._responses(mask, token_ids, tokenizer))
+            texts = [response.text for response in self._responses(mask, token_ids, tokenizer)]
+            self._begun = texts, self._pool.submit(self._parse, texts)
 
     def metrics(self) -> dict[str, float]:
-        """Of the last call: the share of sentences that fell back, and the parser's milliseconds per response."""
+        """Return the share of sentences that fell back, and the parser's milliseconds a response, of the last call."""
         return dict(self._metrics)
+
+    @property
+    def fallback_rate(self) -> float:
+        """The share of sentences without a tree in the last call, from 0 to 1; each is cut at every token."""
+        return self._metrics.get("fallback_rate", 0.0)
+
+    def check_fallbacks(self, limit: float = FALLBACK_LIMIT) -> None:
+        """Raise `InputError` where more than `limit` of the last call's sentences had no tree."""
+        if self.fallback_rate > limit:
+            raise InputError(
+                f"--termination parsing: {self.parser!r} found no tree for {self.fallback_rate:.0%} of the sentences, "
+                "so that most macro actions are single tokens: take --parser link or stanza for English, python for "
+                "programs, or another --termination"
+            )
 
     def __repr__(self) -> str:
         return f"Parsing({self.parser!r}, cutoff={self.cutoff}, inclusive={self.inclusive})"
 
-    def _begin(self, responses: list[ResponseTokens]) -> None:
-        texts = dict.fromkeys(r.text for r in responses)
-        self._begun = {t: self._begun.get(t) or self._pool.submit(_timed, self.parser, t) for t in texts}
+    def _parse(self, texts: Sequence[str]) -> tuple[dict[str, list[ParsedSentence]], float]:
+        """Parse each different text once; return the sentences by text, and the seconds that it took."""
+        start = time.perf_counter()
+        texts = list(dict.fromkeys(texts))
+        if hasattr(self.parser, "prepare"):
+            self.parser.prepare(texts)
+        return {text: list(self.parser(text)) for text in texts}, time.perf_counter() - start
 
-    def _parsed(self, text: str) -> tuple[list[ParsedSentence], float]:
-        return self._begun[text].result() if self._pool else _timed(self.parser, text)
-
-    def _starts(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> list[bool]:
-        """Is each token the first of a macro action?"""
-        if not sentences:
-            return [True] * response.count
-        most = self.cutoff if self.inclusive else self.cutoff - 1
+    def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
+        """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""
+        most, done = self.cutoff if self.inclusive else self.cutoff - 1, 0
         for sentence in sentences:
+            end = max(done, response.before(sentence.end))
             if sentence.tree is None:
-                response.take_singly(sentence.end)
-                continue
-            bounds = response.bounds([sentence.start + leaf.end for leaf in leaves(sentence.tree)], sentence.end)
-            for first, last, joins in cut(sentence.tree, bounds, most):
-                if first < last and not joins:  # the first token of all begins one whatever it is
-                    response.begin(first)
-            response.take(sentence.end)
-        return response.starts()
-
-
-def _timed(parser: Parser, text: str) -> tuple[list[ParsedSentence], float]:
-    start = time.perf_counter()
-    return list(parser(text)), time.perf_counter() - start
+                yield end, "single"
+            else:
+                inner = [response.before(sentence.start + leaf.end) for leaf in leaves(sentence.tree)]
+                bounds = [done, *(max(done, bound) for bound in inner[:-1]), end]
+                for stop, single_leaf in cut(sentence.tree, bounds, most):
+                    if done < stop:
+                        yield stop, "join" if single_leaf else "begin"
+                    done = stop
+                yield end, "join"
+            done = end
 
 
 def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[ParsedSentence]:
-    """The sentences, and between them text that is in none as sentences without a tree."""
+    """Yield the sentences, and text between them that is in none as sentences without a tree."""
     last = 0
     for sentence in [*sentences, ParsedSentence(len(text), len(text), None)]:
         if between := text[last : sentence.start].rstrip():
