@@ -7,7 +7,7 @@ import pytest
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.compare import compare, comparison_table, read_answers
-from marlhf_lite.evaluation.judges.command import find_answers
+from marlhf_lite.evaluation.judges import find_answers
 from marlhf_lite.evaluation.responses import Store, first_samples, prompt_ids, write_rows
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.utils.errors import InputError
@@ -96,7 +96,7 @@ def test_a_run_at_several_temperatures_names_each_once(write):
     assert {row["method"] for row in read_answers(path)} == {"SFT"}
     assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
     assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
-    assert {row["method"] for row in find_answers(str(path.parent))} == {"SFT T=0.0", "SFT T=0.8"}
+    assert {row["method"] for row in find_answers(str(path.parent))[0]} == {"SFT T=0.0", "SFT T=0.8"}
 
 
 def test_old_and_new_answers_meet_by_their_prompts(write):

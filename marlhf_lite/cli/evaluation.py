@@ -51,18 +51,10 @@ def _compare(options: SimpleNamespace) -> None:
 
 
 def _judge(options: SimpleNamespace) -> None:
-    from marlhf_lite.evaluation.judges.command import run_judge
+    from marlhf_lite.evaluation.judges import run_judge
 
     if os.environ.get("RANK", "0") == "0":  # nothing is paid for once a process
-        run_judge(
-            options.judge,
-            options.endpoint,
-            seed=options.run.seed,
-            model=options.model,
-            data=options.data,
-            inputs=options.inputs,
-        )
-    options.run.output_dir = options.judge.judge_folder  # where the records are
+        run_judge(options)
 
 
 def _study(options: SimpleNamespace) -> None:
@@ -92,10 +84,10 @@ EVALUATION = {
         "marlhf compare --answers runs/a,runs/b --baseline SFT",
     ),
     "judge": Command(
-        "Win rates by a judge: gold, rm, an endpoint, a local model, or you (--human).",
-        (*SHARED, "inputs", "judge", "endpoint"),
+        "Win rates by a judge: gold, rm, an endpoint, a local model, or you.",
+        ("judge", "endpoint", "rm_input", "model", "length", "seed"),
         _judge,
-        "marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --human",
+        "marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human",
     ),
     "study": Command(
         "A grid of methods and seeds: what is not done runs, then the table and figures.",

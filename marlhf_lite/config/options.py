@@ -43,11 +43,17 @@ class Checked:
 
 
 @dataclass
-class OutputConfig(Checked):
+class SeedConfig(Checked):
+    """Random seed."""
+
+    seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
+
+
+@dataclass
+class OutputConfig(SeedConfig):
     """Output folder and random seed."""
 
     output_dir: str = option("", "Folder for everything that the command writes. Default: runs/<command>-<time>.")
-    seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
 
 
 @dataclass
@@ -115,10 +121,15 @@ class SFTInputConfig(Checked):
 
 
 @dataclass
-class InputConfig(SFTInputConfig):
-    """Models that earlier stages made."""
+class RMInputConfig(Checked):
+    """The reward model that the command uses."""
 
     rm: str = option("", "Folder of the reward model's adapter, or of the run that made it.")
+
+
+@dataclass
+class InputConfig(RMInputConfig, SFTInputConfig):
+    """Models that earlier stages made."""
 
 
 @dataclass
@@ -389,55 +400,41 @@ class CompareConfig(Checked):
 
 @dataclass
 class JudgeConfig(Checked):
-    """Which judge compares which answers, and its limits."""
+    """The judge, and the answers that it compares."""
 
-    judge: Literal["gold", "rm", "endpoint", "local", "human"] = option(
-        "gold",
-        "gold (embedded task), rm (--rm), endpoint (OpenAI-compatible), local (--model reads A against B), human.",
+    judge: Literal["auto", "gold", "rm", "endpoint", "local", "human"] = option(
+        "auto",
+        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible), "
+        "local (--model), human; auto is gold where the answers have gold scores, else rm.",
     )
-    human: bool = option(False, "The same as --judge human: you compare, side by side and blind.")
     judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
-    judge_methods: str = option("", "The two methods to compare, comma-separated, as the answers name them.")
-    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "What is judged by (section 4.1, Appendix F).")
-    judge_order: Literal["random", "both"] = option(
-        "random", "Which response is shown first: random, by --seed; or both orders, two verdicts a pair."
+    judge_methods: str = option(
+        "", "Two methods, comma-separated; NAME T=0.4 for another temperature than that of training."
     )
-    judge_size: int | None = option(None, "Compare this many pairs, drawn by --seed. Default: all. Paper: 50.", least=1)
-    judge_folder: str = option("runs/judging", "Where verdicts are kept; what is there is never asked again.")
-    judge_batch_size: int = option(16, "Pairs per forward pass, for rm and local.", least=1)
-    judge_tie_margin: float = option(0.0, "Scores no further apart than this are a tie, for gold and rm.", least=0)
-    annotator: str = option("annotator-1", "Who compares, for human; each name has verdicts of its own.")
+    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
+    judge_order: Literal["random", "both"] = option(
+        "random", "Order of the two responses: random, by --seed; or both orders, two judgments a pair."
+    )
+    judge_size: int | None = option(None, "Number of pairs, drawn by --seed. Default: all. Paper: 50.", least=1)
+    judge_folder: str = option("runs/judging", "Folder of the judgments; a stored judgment is never asked for again.")
 
 
 @dataclass
 class EndpointConfig(Checked):
-    """An OpenAI-compatible endpoint as judge: where it is, how it is asked, what it may cost."""
+    """An OpenAI-compatible endpoint as judge."""
 
     judge_url: str = option("https://api.openai.com/v1", "Base URL of the endpoint, without /chat/completions.")
-    judge_model: str = option("", "The model's name at the endpoint.")
+    judge_model: str = option("", "Name of the model at the endpoint.")
     judge_key_env: str = option(
         "OPENAI_API_KEY", "Environment variable that holds the key; an empty name for an endpoint without keys."
     )
-    judge_temperature: float = option(0.0, "Of the judge's sampling.", least=0)
-    judge_max_tokens: int = option(400, "A verdict is cut here, and is then malformed.", least=1)
-    judge_request: str = option(
-        "", "More fields of the request, as a JSON object; null leaves a field out, such as temperature or max_tokens."
+    judge_temperature: float = option(0.0, "Sampling temperature of the endpoint.", least=0)
+    judge_max_tokens: int = option(
+        400, "Longest verdict, in tokens (a longer one is malformed); 0 leaves the field out of the request.", least=0
     )
-    judge_instructions: Literal["system", "user"] = option(
-        "system", "Which message holds the instructions: user for models without a system message."
-    )
-    judge_workers: int = option(4, "Requests at the same time.", least=1, most=256)
-    judge_rpm: float = option(0.0, "Requests a minute at most; 0 is no limit.", least=0)
-    judge_timeout: float = option(60.0, "Seconds to wait for a verdict.", above=0)
-    judge_retries: int = option(5, "Tries after the first, on 429, 5xx, time-outs and cut answers.", least=0)
-    judge_backoff: float = option(1.0, "Seconds before the second try; doubles with each, with jitter.", least=0)
-    judge_patience: float = option(
-        120.0, "Longest wait between tries, in seconds; an endpoint that asks for more ends the run.", least=0
-    )
-    judge_token_limit: int = option(0, "Tokens this run may use, prompts and verdicts; 0 is no limit.", least=0)
-    judge_cost_limit: float = option(0.0, "What this run may cost, in the prices' currency; 0 is no limit.", least=0)
-    judge_price_in: float = option(0.0, "Price of a million prompt tokens.", least=0)
-    judge_price_out: float = option(0.0, "Price of a million tokens of verdicts.", least=0)
+    judge_workers: int = option(4, "Number of requests at the same time.", least=1, most=256)
+    judge_retries: int = option(5, "Retries of a request, on 408, 409, 429, 5xx and broken connections.", least=0)
+    judge_token_limit: int = option(0, "Most tokens of a run, prompts and verdicts; 0 is no limit.", least=0)
 
 
 # Using a policy, memory, studies
@@ -484,11 +481,14 @@ class StudyConfig(Checked):
 
 
 GROUPS: dict[str, type[Checked]] = {
+    "seed": SeedConfig,
     "output": OutputConfig,
     "run": RunConfig,
     "model": ModelConfig,
+    "length": LengthConfig,
     "data": DataConfig,
     "sft_input": SFTInputConfig,
+    "rm_input": RMInputConfig,
     "inputs": InputConfig,
     "reward": RewardConfig,
     "trainer": TrainerConfig,

@@ -1,0 +1,369 @@
+"""Comparisons of two methods' responses, and the judgments of a judge on them (paper, section 4.1, Appendix F).
+
+`make_pairs` pairs stored answers, `judge_pairs` asks a judge and stores what it says, `combine` and `summary` count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from marlhf_lite.evaluation.responses import prompt_ids
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import append_lines, read_lines
+
+VALID = ("first", "second", "tie")
+WINNERS = (*VALID, "malformed", "skipped")
+IDENTICAL = "the two responses are the same text"
+GIVE_UP = 3  # comparisons in a row without a judgment that end a run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Responses of two methods to one prompt."""
+
+    id: str
+    prompt: str
+    first: str
+    second: str
+    methods: tuple[str, str] = ("first", "second")  # who wrote them; no judge sees these
+    shown: str = "first"  # the response that the judge sees as A; "none" for a judge to whom order means nothing
+
+    @property
+    def sides(self) -> dict[str, str]:
+        """A and B to first and second."""
+        return {"A": "second", "B": "first"} if self.shown == "second" else {"A": "first", "B": "second"}
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Prompt, response A and response B."""
+        return self.prompt, getattr(self, self.sides["A"]), getattr(self, self.sides["B"])
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """What a judge says about responses A and B."""
+
+    winner: str  # A, B, tie, malformed (no verdict in the judge's text) or skipped
+    scores: dict | None = None  # {"A": {criterion: number}, "B": {criterion: number}}
+    raw: str = ""  # what the judge wrote, or why there is no verdict
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:
+    """Pair the answers of two methods (dicts with prompt, method, response and perhaps id), in the order of the first.
+
+    Raises `InputError` for an unknown method, and for methods that did not answer the same prompts once each.
+    """
+    if first == second:
+        raise InputError(f"--judge_methods: {first} twice: give two different methods")
+    answers = []
+    for method in (first, second):
+        mine = [row for row in rows if row["method"] == method]
+        if not mine:
+            there = ", ".join(dict.fromkeys(row["method"] for row in rows))
+            raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
+        ids = [row.get("id") for row in mine]
+        ids = prompt_ids([row["prompt"] for row in mine]) if None in ids else map(str, ids)
+        answers.append(dict(zip(ids, mine, strict=True)))
+        if len(answers[-1]) < len(mine):
+            raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
+    one, other = answers
+    prompts = [{key: row["prompt"] for key, row in mine.items()} for mine in answers]
+    if different := dict(prompts[0].items() ^ prompts[1].items()):
+        text = textwrap.shorten(next(iter(different.values())), 60, placeholder=" ...")
+        raise InputError(
+            f"answers: {first} and {second} answer different prompts ({len(different)}, such as {text!r}): "
+            "give answers to the same prompts"
+        )
+    return [
+        Comparison(key, row["prompt"], row["response"], other[key]["response"], (first, second))
+        for key, row in one.items()
+    ]
+
+
+def draw_pairs(pairs: Sequence[Comparison], size: int | None, seed: int = 0) -> list[Comparison]:
+    """`size` of the pairs, drawn by `seed`, in their order; all where `size` is None or more than there are."""
+    chosen = random.Random(seed).sample(range(len(pairs)), min(size or len(pairs), len(pairs)))
+    return [pairs[i] for i in sorted(chosen)]
+
+
+# Asking, and what is stored
+
+
+class Judge:
+    """A judge is called with a prompt and responses A and B, never with the methods' names; it gives a `Judgment`.
+
+    Subclasses set: `name`, which names the file; `identity`, all that a judgment depends on besides the texts, without
+    secrets (empty: judgments are never reused); `ordered`, whether it sees one response before the other; `seed_name`,
+    from which orders are drawn besides the seed; `workers`, the number of threads that may call it at the same time.
+    """
+
+    name, criteria, identity, seed_name = "judge", "", "", ""
+    ordered, workers, progress_bar = True, 1, True
+
+    def prepare(self, comparisons: Sequence[Comparison]) -> None:
+        """Called once before the first comparison is judged. Raises `InputError` if the judge cannot work."""
+
+    def __call__(self, prompt: str, a: str, b: str) -> Judgment:
+        """Raises `InputError` to end the run, `StopJudging` to leave it for later, `NotJudged` for this one alone."""
+        raise NotImplementedError
+
+
+class StopJudging(Exception):
+    """The judge stops here; its judgments so far count."""
+
+
+class NotJudged(Exception):
+    """The judge could not be asked about this comparison; the next run asks again."""
+
+
+def judge_pairs(
+    judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: str = "random", seed: int = 0
+) -> list[dict]:
+    """Ask a judge about every pair.
+
+    Each judgment is written when it arrives, and a stored one is not asked for again: an interrupted run goes on, a
+    repeated one costs nothing. Two responses of the same text are a tie without asking.
+
+    Args:
+        pairs: from `make_pairs`; their ids differ.
+        folder: holds one file of judgments for each judge, NAME.jsonl.
+        order: `random` shows one of the two responses first, drawn from `seed` and the pair's id; `both` asks in both
+            orders. A judge that sees no order is asked once.
+
+    Returns:
+        One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
+        shown first), criteria, scores, raw, prompt_tokens, completion_tokens. `combine` and `summary` read them. Pairs
+        that a person who stopped early has not reached are missing.
+
+    Raises:
+        InputError: bad arguments, or a judge that cannot go on; judgments until then are kept.
+    """
+    store = JudgmentStore(judge, pairs, folder, order, seed)
+    waiting = store.waiting()
+    if waiting:
+        judge.prepare(waiting)
+        with suppress(StopJudging):
+            _ask(store, waiting)
+    return store.rows()
+
+
+def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
+    judge, stopped, failures = store.judge, threading.Event(), []
+
+    def ask(comparison: Comparison) -> None:
+        if stopped.is_set():
+            return
+        try:
+            store.add(comparison, judge(*comparison.texts))
+            failures.clear()
+        except NotJudged as error:
+            store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
+            failures.append(error)
+            if len(failures) >= min(GIVE_UP, len(waiting)):
+                stopped.set()
+                what = f"{len(failures)} comparisons in a row were not judged ({error})"
+                raise InputError(f"{judge.name}: {what}: judgments so far are kept, run it again to go on") from None
+        except BaseException:
+            stopped.set()  # at once: this thread would take the next comparison before the main thread hears of it
+            raise
+
+    # The first request is sent alone: if it is refused, no other is sent.
+    alone = waiting if judge.workers == 1 else waiting[:1]
+    bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
+    with bar, ThreadPoolExecutor(judge.workers) as pool:
+        for comparison in alone:
+            ask(comparison)
+            bar.update()
+        futures = [pool.submit(ask, comparison) for comparison in waiting[len(alone) :]]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                bar.update()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)  # waits for requests under way: they are paid for
+
+
+class JudgmentStore:
+    """A judge's judgments on some comparisons, those of earlier runs included; `path` is their file.
+
+    A judgment is found again by a hash of the judge's identity and the texts in the order shown: ids and names of
+    methods may change. Arguments and errors are those of `judge_pairs`.
+    """
+
+    def __init__(
+        self, judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: str = "random", seed: int = 0
+    ):
+        if order not in ("random", "both"):
+            raise InputError(f"order {order!r}: choose from random, both")
+        if not pairs or len({pair.id for pair in pairs}) < len(pairs):
+            raise InputError(f"{len(pairs)} pairs: give at least one, and each an id of its own")
+        self.judge, self._lock = judge, threading.Lock()
+        self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
+        self.stored = {row["key"]: row for row in read_judgments(self.path)}
+        self.done = dict(self.stored) if judge.identity else {}
+        self.comparisons = {}
+        for pair in pairs:
+            for shown in self._orders(pair, order, seed):
+                comparison = replace(pair, shown=shown)
+                key = self.comparisons[comparison] = self._key(comparison)
+                if pair.first == pair.second:
+                    self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
+
+    def waiting(self) -> list[Comparison]:
+        """Comparisons without a judgment; of those with the same texts only one."""
+        return list({key: comparison for comparison, key in self.comparisons.items() if key not in self.done}.values())
+
+    def add(self, comparison: Comparison, judgment: Judgment, write: bool = True) -> None:
+        """Take a judgment in, and write it at once."""
+        row = self._row(comparison, judgment)
+        with self._lock:
+            self.done[row["key"]] = row
+            if write and self.stored.get(row["key"]) != row:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                append_lines(self.path, [row])
+                self.stored[row["key"]] = row
+
+    def rows(self) -> list[dict]:
+        """One row for each comparison that has a judgment; see `judge_pairs`."""
+        return [
+            self.done[key] | {"pair": comparison.id, "methods": list(comparison.methods)}
+            for comparison, key in self.comparisons.items()
+            if key in self.done
+        ]
+
+    def _orders(self, pair: Comparison, order: str, seed: int) -> tuple[str, ...]:
+        if not self.judge.ordered or pair.first == pair.second:
+            return ("none",)
+        if order == "both":
+            return ("first", "second")
+        return (random.Random(ascii((seed, self.judge.seed_name, pair.id))).choice(("first", "second")),)
+
+    def _key(self, comparison: Comparison) -> str:
+        texts = [comparison.prompt, comparison.first, comparison.second, comparison.shown]
+        return hashlib.sha256(json.dumps([self.judge.identity, *texts]).encode()).hexdigest()
+
+    def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
+        sides, row = comparison.sides, {"key": self._key(comparison), "pair": comparison.id, "judge": self.judge.name}
+        row |= {"methods": list(comparison.methods), "shown": comparison.shown, "criteria": self.judge.criteria}
+        row |= asdict(judgment) | {"winner": sides.get(judgment.winner, judgment.winner)}
+        if judgment.scores is not None:
+            row["scores"] = {sides[side]: judgment.scores[side] for side in "AB"}
+        return row
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file."""
+    return re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "judge"
+
+
+def read_judgments(path: str | Path) -> list[dict]:
+    """The judgments in a judge's file, the last one of each comparison; rows as `judge_pairs` returns them.
+
+    Raises `InputError` for a line that is not a judgment.
+    """
+    rows = read_lines(Path(path).expanduser())
+    for number, row in enumerate(rows, 1):
+        if not {"key", "pair", "judge", "shown", "scores"} <= row.keys() or row.get("winner") not in WINNERS:
+            raise InputError(f"{path}, line {number}: not a judgment: correct or delete the line")
+    return list({row["key"]: row for row in rows}.values())
+
+
+# Counts
+
+
+def combine(rows: Sequence[Mapping]) -> list[dict]:
+    """One row for each pair, from one order or from both.
+
+    Of two judgments on a pair, in the two orders: skipped if one is skipped, else malformed if one is malformed, else
+    the winner that both name; where they disagree, or one is a tie, a tie. A judge whose scores are log-probabilities
+    (`logprob`) decides by their mean over both orders instead. Scores are averaged.
+
+    Raises `InputError` for judgments of several judges, and for a pair that has two in one order.
+    """
+    if len({row["judge"] for row in rows}) > 1:
+        raise InputError("judgments: of several judges: combine one judge's at a time")
+    combined = []
+    for group in _by_pair(rows):
+        winners, scores = {row["winner"] for row in group}, _mean_scores(group)
+        if scores and "logprob" in scores["first"] and winners <= set(VALID):
+            first, second = scores["first"]["logprob"], scores["second"]["logprob"]
+            winners = {"tie" if first == second else "first" if first > second else "second"}
+        faults = [fault for fault in ("skipped", "malformed") if fault in winners]
+        winner = faults[0] if faults else winners.pop() if len(winners) == 1 else "tie"
+        shown = "both" if len(group) == 2 else group[0]["shown"]
+        combined.append(dict(group[0]) | {"winner": winner, "shown": shown, "scores": scores})
+    return combined
+
+
+def summary(rows: Sequence[Mapping]) -> dict:
+    """Count judgments over pairs: win, lose and tie of the first method (together `judged`), malformed, skipped.
+
+    `identical`: pairs of the same text, which are ties. `position`: `first_shown_share`, of all judgments that name a
+    winner, the share that names the response shown first (0.5 without bias, None without an order), and with both
+    orders `consistency`, the share of pairs where both name the same response. `scores`: the mean of each criterion
+    over judged pairs. `prompt_tokens`, `completion_tokens`: sums over all judgments.
+    """
+    pairs = combine(rows)
+    count = Counter(row["winner"] for row in pairs)
+    decided = [row for row in rows if row["shown"] != "none" and row["winner"] in ("first", "second")]
+    twice = [group for group in _by_pair(rows) if len(group) == 2 and all(row["winner"] in VALID for row in group)]
+    return {
+        "judge": rows[0]["judge"] if rows else "",
+        "methods": rows[0]["methods"] if rows else [],
+        "pairs": len(pairs),
+        "judged": sum(count[name] for name in VALID),
+        "win": count["first"],
+        "lose": count["second"],
+        **{name: count[name] for name in ("tie", "malformed", "skipped")},
+        "identical": sum(row["raw"] == IDENTICAL for row in pairs),
+        "position": {
+            "decided": len(decided),
+            "first_shown_share": _mean([row["winner"] == row["shown"] for row in decided]),
+            "both_orders": len(twice),
+            "consistency": _mean([one["winner"] == other["winner"] for one, other in twice]),
+        },
+        "scores": _mean_scores([row for row in pairs if row["winner"] in VALID]),
+        **{name: sum(row[name] for row in rows) for name in ("prompt_tokens", "completion_tokens")},
+    }
+
+
+def _by_pair(rows: Sequence[Mapping]) -> list[list[Mapping]]:
+    groups: dict[str, list[Mapping]] = {}
+    for row in rows:
+        groups.setdefault(row["pair"], []).append(row)
+    for pair, group in groups.items():
+        if len(group) > 2 or len({row["shown"] for row in group}) < len(group):
+            raise InputError(f"judgments: pair {pair} has two in one order: give each once")
+    return list(groups.values())
+
+
+def _mean_scores(rows: Sequence[Mapping]) -> dict | None:
+    scores = [row["scores"] for row in rows if row["scores"]]
+    return (
+        {
+            side: {name: _mean([score[side][name] for score in scores]) for name in scores[0]["first"]}
+            for side in ("first", "second")
+        }
+        if scores
+        else None
+    )
+
+
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
