@@ -23,6 +23,8 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 
+mpl.use("Agg")  # no window, whatever the machine has
+
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
 

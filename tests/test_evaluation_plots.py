@@ -1,9 +1,5 @@
 """The numbers that the figures of evaluation show, and that every figure is labelled, captioned and in place."""
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-
 import numpy as np
 import pytest
 from conftest import find

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from figure_checks import unlabelled
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.plotting import explorer as module
-from marlhf_lite.plotting.explorer import Explorer, explore, headless
+from marlhf_lite.plotting.explorer import explore, headless, rule_figure
 from marlhf_lite.utils.errors import InputError
 
 pytest.importorskip("ipywidgets")
@@ -36,103 +38,102 @@ def tokenizer():
 
 
 @pytest.fixture
-def tool(tokenizer):
-    yield Explorer(tokenizer, TEXTS, ramp, zigzag)
+def draw(tokenizer):
+    """A function of the options of macro actions that gives the figure of a text."""
+    yield lambda seed=0, text=TEXTS["one"], **how: rule_figure(
+        tokenizer, text, MacroConfig(**how), seed, ramp, zigzag, "value"
+    )
     plt.close("all")
 
 
-def choose(tool, **choices):
-    for name, value in choices.items():
-        tool.controls[name].value = value
-    return tool.view()
+def spans(figure):
+    """(start, end) of the macro actions, as they are drawn over the values."""
+    found = [line.get_xdata() for line in figure.axes[1].lines[1:]]
+    return [(round(a + 0.45), round(b + 0.55)) for a, b in found]
 
 
-def test_picking_a_text_fills_it_in_and_redraws(tool):
-    before = tool.output.value
-    tool.controls["pick"].value = TEXTS["two"]
-    assert tool.controls["text"].value == TEXTS["two"] and tool.output.value != before
-    assert "".join(tool.view().pieces) == TEXTS["two"] + "<eos>"
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"n": "3"}, FixedNGram(3)),
+        ({"n": "inf"}, Whole()),
+        ({"termination": "randomized", "lengths": "1,4", "seed": 7}, RandomizedNGram((1, 4), 3, 7)),
+        ({"termination": "whole"}, Whole()),
+        ({"termination": "sentence"}, Whole()),
+        ({"termination": "parsing", "cutoff": 40}, Whole()),
+    ],
+)
+def test_rules_and_their_parameters(draw, tokenizer, options, rule):
+    figure, count = draw(**options), len(tokenizer.tokenize(TEXTS["one"])) + 1
+    macro = rule(torch.ones(1, count, dtype=torch.bool))
+    assert spans(figure) == macro.spans()[0]
+    assert f"{len(spans(figure))} macro actions of {count} tokens" in figure.axes[1].get_title(loc="left")
+    assert len([box for box in figure.axes[0].patches if box.get_gid() == "macro action"]) >= len(spans(figure))
+    assert not unlabelled(figure) and not plt.get_fignums(), "shown once, by whoever returns it"
 
 
-def test_rules_and_their_parameters(tool):
-    count = len(tool.view().pieces)
-    mask = torch.ones(1, count, dtype=torch.bool)
-    for choices, expected in (
-        ({"rule": "fixed", "n": 3}, FixedNGram(3)(mask)),
-        ({"n": 33}, Whole()(mask)),
-        ({"rule": "randomized", "lengths": "1,4", "seed": 7}, RandomizedNGram((1, 4), 3, 7)(mask)),
-        ({"rule": "whole"}, Whole()(mask)),
-        ({"rule": "sentence"}, Whole()(mask)),
-    ):
-        assert torch.equal(choose(tool, **choices).macro.ids, expected.ids), choices
-    few = choose(tool, rule="parsing", cutoff=40).macro
-    assert few.lengths.tolist() == [[count]]
-    assert choose(tool, cutoff=8).macro.mask.sum() > 1
-    assert choose(tool, rule="perplexity", perplexity_rule="token").macro.mask.sum() > 1
-
-
-def test_only_the_parameters_of_the_rule_are_shown(tool):
-    for rule, shown in (("fixed", {"n"}), ("parsing", {"parser", "cutoff", "inclusive"}), ("whole", set())):
-        tool.controls["rule"].value = rule
-        hidden = {name for name, control in tool.controls.items() if control.layout.display == "none"}
-        every = {"n", "lengths", "seed", "perplexity_rule", "parser", "cutoff", "inclusive"}
-        assert every - hidden == shown
+@pytest.mark.parametrize("options", [{"termination": "parsing", "cutoff": 8}, {"termination": "perplexity"}])
+def test_rules_that_read_the_text_or_its_log_probabilities_cut_it(draw, options):
+    assert len(spans(draw(**options))) > 1
 
 
 @pytest.mark.parametrize("sigma", ["equal", "unit", "position", "position_reversed"])
-def test_values_are_pooled_by_sigma(tool, sigma):
-    view = choose(tool, sigma=sigma)
-    assert torch.equal(view.pooled, macro_values(view.values[None], view.macro, sigma)[0])
+def test_values_are_pooled_by_sigma(draw, sigma):
+    tokens, *lines = draw(n="4", sigma=sigma).axes[1].lines
+    values = torch.tensor(tokens.get_ydata())[None]
+    macro = FixedNGram(4)(torch.ones_like(values, dtype=torch.bool))
+    assert [line.get_ydata()[0] for line in lines] == pytest.approx(macro_values(values, macro, sigma)[0].tolist())
 
 
-def test_page_has_spans_lengths_and_an_inline_picture(tool):
-    tool.controls["text"].value = " <script>alert(1)</script>"
-    page = tool.output.value
-    assert "<script" not in page and "mean length" in page and 'src="data:image/png;base64,' in page
-    assert "http" not in page
-    assert not plt.get_fignums(), "figures are closed once drawn"
+@pytest.fixture
+def panel(tokenizer, monkeypatch):
+    """The widgets by name, and what the last choice showed: a figure, or a line that says what is wrong."""
+    shown, calls = [], []
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    box = explore(tokenizer, TEXTS, lambda ids: calls.append(1) or ramp(ids), zigzag, interactive=True)
+    box.update()
+
+    def choose(**choices):
+        for name, value in choices.items():
+            box.kwargs_widgets[names.index(name)].value = value
+        return shown[-1]
+
+    names = [widget._kwarg for widget in box.kwargs_widgets]
+    return SimpleNamespace(choose=choose, calls=calls)
 
 
-def test_bad_input_is_one_line_on_the_page(tool):
-    for name, bad, part in (("text", "  ", "empty"), ("lengths", "2,x", "--lengths 2,x")):
-        tool.controls["rule"].value = "randomized"
-        good, tool.controls[name].value = tool.controls[name].value, bad
-        assert 'role="alert"' in tool.output.value and part in tool.output.value
-        tool.controls[name].value = good
-        assert "alert" not in tool.output.value
+def test_every_choice_draws_again_and_asks_for_numbers_once(panel):
+    first = panel.choose(n=2)
+    assert isinstance(first, Figure) and len(spans(first)) > len(spans(panel.choose(n=33))) == 1
+    assert len(spans(panel.choose(n=6, sigma="unit"))) > 1 and len(panel.calls) == 1
+    assert "owed" in str([text.get_text() for text in panel.choose(example=TEXTS["two"]).axes[0].texts])
+    assert " The" in [text.get_text() for text in panel.choose(own=" The cat").axes[0].texts]
 
 
-def test_numbers_must_be_one_for_each_token(tokenizer):
-    wrong = Explorer(tokenizer, TEXTS, lambda ids: torch.zeros(2))
-    assert "values: returned shape (2,)" in wrong.output.value
+def test_bad_input_is_one_line(panel):
+    page = panel.choose(termination="randomized", lengths="<2>").data
+    assert 'role="alert"' in page and "--lengths &lt;2&gt;" in page
+    assert isinstance(panel.choose(lengths="2,3"), Figure)
 
 
-def test_numbers_are_asked_for_once(tokenizer):
-    calls = []
-    tool = Explorer(tokenizer, TEXTS, lambda ids: calls.append(1) or ramp(ids))
-    choose(tool, n=2)
-    choose(tool, sigma="unit")
-    assert len(calls) == 1
+def test_what_is_given_is_checked(tokenizer):
+    with pytest.raises(InputError, match=r"values: returned shape \(2,\)"):
+        explore(tokenizer, TEXTS, lambda ids: torch.zeros(2), interactive=False)
+    for arguments in (({}, ramp), (TEXTS,), ({"none": " "}, ramp)):
+        with pytest.raises(InputError):
+            explore(tokenizer, *arguments, interactive=False)
 
 
 def test_without_log_probabilities_there_is_no_perplexity_rule(tokenizer):
-    assert "perplexity" not in Explorer(tokenizer, TEXTS, ramp).controls["rule"].options
-    shown = Explorer(tokenizer, TEXTS, logprobs=zigzag)
-    assert "log-probability" in shown.label
-    for arguments in (({}, ramp), (TEXTS,)):
-        with pytest.raises(InputError):
-            Explorer(tokenizer, *arguments)
+    assert "perplexity" not in module._controls(TEXTS, False)["termination"].options
+    assert "perplexity" in module._controls(TEXTS, True)["termination"].options
+    assert "log-probability" in explore(tokenizer, TEXTS, logprobs=zigzag, interactive=False).axes[1].get_ylabel()
 
 
-def test_static_figure_without_a_browser(tokenizer, monkeypatch):
-    figure = explore(tokenizer, TEXTS, ramp, zigzag, interactive=False)
-    assert isinstance(figure, Figure) and len(figure.axes) == 2
-    assert figure.axes[1].get_xlabel() and figure.axes[1].get_ylabel()
-    assert not plt.get_fignums(), "shown once, by whoever returns it"
-    monkeypatch.setattr(module, "headless", lambda: True)
-    assert isinstance(explore(tokenizer, TEXTS, ramp), Figure)
-    monkeypatch.setattr(module, "headless", lambda: False)
-    assert explore(tokenizer, TEXTS, ramp).children
+@pytest.mark.parametrize("alone", [True, False])
+def test_static_figure_without_a_browser(tokenizer, monkeypatch, alone):
+    monkeypatch.setattr(module, "headless", lambda: alone)
+    assert isinstance(explore(tokenizer, TEXTS, ramp), Figure) is alone
 
 
 @pytest.mark.parametrize(
@@ -152,5 +153,5 @@ def test_who_started_the_kernel(monkeypatch, command, expected):
 
 
 def test_importing_it_needs_no_widgets():
-    code = "import sys, marlhf_lite.plotting.explorer; sys.exit('ipywidgets' in sys.modules)"
+    code = "import sys; sys.modules['ipywidgets'] = None; import marlhf_lite.plotting.explorer"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,11 +11,12 @@ import html
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from marlhf_lite.macro import MacroActions, describe
+from marlhf_lite.macro import MacroActions
 from marlhf_lite.parsing import TokenText
 from marlhf_lite.utils.errors import InputError
 
@@ -154,29 +155,29 @@ def _span(pieces: Sequence[str], number: int) -> str:
 
 
 def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 16, columns: int = 3) -> np.ndarray:
-    """How long each rule's macro actions are: a panel for each, as shares of tokens. Returns its Axes, flat.
+    """Draw how long each rule's macro actions are: a panel a rule, in shares of tokens. Return its Axes, flat.
 
     Shares are of *tokens*, not of macro actions: the chance that a random token lies in a macro action of that length.
     Lengths from `longest` on share the last bar; a dashed line marks the mean length of a macro action.
     """
     if not segmentations:
         raise InputError("length_histograms: give at least one rule")
-    rows = -(-len(segmentations) // columns)
-    columns = min(columns, len(segmentations))
+    rows, columns = -(-len(segmentations) // columns), min(columns, len(segmentations))
     figure, axes = plt.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.3, 1.35 * rows + 0.4), layout="constrained"
     )
+    ticks = [1, *range(5, longest - 2, 5), longest]
+    for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
+        lengths = macro.lengths[macro.mask].numpy()
+        bars = {"weights": lengths, "stat": "proportion", "discrete": True, "binrange": (1, longest)}
+        look = {"color": COLOURS[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
+        seaborn.histplot(x=lengths.clip(max=longest), ax=ax, **bars, **look)
+        ax.axvline(min(lengths.mean(), longest), color=COLOURS[1], linestyle="--", linewidth=1.2)
+        ax.set_title(f"{name}: mean {lengths.mean():.1f}", fontsize=8, parse_math=False)
+        ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
+        ax.set(xlabel="", ylabel="")
     for ax in axes.flat[len(segmentations) :]:
         ax.axis("off")
-    for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
-        facts, share = describe(macro), np.zeros(longest)
-        for length, count in facts["histogram"].items():
-            share[min(length, longest) - 1] += length * count / max(facts["tokens"], 1)
-        ax.bar(range(1, longest + 1), share, width=0.85, color=COLOURS[0])
-        ax.axvline(min(facts["mean_length"], longest), color=COLOURS[1], linestyle="--", linewidth=1.2)
-        ax.set_title(f"{name}: mean {facts['mean_length']:.1f}", fontsize=8, parse_math=False)
-        ticks = [1, *range(5, longest - 2, 5), longest]
-        ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
     figure.supxlabel("length of the macro action (tokens)", fontsize=8)
     figure.supylabel("share of tokens", fontsize=8)
     return axes.flat[: len(segmentations)]

@@ -1,4 +1,4 @@
-"""How far a reward model can be trusted: accuracy by margin, calibration, and what length has to do with its scores.
+"""How far a reward model can be trusted: accuracy by margin, calibration, and the influence of length on its scores.
 
 A margin is the score of the response that the raters chose minus that of the one they rejected, so a pair is ranked
 right where it is above 0. Each drawing returns its Axes; one that makes its own figure puts a caption below it.
@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from scipy.special import expit as sigmoid
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.plotting.training import STYLE, WIDTH, caption
+from marlhf_lite.plotting.training import STYLE, caption, subplots
 from marlhf_lite.utils.errors import InputError
-
-POINTS = "About {} pairs to a point, with 95 % Wilson intervals."
 
 
 class Bin(NamedTuple):
     """Pairs that are alike in what they were binned by."""
 
     gap: float  # mean of that
-    predicted: float  # mean of sigmoid(|margin|): how sure the reward model says it is
+    predicted: float  # mean of sigmoid(|margin|): the reward model's own certainty
     right: float  # share ranked as the raters did; ties count half
     low: float  # Wilson interval of `right`
     high: float
@@ -33,64 +33,57 @@ class Bin(NamedTuple):
 
 
 def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count: int = 5) -> list[Bin]:
-    """Pairs in `count` bins of equal size (to one pair), from small to large `by`.
+    """Put pairs in `count` bins of equal size (to one pair), from small to large `by`.
 
     Args:
         margins: [N] finite numbers, N >= count.
         by: [N], what to bin by; None is |margin|, which makes `predicted` against `right` the calibration curve.
-        count: bins, at least 1.
+        count: number of bins, at least 1.
 
-    Raises `InputError` for other input.
+    Raises:
+        InputError: other input.
     """
     margins = finite("margins", margins)
     by = np.abs(margins) if by is None else _same_length("by", by, margins, "margins")
     if not 1 <= count <= len(margins):
         raise InputError(f"count {count}: give 1 to {len(margins)}, the number of pairs")
-    return [_bin(margins[rows], by[rows]) for rows in np.array_split(np.argsort(by, kind="stable"), count)]
-
-
-def _bin(margins: np.ndarray, by: np.ndarray) -> Bin:
-    right = wilson(float((np.sign(margins) / 2 + 0.5).sum()), len(margins))
-    predicted = float(sigmoid(np.abs(margins)).mean())
-    return Bin(float(by.mean()), predicted, right.mean, right.low, right.high, len(margins))
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), without overflow."""
-    return np.exp(-np.logaddexp(0, -np.asarray(x, dtype=np.float64)))
+    bins = []
+    for rows in np.array_split(np.argsort(by, kind="stable"), count):
+        right = wilson(float((np.sign(margins[rows]) / 2 + 0.5).sum()), len(rows))
+        predicted = float(sigmoid(np.abs(margins[rows])).mean())
+        bins.append(Bin(float(by[rows].mean()), predicted, right.mean, right.low, right.high, len(rows)))
+    return bins
 
 
 def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None) -> float:
-    """Pearson's correlation of x and y [N]; with `given` [N], of what a straight line in `given` leaves of each.
+    """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
 
     Raises `InputError` for different lengths, fewer than 3 values, or one that is left without any variation.
     """
     x = finite("x", x)
-    columns = [x, _same_length("y", y, x, "x")]
+    columns = {"x": x, "y": _same_length("y", y, x, "x")}
     if len(x) < 3:
         raise InputError(f"{len(x)} values: give at least 3")
-    if given is not None:
-        line = np.column_stack([np.ones(len(x)), _same_length("given", given, x, "x")])
-        columns = [column - line @ np.linalg.lstsq(line, column, rcond=None)[0] for column in columns]
-    a, b = (column - column.mean() for column in columns)
-    for name, part, whole in (("x", a, x), ("y", b, np.asarray(y))):
-        if np.linalg.norm(part) <= 1e-9 * np.linalg.norm(whole):
+    residuals = []
+    for name, column in columns.items():
+        residual = column - column.mean()
+        if given is not None:
+            line = np.vander(_same_length("given", given, x, "x"), 2)
+            residual = column - line @ np.linalg.lstsq(line, column, rcond=None)[0]
+        if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(column):
             raise InputError(f"{name} does not vary{'' if given is None else ' where `given` is the same'}")
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+        residuals.append(residual)
+    return float(np.corrcoef(residuals)[0, 1])
 
 
 @plt.rc_context(STYLE)
 def reliability_diagram(margins: Sequence[float], count: int = 5, ax: Axes | None = None) -> Axes:
-    """How sure the reward model is, sigmoid(|margin|), against the share of pairs it ranks right.
+    """Draw the reward model's certainty, sigmoid(|margin|), against the share of pairs it ranks right.
 
-    On the diagonal it is as sure as it should be; above it, it could be surer. `margins` and errors: see `bin_pairs`.
+    A calibrated model is on the diagonal; above it, the model could be surer. Arguments and errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, count=count)
-    ax, own = _axes(ax)
-    ax.plot([0.5, 1], [0.5, 1], color="0.5", linestyle="--", linewidth=1, label="calibrated")
-    _draw(ax, [b.predicted for b in bins], bins)
-    ax.set(xlabel="predicted, σ(|margin|)", ylabel="share ranked right", xlim=(0.48, 1.0))
-    return _finish(ax, own, POINTS.format(bins[0].pairs))
+    return _draw_bins(ax, bins, [b.predicted for b in bins], [0.5, 1], [0.5, 1], "calibrated", "predicted, σ(|margin|)")
 
 
 @plt.rc_context(STYLE)
@@ -102,18 +95,14 @@ def accuracy_against(
     label: str = "|margin| of the pair",
     curve: str = "σ(|margin|)",
 ) -> Axes:
-    """The share of pairs ranked right against their |margin|, or against `by`, beside the sigmoid of that.
+    """Draw the share of pairs ranked right against their |margin|, or against `by`, beside the sigmoid of that.
 
     By the raters' own gap in gold score the sigmoid is the most that any model can reach (where raters follow
     Bradley-Terry); by |margin| it is what the model claims. `margins`, `by` and errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, by, count)
-    ax, own = _axes(ax)
     grid = np.linspace(0, max(b.gap for b in bins) * 1.1, 100)
-    ax.plot(grid, sigmoid(grid), color="0.5", linestyle="--", linewidth=1, label=curve)
-    _draw(ax, [b.gap for b in bins], bins)
-    ax.set(xlabel=label, ylabel="share ranked right")
-    return _finish(ax, own, POINTS.format(bins[0].pairs))
+    return _draw_bins(ax, bins, [b.gap for b in bins], grid, sigmoid(grid), curve, label)
 
 
 @plt.rc_context(STYLE)
@@ -125,7 +114,7 @@ def score_against_length(
     label: str = "reward model score",
     quality: str = "gold",
 ) -> Axes:
-    """Scores [N] over response lengths [N] in tokens, with their least-squares line and, as title, their correlation.
+    """Draw scores [N] over response lengths [N] in tokens, with their least-squares line and their correlation.
 
     With `given` [N], such as gold scores, the title also has the correlation that is left at equal `given`, which
     `quality` names. Raises `InputError` as `correlation` does.
@@ -133,14 +122,15 @@ def score_against_length(
     title = f"correlation {correlation(lengths, scores):.2f}"
     if given is not None:
         title += f", at equal {quality} {correlation(lengths, scores, given):.2f}"
-    scores, lengths = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=float)
-    ax, own = _axes(ax)
-    ax.plot(lengths, scores, ".", markersize=2.5, alpha=0.35, color="C0", gid="responses")
-    ends = np.array([lengths.min(), lengths.max()])
-    ax.plot(ends, np.polyval(np.polyfit(lengths, scores, 1), ends), color="C3", linewidth=1.4, gid="line")
+    own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
+    dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0}, {"color": "C3", "linewidth": 1.4}
+    seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
     ax.set(xlabel="response length (tokens)", ylabel=label)
     ax.set_title(title.replace("-", "−"), fontsize="medium")
-    return _finish(ax, own, "A dot a response; the line is the least-squares fit.")
+    ax.grid(alpha=0.3, linewidth=0.5)
+    if own:
+        caption(ax.figure, "A dot a response; the line is the least-squares fit.")
+    return ax
 
 
 def _same_length(name: str, values: Sequence[float], other: np.ndarray, others: str) -> np.ndarray:
@@ -150,20 +140,18 @@ def _same_length(name: str, values: Sequence[float], other: np.ndarray, others: 
     return values
 
 
-def _axes(ax: Axes | None) -> tuple[Axes, bool]:
-    """The Axes to draw on, and whether the figure is our own."""
-    return (plt.subplots(figsize=(WIDTH, 0.72 * WIDTH), layout="constrained")[1], True) if ax is None else (ax, False)
-
-
-def _draw(ax: Axes, x: list[float], bins: list[Bin]) -> None:
-    right = np.array([b.right for b in bins])
+def _draw_bins(
+    ax: Axes | None, bins: list[Bin], x: list[float], curve_x: Sequence, curve_y: Sequence, curve: str, label: str
+) -> Axes:
+    """Draw the bins' shares at `x` with their intervals, beside a dashed curve."""
+    own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
+    ax.plot(curve_x, curve_y, color="0.5", linestyle="--", linewidth=1, label=curve)
     bars = np.array([[b.right - b.low, b.high - b.right] for b in bins]).T
-    ax.errorbar(x, right, bars, fmt="o-", color="C0", markersize=4, linewidth=1.2, capsize=2, label="measured")
+    shares = [b.right for b in bins]
+    ax.errorbar(x, shares, bars, fmt="o-", color="C0", markersize=4, linewidth=1.2, capsize=2, label="measured")
     ax.legend()
-
-
-def _finish(ax: Axes, own: bool, text: str) -> Axes:
+    ax.set(xlabel=label, ylabel="share ranked right")
     ax.grid(alpha=0.3, linewidth=0.5)
     if own:
-        caption(ax.figure, text)
+        caption(ax.figure, f"About {bins[0].pairs} pairs to a point, with 95 % Wilson intervals.")
     return ax
