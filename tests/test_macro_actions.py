@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, check_segmentation
 
 NAN = float("nan")
 partitions = st.lists(st.lists(st.integers(1, 7), max_size=6), max_size=5)
@@ -187,22 +187,28 @@ def test_bad_lengths(lengths, T, message):
         MacroActions.from_lengths(lengths, T)
 
 
+def checked(*tensors):
+    """What a trainer does with macro actions that a rule of the user's own has put together."""
+    macro = MacroActions(*tensors)
+    return check_segmentation(macro, macro.token_mask)
+
+
 def test_bad_direct_construction():
     ok = MacroActions.from_lengths([[2, 1], [3]])
     wrong = torch.tensor([[2, 1], [2, 0]])
     with pytest.raises(ValueError, match="lengths: response 1, macro action 0 is 2, but ids give it 3 tokens"):
-        MacroActions(ok.ids, wrong, ok.mask)
+        checked(ok.ids, wrong, ok.mask)
     with pytest.raises(ValueError, match="mask: response 1, macro action 1 is True, its length 0"):
-        MacroActions(ok.ids, ok.lengths, torch.ones(2, 2, dtype=torch.bool))
+        checked(ok.ids, ok.lengths, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="lengths: expected at least 2 macro actions"):
-        MacroActions(ok.ids, ok.lengths[:, :1], ok.mask[:, :1])
+        checked(ok.ids, ok.lengths[:, :1], ok.mask[:, :1])
     with pytest.raises(ValueError, match=r"mask: expected shape \(2, 2\), got \(2, 1\)"):
-        MacroActions(ok.ids, ok.lengths, ok.mask[:, :1])
+        checked(ok.ids, ok.lengths, ok.mask[:, :1])
     with pytest.raises(ValueError, match="mask: expected dtype torch.bool, got torch.int64"):
-        MacroActions(ok.ids, ok.lengths, ok.lengths)
+        checked(ok.ids, ok.lengths, ok.lengths)
     with pytest.raises(ValueError, match=r"lengths: expected shape \(2, 2\), got \(1, 2\)"):
-        MacroActions(ok.ids, ok.lengths[:1], ok.mask)
-    wide = MacroActions(ok.ids, torch.tensor([[2, 1, 0], [3, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
+        checked(ok.ids, ok.lengths[:1], ok.mask)
+    wide = checked(ok.ids, torch.tensor([[2, 1, 0], [3, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
     assert wide.spans() == ok.spans() and wide.sum(torch.ones(2, 3)).tolist() == [[2, 1, 0], [3, 0, 0]]
 
 
@@ -233,11 +239,6 @@ def test_bad_arguments_of_methods():
         macro.pool(x, "mean")
     with pytest.raises(ValueError, match="sigma: expected one of"):
         macro.weights("last")
-    x[1, 1] = NAN
-    with pytest.raises(ValueError, match="x: nan at response 1, token 1"):
-        macro.sum(x)
-    with pytest.raises(ValueError, match="y: inf at response 0, macro action 1"):
-        macro.broadcast(torch.tensor([[0.0, float("inf")], [0.0, NAN]]))
     with pytest.raises(ValueError, match=r"y: expected shape \(2, 2\), got \(2, 3\)"):
         macro.broadcast(macro.ids)
     big = torch.full((2, 3), 3e38)  # finite, though the sum over the batch is not

@@ -85,10 +85,6 @@ def test_bad_arguments_of_gae():
             gae(x, x, mask, **{name: bad})
     with pytest.raises(ValueError, match=r"values: expected shape \(2, 3\), got \(2, 2\)"):
         gae(x, x[:, :2], mask)
-    with pytest.raises(ValueError, match="rewards: nan at response 1, step 2"):
-        gae(torch.tensor([[0.0, 0, 0], [0, 0, math.nan]]), x, mask)
-    with pytest.raises(ValueError, match="mask: response 0 is not right-padded: position 2 is valid, position 1"):
-        gae(x, x, torch.tensor([[True, False, True], [True, True, True]]))
     with pytest.raises(ValueError, match="mask: expected dtype torch.bool, got torch.float32"):
         gae(x, x, x)
 
@@ -152,5 +148,3 @@ def test_bad_arguments_of_whiten():
         whiten(x, x)
     with pytest.raises(ValueError, match=r"x: expected shape \(2, 3\), got \(2, 2\)"):
         whiten(x[:, :2], x == 0)
-    with pytest.raises(ValueError, match="x: inf at response 1, step 0"):
-        whiten(torch.tensor([[0.0], [math.inf]]), torch.ones(2, 1, dtype=torch.bool))

@@ -112,20 +112,14 @@ def test_bad_arguments():
         macro_values(x.long(), macro)
     with pytest.raises(ValueError, match="sigma: expected one of"):
         macro_values(x, macro, "last")
-    with pytest.raises(ValueError, match="token_rewards: nan at response 0, token 2"):
-        macro_rewards(x.index_fill(1, torch.tensor([2]), NAN), scores, macro)
     with pytest.raises(ValueError, match=r"scores: expected shape \(2,\), got \(2, 1\)"):
         macro_rewards(x, scores[:, None], macro)
-    with pytest.raises(ValueError, match="scores: nan at response 1"):
-        macro_rewards(x, torch.tensor([0.0, NAN]), macro)
     with pytest.raises(ValueError, match="pooling: expected one of 'sum', 'mean', got 'max'"):
         macro_rewards(x, scores, macro, "max")
     with pytest.raises(ValueError, match="rho: expected a number from 0 to 1, got 1.5"):
         macro_rewards(x, scores, macro, rho=1.5)
     with pytest.raises(ValueError, match="rho: pooling 'mean' weighs tokens by sigma"):
         macro_rewards(x, scores, macro, "mean", 0.9)
-    with pytest.raises(ValueError, match="ref_logprobs: -inf at response 1, token 0"):
-        kl_rewards(x, torch.tensor([[0.0, 0, 0], [-math.inf, 0, 0]]), macro.token_mask, 0.1)
     for beta in (-0.1, NAN, math.inf, None):
         with pytest.raises(ValueError, match="beta: expected a finite number"):
             kl_rewards(x, x, macro.token_mask, beta)

@@ -3,7 +3,7 @@
 actions      what a macro action is                          §3.1, §3.2
 termination  ζ, where one ends                               §3.2.1
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
-statistics   lengths of a segmentation, agreement of two
+summary      lengths of a segmentation, agreement of two
 values       its value (σ) and its reward                    §3.2.2, Appendix D.1
 advantages   GAE over macro actions                          Appendix E
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
@@ -13,7 +13,7 @@ from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.advantages import gae, whiten
 from marlhf_lite.macro.losses import policy_loss, value_loss
 from marlhf_lite.macro.perplexity import Perplexity
-from marlhf_lite.macro.statistics import boundary_f1, describe
+from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import FixedNGram, RandomizedNGram, TerminationRule, Whole, check_segmentation
 from marlhf_lite.macro.values import clip_scores, kl_per_token, kl_rewards, macro_rewards, macro_values
 

@@ -45,22 +45,24 @@ def check_mask(mask: Tensor, name: str = "mask") -> None:
         )
 
 
-def clean(name: str, x: Tensor, mask: Tensor, place: str = "token") -> Tensor:
-    """``x`` as float32 with 0 wherever ``mask`` is False.
+def clean(name: str, x: Tensor, mask: Tensor) -> Tensor:
+    """Convert ``x`` to float32 with 0 wherever ``mask`` is False.
 
-    The fill comes before any arithmetic, so that garbage on padding reaches neither results nor gradients.
-    NaN or infinity where ``mask`` is True is an error.
+    The fill comes before any arithmetic, so that NaN on padding reaches neither results nor gradients. Values are not
+    looked at: that would make a GPU wait. NaN where ``mask`` is True ends up in the result.
     """
     check_tensor(name, x, tuple(mask.shape), mask)
     if not x.is_floating_point():
         raise InputError(f"{name}: expected a floating dtype, got {x.dtype}")
-    filled = x.float().masked_fill(~mask, 0.0)
-    # One bad element makes the sum bad; only then is it worth finding which one (the sum alone may overflow).
-    if not math.isfinite(filled.detach().sum().item()) and not (fine := filled.isfinite()).all():
+    return x.float().masked_fill(~mask, 0.0)
+
+
+def check_finite(name: str, x: Tensor) -> None:
+    """Is every element of ``x`` [B] or [B,T] finite? This waits for the device: for inputs of an update, not losses."""
+    if not (fine := x.isfinite()).all():
         where = first_true(~fine)
-        spot = ", ".join(f"{noun} {i}" for noun, i in zip(("response", place), where, strict=False))
+        spot = ", ".join(f"{noun} {i}" for noun, i in zip(("response", "token"), where, strict=False))
         raise InputError(f"{name}: {x[where].item()} at {spot}, which is valid and must be finite")
-    return filled
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -29,19 +29,14 @@ class MacroActions:
     """The segmentation of a batch, a different one for each response.
 
     Every valid token lies in exactly one macro action; none is empty; they are in order; padding lies in none.
-    Build one with `from_lengths`, `from_ids` or `from_starts`, or with a termination rule.
-
-    Raises:
-        InputError (a ValueError): if the tensors are not such a partition; it names the first bad response.
+    Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
+    bad response, or with a termination rule. The tensors themselves are taken as they are; `check_segmentation` checks
+    them.
     """
 
     ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding
     lengths: Tensor  # [B,S] int64: tokens in each macro action; 0 on padding
     mask: Tensor  # [B,S] bool: True where there is a macro action
-
-    def __post_init__(self) -> None:
-        _check_ids(self.ids)
-        _check_counts(self.ids, self.lengths, self.mask)
 
     def __repr__(self) -> str:
         tokens, steps = int(self.token_mask.sum()), int(self.mask.sum())
@@ -166,7 +161,7 @@ class MacroActions:
         Floating tensors come back as float32, integer and bool ones in their own dtype.
         """
         if isinstance(y, Tensor) and y.is_floating_point():
-            return self._spread(clean("y", y, self.mask, "macro action"))
+            return self._spread(clean("y", y, self.mask))
         check_tensor("y", y, tuple(self.mask.shape), self.mask)
         return self._spread(y)
 
@@ -215,8 +210,14 @@ def _check_ids(ids: Tensor) -> None:
         raise InputError(f"{at} after {ids[row, token - 1]}; a token continues its macro action or begins the next")
 
 
-def _check_counts(ids: Tensor, lengths: Tensor, mask: Tensor) -> None:
-    """lengths and mask agree with sound ids; S may exceed what these responses need."""
+def check_partition(macro: MacroActions) -> None:
+    """Are these tensors a partition: ids sound, lengths and mask what ids give? S may exceed what they need.
+
+    Raises:
+        InputError: it names the tensor and the first bad response.
+    """
+    ids, lengths, mask = macro.ids, macro.lengths, macro.mask
+    _check_ids(ids)
     check_matrix("lengths", lengths, torch.int64)
     check_tensor("lengths", lengths, (len(ids), lengths.shape[1]), ids)
     check_matrix("mask", mask, torch.bool)

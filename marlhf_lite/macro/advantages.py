@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_mask, check_matrix, check_unit, clean
+from marlhf_lite.macro._checks import check_matrix, check_unit, clean
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -22,13 +22,12 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
         (advantages, returns), each [B,S] float32, 0 on padding.
 
     Raises:
-        InputError: wrong shape, dtype or range, padding elsewhere than right, or NaN/inf on a valid step.
+        InputError: wrong shape, dtype or range.
     """
     check_unit("gamma", gamma)
     check_unit("lam", lam)
-    check_mask(mask)
-    rewards = clean("rewards", rewards, mask, "step")
-    values = clean("values", values, mask, "step")
+    check_matrix("mask", mask, torch.bool)
+    rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
     following = torch.nn.functional.pad(values[:, 1:], (0, min(1, values.shape[1])))
     advantages = discounted_sums(rewards + gamma * following - values, float(gamma) * float(lam))
     return advantages, advantages + values
@@ -61,15 +60,15 @@ def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = 
         [B,S] float32, 0 on padding.
     """
     check_matrix("mask", mask, torch.bool)
-    x = clean("x", x, mask, "step")
+    x = clean("x", x, mask)
     reduce = reduce or (lambda t: t)
     count, total = reduce(torch.stack([mask.sum().float(), x.sum()]))
     count = count.clamp(min=1.0)
     mean = total / count
     centred = (x - mean).masked_fill(~mask, 0.0)
-    slip, squares = reduce(torch.stack([centred.sum(), centred.square().sum()])) / count
-    # slip is what rounding left of the mean; a spread within rounding of the elements' size is no spread.
-    variance = (squares - slip**2).clamp(min=0.0)
+    residual, squares = reduce(torch.stack([centred.sum(), centred.square().sum()])) / count
+    # The residual is what rounding left of the mean. A variance within rounding of the elements' size counts as 0.
+    variance = (squares - residual**2).clamp(min=0.0)
     flat = variance <= 1e-12 * (mean**2 + squares)
-    scaled = (centred - slip) * torch.where(flat, 1.0, variance).rsqrt()
+    scaled = (centred - residual) * torch.where(flat, 1.0, variance).rsqrt()
     return scaled.masked_fill(flat | ~mask, 0.0)

@@ -3,9 +3,8 @@
 Both sum over terms (tokens or macro actions) and divide by a count. Pass the count of the whole update as
 ``normalizer`` and the gradients do not depend on how it is split into micro-batches or over processes.
 Stats are detached 0-d float32 tensors: the returned loss, and means over this batch's own ``count`` terms.
+Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once an update.
 """
-
-import math
 
 import torch
 from torch import Tensor
@@ -47,25 +46,25 @@ def policy_loss(
         terms where the clipped one was taken), ratio_mean, ratio_max, approx_kl (mean of ratio − 1 − log ratio), count.
 
     Raises:
-        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or macro action.
+        InputError: wrong shape, dtype or option.
     """
     check_choice("ratio", ratio, LEVELS)
     if clip is not None:
         check_positive("clip", clip)
     valid = macro.token_mask
     log_ratio = clean("logprobs", logprobs, valid) - clean("old_logprobs", old_logprobs, valid).detach()
-    gain = clean("advantages", advantages, macro.mask, "macro action").detach()
+    advantages = clean("advantages", advantages, macro.mask).detach()
     if ratio == "token":
-        gain = macro._spread(gain)
+        advantages = macro._spread(advantages)
     else:
         log_ratio, valid = macro._sum(log_ratio), macro.mask
     log_ratio = log_ratio.clamp(-max_log_ratio, max_log_ratio)
     ratios = log_ratio.exp()
-    # Padding has gain 0, so its terms and their gradients are 0.
-    plain = -gain * ratios
-    clipped = plain if clip is None else -gain * ratios.clamp(1.0 - clip, 1.0 + clip)
-    loss, count = _average(torch.maximum(plain, clipped), valid, normalizer)
-    return loss, _policy_stats(loss, count, clipped > plain, ratios, log_ratio, valid)
+    # Padding has advantage 0, so its terms and their gradients are 0.
+    unclipped = -advantages * ratios
+    clipped = unclipped if clip is None else -advantages * ratios.clamp(1.0 - clip, 1.0 + clip)
+    loss, count = _average(torch.maximum(unclipped, clipped), valid, normalizer)
+    return loss, _policy_stats(loss, count, clipped > unclipped, ratios, log_ratio, valid)
 
 
 def value_loss(
@@ -98,36 +97,37 @@ def value_loss(
         0 where the returns do not vary), count.
 
     Raises:
-        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or macro action.
+        InputError: wrong shape, dtype or option.
     """
     check_choice("target", target, LEVELS)
     if clip is not None:
         check_positive("clip", clip)
     valid = macro.token_mask
-    now, old = clean("values", values, valid), clean("old_values", old_values, valid).detach()
-    goal = clean("returns", returns, macro.mask, "macro action").detach()
+    values, old_values = clean("values", values, valid), clean("old_values", old_values, valid).detach()
+    returns = clean("returns", returns, macro.mask).detach()
     if target == "token":
-        goal = macro._spread(goal)
+        returns = macro._spread(returns)
     else:
-        now, old, valid = macro._pool(now, sigma), macro._pool(old, sigma), macro.mask
-    # Padding has now = old = goal = 0, so its terms and their gradients are 0.
-    plain = (now - goal).square()
-    clipped = plain if clip is None else (old + (now - old).clamp(-clip, clip) - goal).square()
-    loss, count = _average(0.5 * torch.maximum(plain, clipped), valid, normalizer)
-    return loss, _value_stats(loss, count, clipped > plain, now, goal, valid)
+        values, old_values, valid = macro._pool(values, sigma), macro._pool(old_values, sigma), macro.mask
+    # Padding has value, old value and return 0, so its terms and their gradients are 0.
+    unclipped = clipped = (values - returns).square()
+    if clip is not None:
+        clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    loss, count = _average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer)
+    return loss, _value_stats(loss, count, clipped > unclipped, values, returns, valid)
 
 
 def _average(terms: Tensor, valid: Tensor, normalizer: float | Tensor | None) -> tuple[Tensor, Tensor]:
     """The sum of the terms over the normalizer, and the number of terms."""
     count = valid.sum().float()
-    if normalizer is None:
-        return terms.sum() / count.clamp(min=1.0), count
-    if isinstance(normalizer, Tensor) and normalizer.dim() > 0:
-        raise InputError(f"normalizer: expected a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
-    number = float(normalizer)
-    if not 0.0 <= number < math.inf or (number == 0.0 and count > 0):
-        raise InputError(f"normalizer: expected a finite number above 0, got {number}")
-    return terms.sum() / (number or 1.0), count
+    normalizer = count if normalizer is None else normalizer
+    if isinstance(normalizer, Tensor):
+        if normalizer.dim() > 0:
+            raise InputError(f"normalizer: expected a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
+        return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 where no process has a term
+    if normalizer != 0:
+        check_positive("normalizer", normalizer)
+    return terms.sum() / (normalizer or 1.0), count
 
 
 @torch.no_grad()
@@ -149,17 +149,17 @@ def _policy_stats(
 
 @torch.no_grad()
 def _value_stats(
-    loss: Tensor, count: Tensor, took_clipped: Tensor, now: Tensor, goal: Tensor, valid: Tensor
+    loss: Tensor, count: Tensor, took_clipped: Tensor, values: Tensor, returns: Tensor, valid: Tensor
 ) -> dict[str, Tensor]:
     share = count.clamp(min=1.0)
 
-    def variance(x: Tensor) -> Tensor:
+    def variance_of(x: Tensor) -> Tensor:
         return (x - x.sum() / share).masked_fill(~valid, 0.0).square().sum() / share
 
-    spread = variance(goal)
+    variance = variance_of(returns)
     # Returns that differ by rounding alone do not vary.
-    flat = spread <= 1e-12 * goal.square().sum() / share
-    explained = 1.0 - variance(goal - now) / torch.where(flat, 1.0, spread)
+    flat = variance <= 1e-12 * returns.square().sum() / share
+    explained = 1.0 - variance_of(returns - values) / torch.where(flat, 1.0, variance)
     return {
         "loss": loss.detach(),
         "clip_fraction": took_clipped.sum() / share,

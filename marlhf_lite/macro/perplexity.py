@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_mask, clean
+from marlhf_lite.macro._checks import check_choice, check_finite, check_mask, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
@@ -44,6 +44,7 @@ class Perplexity:
             )
         # Sums of float32 numbers are exact in float64 unless they differ widely, so equal tokens never count as a rise.
         nll = -clean("ref_logprobs", ref_logprobs.detach(), mask).double()
+        check_finite("ref_logprobs", -nll)
         starts = _RISES[self.rule](nll) & mask
         if self.early:
             starts = torch.nn.functional.pad(starts[:, 1:], (0, 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.macro._checks import check_int, check_mask, check_tensor, first_true
-from marlhf_lite.macro.actions import MacroActions, starts_at
+from marlhf_lite.macro.actions import MacroActions, check_partition, starts_at
 from marlhf_lite.utils.errors import InputError
 
 
@@ -117,8 +117,8 @@ def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "terminati
     """``macro`` itself, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
 
     Raises:
-        InputError: not `MacroActions` (which are partitions by construction), or not of these tokens; it names the
-            first response that differs.
+        InputError: not `MacroActions`, no partition (a macro action without tokens, lengths that do not fit), or not
+            of these tokens; it names the first bad response.
     """
     if not isinstance(macro, MacroActions):
         raise InputError(
@@ -126,6 +126,10 @@ def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "terminati
             "from_lengths"
         )
     check_tensor(f"{rule}: ids", macro.ids, tuple(mask.shape), mask)
+    try:
+        check_partition(macro)
+    except InputError as error:
+        raise InputError(f"{rule}: {error}") from None
     if (differ := macro.token_mask != mask).any():
         row = first_true(differ)[0]
         counts = [int(m[row].sum()) for m in (macro.token_mask, mask)]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_mask, check_positive, check_unit, clean
+from marlhf_lite.macro._checks import check_choice, check_finite, check_matrix, check_positive, check_unit, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
@@ -23,7 +23,7 @@ def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> T
         [B,S] float32, 0 on padding. Differentiable.
 
     Raises:
-        InputError: wrong shape or dtype, or NaN/inf on a valid token.
+        InputError: wrong shape or dtype.
     """
     return macro._pool(clean("values", values, macro.token_mask), sigma)
 
@@ -54,7 +54,7 @@ def macro_rewards(
         [B,S] float32, 0 on padding.
 
     Raises:
-        InputError: wrong shape, dtype or option, or NaN/inf on a valid token or on the score of a non-empty response.
+        InputError: wrong shape, dtype or option.
     """
     check_choice("pooling", pooling, POOLINGS)
     check_unit("rho", rho)
@@ -85,9 +85,9 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
         [B,T] float32, nats, 0 on padding.
 
     Raises:
-        InputError: wrong shape, dtype or option, or NaN/inf on a valid token.
+        InputError: wrong shape, dtype or option.
     """
-    check_mask(mask)
+    check_matrix("mask", mask, torch.bool)
     check_choice("estimator", estimator, ESTIMATORS)
     gap = clean("logprobs", logprobs, mask) - clean("ref_logprobs", ref_logprobs, mask)
     return gap if estimator == "k1" else torch.expm1(-gap) + gap
@@ -106,7 +106,7 @@ def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float
         [B,T] float32, 0 on padding.
 
     Raises:
-        InputError: wrong shape, dtype or range, or NaN/inf on a valid token.
+        InputError: wrong shape, dtype or range.
     """
     if beta != 0:
         check_positive("beta", beta)
@@ -124,4 +124,5 @@ def clip_scores(scores: Tensor, clip: float | None = None) -> Tensor:
     if not isinstance(scores, Tensor) or scores.dim() != 1:
         raise InputError(f"scores: expected a tensor of shape [B], got {getattr(scores, 'shape', type(scores))}")
     scores = clean("scores", scores, torch.ones_like(scores, dtype=torch.bool))
+    check_finite("scores", scores)
     return scores if clip is None else scores.clamp(-clip, clip)
