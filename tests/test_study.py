@@ -1,26 +1,30 @@
 """Studies: protocols, which runs they make, processes that fail or are killed, result files, and what they say."""
 
+import contextlib
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 import yaml
 from made_up_results import made_up
 
+from marlhf_lite.cli import main
+from marlhf_lite.cli.commands import COMMANDS
 from marlhf_lite.config.options import StudyConfig
-from marlhf_lite.experiments import study_pool
+from marlhf_lite.experiments import study as study_module
 from marlhf_lite.experiments.results import read_result, study_table
-from marlhf_lite.experiments.study import difference, load_study, plan, run_study
-from marlhf_lite.experiments.study_pool import Job, execute, log_end
-from marlhf_lite.experiments.study_worker import make_run, make_start
-from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.experiments.study import STAGES, Commands, changed_option, load_study, log_end, plan, run_study
+from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
 
 SHIPPED = ("main", "ablations", "tuning")
@@ -53,11 +57,6 @@ def write(path, **values):
     return str(path)
 
 
-@pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def small(tmp_path):
     """Writes a small study and returns its file's name; keyword arguments replace its keys."""
@@ -78,10 +77,10 @@ def test_shipped_studies_are_whole(name):
     assert len(runs) == len(study.methods) * len(study.seeds) == len({run.name for run in runs})
     assert {run.start for run in runs if run.seed == study.seeds[0]} == {runs[0].start}
     assert len({json.dumps(run.options) for run in runs}) == len(runs)  # no two methods are the same
-    assert study.goal in study.methods
+    assert study.target_method in study.methods
     assert study.baseline in study.methods or name == "tuning"
-    policy = {r.method: (r.options["policy_learning_rate"], r.options["critic_learning_rate"]) for r in runs}
-    assert all(critic == pytest.approx(1.5 * rate) for rate, critic in policy.values())
+    rates = [(r.options["policy_learning_rate"], r.options["critic_learning_rate"]) for r in runs if r.command == "ppo"]
+    assert rates and all(critic == pytest.approx(1.5 * policy) for policy, critic in rates)
 
 
 def test_tuning_sees_neither_seeds_nor_prompts_of_the_others():
@@ -95,11 +94,10 @@ def test_tuning_sees_neither_seeds_nor_prompts_of_the_others():
 
 def test_all_methods_of_the_main_study_share_rate_kl_and_budget():
     runs = [run for run in plan(load_study("main"), [0]) if run.command in ("ppo", "rloo", "grpo")]
-    for name in ("policy_learning_rate", "kl_coef", "updates", "batch_size", "eval_prompts"):
+    for name in ("kl_coef", "updates", "batch_size", "eval_prompts"):
         assert len({run.options[name] for run in runs}) == 1
-    assert {r.options["group_learning_rate"] for r in runs if "group_learning_rate" in r.options} == {
-        runs[0].options["policy_learning_rate"]
-    }
+    rates = {run.options.get("policy_learning_rate") or run.options["group_learning_rate"] for run in runs}
+    assert len(rates) == 1 and {run.command for run in runs} == {"ppo", "rloo", "grpo"}
 
 
 def test_starts_are_shared_by_what_makes_them(small):
@@ -115,38 +113,36 @@ def test_starts_are_shared_by_what_makes_them(small):
     "changes, words",
     [
         ({"metods": {}}, "unknown key metods: did you mean methods"),
-        ({"methods": {}}, "methods: none"),
+        ({"methods": {}}, "nothing to run: give methods"),
         ({"methods": {"A": {"command": "po"}}}, "method A: give a command"),
         ({"methods": {"A": {"command": "ppo", "option": {}}}}, "method A: give a command"),
         ({"methods": {"A": {"command": "ppo", "options": {"lamda": 1}}}}, "method A: .*--lamda.*did you mean --lam"),
         ({"methods": {"A": {"command": "ppo", "options": {"lam": 2}}}}, "method A: --lam 2.0: it must be"),
         ({"methods": {"A": {"command": "ppo", "options": {"n": 0}}}}, "method A: --n 0: give whole numbers"),
         ({"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}}, "method A: --num_generations 3"),
-        ({"methods": {"A": {"command": "sft", "options": {"n": 3}}}}, "method A: .*unknown option --n"),
-        ({"shared": {"updats": 3}}, "unknown option --updats: did you mean --updates"),
-        ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "differ in punctuation"),
-        ({"figures": {"all": ["B"]}}, "no method is called B"),
-        ({"figures": {"all": "PPO"}}, "figures, all 'PPO': give a list of methods"),
-        ({"figures": ["PPO"]}, "figures .*: give a list of methods for each name"),
-        ({"baseline": "STF"}, "baseline: no method is called STF: there are "),
-        ({"goal": "PP"}, "goal: no method is called PP"),
-        ({"first_prompt": "x"}, "first_prompt 'x': give a whole number"),
-        ({"shared": ["updates"]}, "shared .*: give names and values of options"),
-        ({"shared": {"seed": 3}}, "shared: seed: the study says that itself: leave it out"),
-        (
-            {"methods": {"A": {"command": "ppo", "options": {"output_dir": "x"}}}},
-            "method A: output_dir: the study says",
-        ),
-        ({"methods": {"A": {"command": "ppo", "options": ["n"]}}}, "method A: options .*: give names and values"),
-        ({"methods": {"A": {"command": "ppo", "samples": 0}}}, "method A: samples 0: give a whole number from 1 up"),
-        ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1: give a whole number from 2 up"),
-        ({"methods": {1: {"command": "sft"}}}, "method 1: put its name in quotes"),
+        ({"methods": {"A": {"command": "rloo", "options": {"n": 3}}}}, "method A: marlhf rloo: unknown option --n"),
+        ({"methods": {"A": {"command": "sft", "options": {"n": 3}}}}, "method A: marlhf evaluate: unknown option --n"),
         ({"methods": {"A": {"command": "rloo", "options": {"lam": 1}}}}, "method A: .*unknown option --lam"),
         ({"methods": {"A": {"command": "dpo", "options": {"updates": 9}}}}, "method A: .*unknown option --updates"),
-        ({"seeds": []}, "no seeds"),
-        ({"seeds": None}, "no seeds"),
-        ({"seeds": 3}, "seeds 3: give whole numbers"),
-        ({"seeds": [0, 1, 0]}, "seed 0 twice: give each once"),
+        ({"shared": {"updats": 3}}, "shared: unknown option updats: did you mean updates"),
+        ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "differ in punctuation"),
+        ({"figures": {"all": ["B"]}}, "no method is called B"),
+        ({"figures": ["PPO"]}, "figures .*: give a dict"),
+        ({"baseline": "STF"}, "no method is called STF: there are "),
+        ({"target_method": "PP"}, "no method is called PP"),
+        ({"first_prompt": "x"}, "first_prompt 'x': give a int"),
+        ({"shared": ["updates"]}, "shared .*: give a dict"),
+        ({"shared": {"seed": 3}}, "seed: the study sets this itself: leave it out"),
+        (
+            {"methods": {"A": {"command": "ppo", "options": {"output_dir": "x"}}}},
+            "method A: output_dir: the study sets",
+        ),
+        ({"methods": {"A": {"command": "ppo", "options": ["n"]}}}, "method A: give a command, and options .names"),
+        ({"methods": {"A": {"command": "ppo", "samples": 0}}}, "method A: samples 0: give a whole number from 1 up"),
+        ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1: give a whole number from 2 up"),
+        ({"seeds": None}, "nothing to run: .*seeds"),
+        ({"seeds": 3}, "seeds 3: give a list"),
+        ({"seeds": [0, 1, 0]}, "seeds .0, 1, 0.: give each once"),
     ],
 )
 def test_faulty_protocols(small, changes, words):
@@ -154,10 +150,10 @@ def test_faulty_protocols(small, changes, words):
         plan(load_study(small(**changes)))
 
 
-@pytest.mark.parametrize("text", ["", "hello", "- 1"])
+@pytest.mark.parametrize("text", ["hello", "- 1"])
 def test_a_file_without_names_and_values(tmp_path, text):
     (tmp_path / "my.yaml").write_text(text)
-    with pytest.raises(InputError, match="my.yaml: no names and values"):
+    with pytest.raises(InputError, match="my.yaml: a .*: write a line `name: value`"):
         load_study(str(tmp_path / "my.yaml"))
 
 
@@ -166,9 +162,8 @@ def test_an_empty_key_is_as_if_it_were_not_there(small):
 
 
 def test_shared_options_may_do_nothing_in_some_methods(small):
-    """lam is PPO's alone, and comes to RLOO all the same."""
-    found = {run.method: run.options["lam"] for run in plan(load_study(small(shared=SMALL | {"lam": 0.5})))}
-    assert found["PPO"] == found["RLOO"] == 0.5
+    found = {run.method: run.options.get("lam") for run in plan(load_study(small(shared=SMALL | {"lam": 0.5})))}
+    assert found["PPO"] == 0.5 and found["RLOO"] is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +172,7 @@ def test_shared_options_may_do_nothing_in_some_methods(small):
         ({"name": "mian"}, "--name mian: no such study: choose from ablations, main, tuning"),
         ({"only": "PPO,PPP"}, "--only PPP: no such method"),
         ({"seeds": "1,x"}, "--seeds 1,x: give whole numbers"),
-        ({"seeds": "1,1", "dry_run": True}, "seed 1 twice"),
+        ({"seeds": "1,1", "dry_run": True}, "give each once"),
     ],
 )
 def test_faulty_options(given, words):
@@ -197,36 +192,50 @@ def fill(name, folder, seeds=(0,), **changes):
         path.write_text(json.dumps(result | changes))
 
 
-def options(small, tmp_path, **changes):
-    return StudyConfig(name=small, results=str(tmp_path / "results"), **changes)
+def options(name, tmp_path, **changes):
+    return StudyConfig(name=name, results=str(tmp_path / "results"), **changes)
 
 
-def test_what_is_done_is_not_done_again(small, tmp_path, capsys):
+def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     name = small()
     fill(name, tmp_path / "results")
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").iterdir()}
     run_study(options(name, tmp_path))
     assert "5 runs, 5 done already" in capsys.readouterr().out
     after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").iterdir()}
-    assert before.items() <= after.items() and set(after) - set(before) == {"table.md", "summary.json"}
+    assert before.items() <= after.items() and set(after) - set(before) == {"table.md", "summary.json", "figures"}
     assert not (tmp_path / "runs").exists()
 
 
-def test_changed_options_are_refused_and_nothing_is_touched(small, tmp_path):
+@pytest.mark.parametrize("name", SHIPPED)
+def test_stored_results_count_as_done(name, capsys):
+    """They were made before options were renamed."""
+    run_study(StudyConfig(name=name, results=str(shipped(f"results/{name}")), dry_run=True))
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert all(line.endswith(" done") for line in lines) and last == f"{len(lines)} runs, {len(lines)} done"
+
+
+def test_changed_options_are_refused_and_nothing_is_touched(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     fill(small(), tmp_path / "results")
     changed = METHODS | {"PPO": {"command": "ppo", "options": {"n": 1, "kl_coef": 0.5}}}
-    with pytest.raises(InputError, match="PPO-seed0.json: kl_coef was 0.05, now 0.5: delete it"):
+    with pytest.raises(InputError, match="PPO-seed0.json: kl_coef was 0.05, now 0.5: delete it, or give another"):
         run_study(options(small(methods=changed), tmp_path))
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_does_not_change_results_is_no_difference(small):
+def test_what_does_not_change_results_is_no_change(small):
     run = plan(load_study(small()))[1]
     other = plan(load_study(small(shared=SMALL | {"checkpoint_every": 2})))[1]
     stored = {"options": json.loads(json.dumps(run.options))}
-    assert difference(other, stored) == ""
+    assert changed_option(other, stored) == ""
     del stored["options"]["gamma"]  # written before there was such an option
-    assert difference(run, stored) == ""
+    assert changed_option(run, stored) == ""
+    stored["options"]["clip"] = stored["options"].pop("cliprange")  # written before it was renamed
+    assert changed_option(run, stored) == ""
+    stored["options"]["clip"] = 0.3
+    assert changed_option(run, stored) == "cliprange was 0.3, now 0.2"
 
 
 def test_damaged_result(small, tmp_path):
@@ -236,7 +245,8 @@ def test_damaged_result(small, tmp_path):
         run_study(options(small(), tmp_path))
 
 
-def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys):
+def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     fill(small(), tmp_path / "results")
     (tmp_path / "results" / "DPO-seed0.json").unlink()
     changed = METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
@@ -250,47 +260,33 @@ def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys):
         "DPO-seed0": "to do",
         "RLOO-seed0": "done",
     }
-    assert "5 runs, 3 done; SFT and reward model to make first: 1" in shown
+    assert shown.splitlines()[-1] == "5 runs, 3 done"
     assert not (tmp_path / "runs").exists()
 
 
 # -- processes --------------------------------------------------------------------------------
 
 TOY = """
-import json, os, pathlib, sys, time
-from marlhf_lite.experiments.study_pool import leave_with_parent
-leave_with_parent()
-spec = json.loads(sys.argv[1])
-mark = pathlib.Path(spec["mark"])
-mark.with_suffix(".pid").write_text(str(os.getpid()))
+import os, pathlib, signal, sys
+name, code = sys.argv[1:3]
+pathlib.Path(name + ".pid.new").write_text(str(os.getpid()))
+os.rename(name + ".pid.new", name + ".pid")
 print("first line\\n\\nlast line", flush=True)
-begin = time.monotonic()
-time.sleep(spec["sleep"])
-mark.write_text(json.dumps([begin, time.monotonic()]))
-sys.exit(spec.get("code", 0))
+if code == "forever":
+    signal.pause()
+sys.exit(int(code))
 """
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """Makes jobs of a worker that sleeps and says when."""
-    (tmp_path / "toy_worker.py").write_text(TOY)
-    roots = [str(tmp_path), str(Path(study_pool.__file__).parents[2])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(roots))
-    monkeypatch.setattr(study_pool, "WORKER", "toy_worker")
-
-    def make(name, sleep=0.3, after=None, **more):
-        return Job(name, {"mark": str(tmp_path / name), "sleep": sleep} | more, tmp_path / f"{name}.log", after)
-
-    return make
+    """In place of `marlhf`, a command that writes its process id and then ends with a status, or does not end."""
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_module, "MARLHF", [sys.executable, str(tmp_path / "toy.py")])
 
 
-def times(job):
-    path = Path(job.spec["mark"])
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def until(condition, seconds=60):
+def until(condition, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never happened"
@@ -304,105 +300,127 @@ def alive(pid):
         return False
 
 
-def pid_of(job):
-    path = Path(job.spec["mark"]).with_suffix(".pid")
-    until(lambda: path.exists() and path.read_text())
+def pid_of(name):
+    path = Path(f"{name}.pid")
+    until(path.exists)
     return int(path.read_text())
 
 
-def test_no_more_at_a_time_than_workers_and_starts_first(toy):
-    start = toy("start")
-    jobs = [start, *(toy(f"run{i}", after=start) for i in range(3)), toy("alone")]
-    assert execute(jobs, workers=2) == ([], [])
-    spans = {job.name: times(job) for job in jobs}
-    assert all(spans[f"run{i}"][0] > spans["start"][1] for i in range(3))
-    for begin, _ in spans.values():
-        assert sum(a <= begin < b for a, b in spans.values()) <= 2
+def test_a_command_that_fails_shows_the_end_of_its_log(toy, tmp_path):
+    commands, log = Commands(), tmp_path / "x.log"
+    commands.run(["fine", "0"], log)
+    with pytest.raises(InputError, match="marlhf bad failed; .*x.log ends:\n  first line\n  last line\n  first"):
+        commands.run(["bad", "3"], log)
+    assert log_end(log, 1) == "  last line" and not commands.running
 
 
-def test_a_failure_stops_only_what_needs_it(toy):
-    bad, good = toy("bad", code=3, sleep=0), toy("good", sleep=0)
-    needs, other = toy("needs", after=bad), toy("other", after=good, sleep=0)
-    assert execute([bad, good, needs, other], workers=1) == ([bad], [needs])
-    assert times(good) and times(other) and times(needs) is None
-    assert log_end(bad.log, 2) == "  first line\n  last line"
+def test_stop_ends_what_runs_and_lets_nothing_begin(toy, tmp_path):
+    commands, log = Commands(), tmp_path / "x.log"
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(commands.run, [name, "forever"], log) for name in ("one", "two")]
+        pids = [pid_of("one"), pid_of("two")]
+        commands.stop()
+        assert all("failed" in str(job.exception()) for job in jobs)
+    assert not any(map(alive, pids))
+    with pytest.raises(InputError, match="interrupted"):
+        commands.run(["three", "0"], log)
+    assert not Path("three.pid").exists()
 
 
-def test_an_interrupt_stops_the_workers(toy):
-    jobs = [toy("one", sleep=60), toy("two", sleep=60), toy("three")]
-
-    def interrupt():
-        pids.extend(map(pid_of, jobs[:2]))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    pids: list[int] = []
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        execute(jobs, workers=2)
-    assert len(pids) == 2 and not any(map(alive, pids))
-    assert times(jobs[2]) is None
-
-
-def test_workers_do_not_outlive_a_killed_study(toy):
-    job = toy("orphan", sleep=60)
-    code = f"""
+STUDY = """
+import sys
 from pathlib import Path
-from marlhf_lite.experiments import study_pool
-study_pool.WORKER = "toy_worker"
-study_pool.execute([study_pool.Job("orphan", {job.spec!r}, Path({str(job.log)!r}))], 1)
+from marlhf_lite.cli import main
+from marlhf_lite.cli.commands import COMMANDS
+from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.experiments import study
+
+def make_start(run, folder, commands):
+    commands.run([run.start, "forever"], Path("x.log"))
+
+study.make_start = make_start
+study.MARLHF = [sys.executable, "toy.py"]
+study.run_study(StudyConfig(name=sys.argv[1], workers=1))
 """
-    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    pid = pid_of(job)
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv, which ties processes to their parent")
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_commands_do_not_outlive_their_study(toy, small, kill):
+    name = small()
+    path = os.pathsep.join([str(Path(study_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    words = [sys.executable, "-c", STUDY, name]
+    study = subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True)
+    pid = pid_of(plan(load_study(name))[0].start)
     assert alive(pid)
-    parent.kill()
-    parent.wait()
+    study.send_signal(kill)
+    _, errors = study.communicate(timeout=120)
     until(lambda: not alive(pid))
+    assert ("KeyboardInterrupt" in errors) == (kill == signal.SIGINT) and study.returncode != 0
+
+
+def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "study-small").mkdir(parents=True)
+    with (
+        filelock.FileLock("runs/study-small/lock"),
+        pytest.raises(InputError, match="this study is running already"),
+    ):
+        run_study(options(small(), tmp_path))
 
 
 # -- runs --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model(tiny):
-    return {"model": tiny.model, "lora_r": tiny.lora_r, "lora_alpha": tiny.lora_alpha}
+def test_commands_have_the_options_that_the_command_line_gives_them():
+    assert {name: COMMANDS[name].groups for name in STAGES} == STAGES
+
+
+def run_here(self, words, log):
+    """In place of `Commands.run`: the same command, in this process, which has imported everything already."""
+    with open(log, "a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
+        if main([str(word) for word in words]):
+            raise InputError(f"marlhf {words[0]} failed")
 
 
 @pytest.fixture(scope="module")
-def start(model, tmp_path_factory):
-    """The study's file, its folder, and runs by method; the adapters they start from are made."""
+def place(tiny, tmp_path_factory):
+    """A folder with a study of every kind of method, whose results are made. One asks for too many prompts."""
     folder = tmp_path_factory.mktemp("study")
-    name = write(folder / "small.yaml", seeds=[0], methods=METHODS, shared=SMALL | model)
-    runs = {run.method: run for run in plan(load_study(name))}
-    made = folder / "starts" / runs["SFT"].start
-    make_start({"command": "sft", "words": runs["SFT"].words, "start": str(made)})
-    return name, folder, runs
+    model = {"model": tiny.model, "lora_r": tiny.lora_r, "lora_alpha": tiny.lora_alpha}
+    methods = METHODS | {"bad": {"command": "sft", "options": {"eval_prompts": 500}}}
+    write(folder / "small.yaml", seeds=[0], methods=methods, shared=SMALL | model)
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.setattr(Commands, "run", run_here)
+        patch.chdir(folder)
+        with pytest.raises(InputError, match="1 of 6 runs"):
+            run_study(StudyConfig(name="small.yaml", results="results", workers=1))
+    return folder, shown.getvalue()
 
 
-def spec_of(start, method, folder):
-    """What a worker is told."""
-    _, root, runs = start
-    run = runs[method]
-    about = {"study": "small", "method": method, "seed": 0, "options": run.options}
-    place = {"start": str(root / "starts" / run.start), "folder": str(folder / "run")}
-    return place | {"command": run.command, "words": run.words, "about": about, "result": str(folder / "out.json")}
+def read(folder):
+    return {name: read_result(next((folder / "results").glob(f"{name}-seed0.json"))) for name in METHODS}
 
 
-def result_of(start, method, folder):
-    spec = spec_of(start, method, folder)
-    make_run(spec)
-    return read_result(Path(spec["result"]))
+def test_a_study_goes_on_past_a_method_that_fails(place):
+    folder, shown = place
+    assert "bad-seed0: 500 held-out prompts are asked for" in shown
+    assert "results; the table needs 1 more, such as bad-seed0" in shown
+    assert {path.name for path in (folder / "results").iterdir()} == {f"{name}-seed0.json" for name in METHODS}
 
 
-def test_results_hold_what_is_compared(start, tmp_path):
-    found = {method: result_of(start, method, tmp_path / method) for method in METHODS}
+def test_results_hold_what_is_compared(place):
+    found = read(place[0])
     for result in found.values():
+        assert list(result) == list(json.loads((shipped("results/main") / "PPO-seed0.json").read_text()))
         assert result["final"]["prompts"] == found["SFT"]["final"]["prompts"]
         assert all(len(result["final"][name]) == 3 for name in ("rm_score", "gold", "tokens", "ended"))
         assert len(result["samples"]) == 3 and result["samples"][0]["prompt"]
         assert result["start"] == found["SFT"]["start"] and 0 <= result["start"]["rm_accuracy"] <= 1
         assert result["environment"]["torch"] and result["options"]["seed"] == 0
-        spent = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
-        assert result["seconds_total"] == pytest.approx(spent, rel=1e-3)
+        seconds = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
+        assert result["seconds_total"] == pytest.approx(seconds, rel=1e-3)
     assert [row["update"] for row in found["PPO"]["curve"]] == [1, 2]
     assert found["PPO"]["curve"][0].keys() >= {"rm_score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
     assert found["RLOO"]["curve"][1]["generated_tokens"] > found["RLOO"]["curve"][0]["generated_tokens"] > 0
@@ -420,36 +438,30 @@ def timeless(result):
     return curve, result["final"], result["samples"]
 
 
-def test_a_run_that_was_stopped_goes_on(start, tmp_path, monkeypatch):
-    whole, plain, rounds = result_of(start, "PPO", tmp_path / "whole"), PPOTrainer.update, []
+def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
+    """As after a kill between the two updates of PPO: its last checkpoint, evaluation and result are missing."""
+    monkeypatch.setattr(Commands, "run", run_here)
+    shutil.copytree(place[0], tmp_path / "again")
+    with contextlib.chdir(tmp_path / "again"):
+        (run,) = Path("runs/study-small").glob("PPO-seed0-*")
+        shutil.rmtree(run / "evaluation")
+        shutil.rmtree(run / "training/ppo/checkpoints/update-000002")
+        shutil.rmtree(run / "training/ppo/policy")
+        Path("results/PPO-seed0.json").unlink()
+        run_study(StudyConfig(name="small.yaml", results="results", only="PPO", workers=1))
+        first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
+        assert first[0] == first[1]  # the first update was not made again
+        assert timeless(read(Path())["PPO"]) == timeless(read(place[0])["PPO"])
 
-    def update(self, prompts):
-        rounds.append(len(rounds) + 1)
-        if len(rounds) == 2:
-            raise KeyboardInterrupt
-        return plain(self, prompts)
 
-    monkeypatch.setattr(PPOTrainer, "update", update)
-    with pytest.raises(KeyboardInterrupt):
-        make_run(spec_of(start, "PPO", tmp_path / "stopped"))
-    assert not (tmp_path / "stopped" / "out.json").exists()
-    assert timeless(result_of(start, "PPO", tmp_path / "stopped")) == timeless(whole)
-    assert len(rounds) == 3  # the first update was not made again
-
-
-def test_a_study_goes_on_past_a_method_that_fails(start, model, tmp_path, capsys):
-    """In processes of its own: one method asks for more held-out prompts than there are."""
-    _, folder, runs = start
-    methods = {"SFT": METHODS["SFT"], "bad": {"command": "sft", "options": {"eval_prompts": 500}}}
-    name = write(tmp_path / "small.yaml", seeds=[0], methods=methods, shared=SMALL | model)
-    given = options(name, tmp_path, workers=2)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "starts").symlink_to(folder / "starts")
-    before = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
-    with pytest.raises(InputError, match="1 failed, see above"):
-        run_study(given)
-    shown = capsys.readouterr().out
-    assert "error: --eval_prompts 500" in shown and "results; the table needs 1 more, such as bad-seed0" in shown
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["SFT-seed0.json"]
-    after = (folder / "starts" / runs["SFT"].start / "rm" / "accuracy.json").stat().st_mtime_ns
-    assert after == before
+def test_a_study_may_begin_at_a_later_prompt(place, tmp_path):
+    """In a process of its own. The first prompts are answered too, with the same noise, and not counted."""
+    shutil.copytree(place[0], tmp_path / "again")
+    with contextlib.chdir(tmp_path / "again"):
+        protocol = yaml.safe_load(Path("small.yaml").read_text()) | {"first_prompt": 1}
+        protocol["shared"]["eval_prompts"] = 2
+        write(Path("small.yaml"), **protocol)
+        run_study(StudyConfig(name="small.yaml", results="later", only="SFT", workers=1))
+        later, before = json.loads(Path("later/SFT-seed0.json").read_text()), read(place[0])["SFT"]
+    assert later["final"]["rm_score"] == before["final"]["rm_score"][1:]
+    assert later["samples"] == before["samples"][1:]

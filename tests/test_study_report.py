@@ -1,4 +1,4 @@
-"""What studies say: gains, leads and costs against plain sums, intervals that hold their promise, tables, figures."""
+"""Study reports: gains, differences and costs against plain sums, coverage of intervals, tables, figures."""
 
 import json
 
@@ -7,9 +7,10 @@ import pytest
 import yaml
 from made_up_results import made_up
 
+from marlhf_lite.experiments.reports import COST_LEGEND, LEGEND, markdown, study_figures, study_report
 from marlhf_lite.experiments.results import by_method, crossed_interval, stored_results, student, study_table
 from marlhf_lite.experiments.study import load_study
-from marlhf_lite.experiments.study_report import draw, markdown, study_report
+from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
 
 METHOD = {"command": "ppo"}
@@ -126,13 +127,13 @@ def test_seeds_with_another_zero_do_not_widen_a_gain():
     assert [row["rm_score_gain"][k] for k in ("mean", "low", "high")] == [1.0, 1.0, 1.0]
 
 
-def test_leads_are_over_the_goal_and_costs_in_all(results):
+def test_differences_from_the_target_method_and_costs_in_all(results):
     rows = {row["method"]: row for row in study_table(results)}
-    assert "rm_score_lead" not in rows["PPO"] and rows["SFT"]["rm_score_lead"]["by_seed"] == [-1.0, -2.0]
-    assert rows["MA-PPO"]["rm_score_lead"]["by_seed"] == [1.5, 0.5]
-    assert rows["MA-PPO"]["gold_lead"]["by_seed"] == [0.75, 0.25]
-    assert "spent_updates" not in rows["SFT"]
-    assert [rows["PPO"][f"spent_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
+    assert "rm_score_difference" not in rows["PPO"] and rows["SFT"]["rm_score_difference"]["by_seed"] == [-1.0, -2.0]
+    assert rows["MA-PPO"]["rm_score_difference"]["by_seed"] == [1.5, 0.5]
+    assert rows["MA-PPO"]["gold_difference"]["by_seed"] == [0.75, 0.25]
+    assert "cost_updates" not in rows["SFT"]
+    assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
 
 
 def test_results_that_cannot_be_compared(results):
@@ -146,16 +147,17 @@ def test_markdown_shows_every_seed(results):
     text = markdown(study_table(results))
     lines = {line.split(" | ")[0].strip("| "): line for line in text.split("\n\n")[0].splitlines()}
     assert "(2.50; 13.50)" in lines["PPO"] and "1.50 [-4.85, 7.85] (1.00; 2.00)" in lines["PPO"]
-    scores, costs = text.split("\n\n")
+    scores, legend, costs, cost_legend = text.split("\n\n")
+    assert (legend, cost_legend) == (LEGEND, COST_LEGEND)  # each table explains its brackets
     assert "(6; never)" in costs and "| SFT |" in scores and "| SFT |" not in costs
     for part in (scores, costs):
         assert len({line.count("|") for line in part.splitlines()}) == 1
 
 
-def test_report_without_baseline_or_goal(protocol, results, tmp_path):
+def test_report_without_baseline_or_target_method(protocol, results, tmp_path):
     study = load_study(protocol(methods={"MA-PPO": METHOD}))
     text = study_report(study, [r for r in results if r["method"] == "MA-PPO"], tmp_path, tmp_path / "figures")
-    assert "MA-PPO" in text and "gain" not in text and "never" not in text
+    assert "MA-PPO" in text and "gain" not in text and LEGEND in text and COST_LEGEND not in text.split(LEGEND)[0]
     assert json.loads((tmp_path / "summary.json").read_text())["methods"][0]["seeds"] == [0, 1]
 
 
@@ -163,10 +165,33 @@ def test_figures_of_each_group(protocol, results, tmp_path):
     names = ("SFT", "PPO", "MA-PPO")
     methods = {name: METHOD for name in names}
     study = load_study(protocol(methods=methods, figures={"a": ["SFT", "PPO"], "b": list(names)}))
-    paths = draw(study, results, study_table(results), tmp_path)
-    kinds = ("final_scores", "leads", "costs", "rm_score_mean", "gold_mean")
+    paths = study_figures(study, results, study_table(results), tmp_path)
+    kinds = ("final_scores", "differences", "costs", "rm_score_mean", "gold_mean")
     assert sorted(path.name for path in paths) == sorted(f"{g}_{kind}.png" for g in "ab" for kind in kinds)
     assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def leaves(value, path=""):
+    """Path -> number or text, of anything nested."""
+    if not isinstance(value, dict | list):
+        return {path: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {key: leaf for name, item in items for key, leaf in leaves(item, f"{path}/{name}").items()}
+
+
+@pytest.mark.parametrize("name", ["main", "ablations", "tuning"])
+def test_stored_summaries_come_out_again(name):
+    """From the stored results, to rounding, by the names that their keys have now."""
+    study, stored = load_study(name), shipped(f"results/{name}/summary.json").read_text(encoding="utf-8")
+    order = list(study.methods)
+    results = sorted(stored_results(name), key=lambda result: order.index(result["method"]))
+    stored = stored.replace("_lead", "_difference").replace("spent_", "cost_")
+    rows = study_table(results, study.baseline, study.target_method)
+    ours, before = leaves(rows), leaves(json.loads(stored)["methods"])
+    numbers = {path for path, value in before.items() if isinstance(value, float)}
+    assert {path: ours[path] for path in before.keys() - numbers} == {p: before[p] for p in before.keys() - numbers}
+    assert [ours[path] for path in numbers] == pytest.approx([before[path] for path in numbers], rel=1e-5, abs=1e-9)
+    assert ours.keys() == before.keys()
 
 
 def test_results_that_are_not_there():

@@ -99,10 +99,10 @@ def _chain(options: SimpleNamespace, methods: dict) -> None:
 
 
 def finish(work, rows: list[dict], histories: dict) -> Path:
-    from marlhf_lite.experiments.reports import report
+    from marlhf_lite.experiments.reports import run_report
 
     figures = work.path / "figures"
-    text = report(work.path, rows, histories, figures, work.run.config)
+    text = run_report(work.path, rows, histories, figures, work.run.config)
     base = rows[0]["method"]  # SFT, with its temperature where there are several
     print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over {base} [95 % interval]\n\n{text}\n")
     print(f"figures: {figures}")

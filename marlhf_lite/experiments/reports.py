@@ -1,40 +1,47 @@
-"""What a finished run leaves to look at: a table, a summary file and figures."""
+"""Reports of a run and of a study: a table, a summary file and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 from marlhf_lite.evaluation.scores import column, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
+from marlhf_lite.experiments.results import COSTS, SCORES, by_method, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
+# A run
 
-def report(path: Path, rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path, config: dict) -> str:
-    """Write summary.json and table.md to `path`, figures to `figures`; the table.
 
-    `rows` are answers of every method (see `evaluation.answers.answer`), `histories` the metrics of each that trained.
+def run_report(path: Path, rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path, config: dict) -> str:
+    """Write summary.json and table.md to `path` and figures to `figures`. Returns the table.
+
+    `rows` are the answers of all methods (see `evaluation.scores.answer`), `histories` the metrics of
+    each method that trained.
     """
     summary = summarise(rows)
     curves = {name: [row["rm_score_mean"] for row in history] for name, history in histories.items()}
     if "PPO" in curves:
-        goal = final_score(curves["PPO"])
+        target = final_score(curves["PPO"])
         for row in summary:
             if row["method"] in curves:
-                row["updates_to_ppo"] = updates_to_reach(curves[row["method"]], goal)
+                row["updates_to_ppo"] = updates_to_reach(curves[row["method"]], target)
     text = table(summary)
     write_json(path / "summary.json", {"methods": summary, "config": config, "environment": environment()})
     (path / "table.md").write_text(text + "\n", encoding="utf-8")
-    draw(rows, histories, figures)
+    run_figures(rows, histories, figures)
     return text
 
 
-def draw(rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path) -> list[Path]:
-    """Reward curves, score distributions and L2 norms as PNG files."""
+def run_figures(rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path) -> list[Path]:
+    """Draw reward curves, score distributions and L2 norms as PNG files. Returns their paths."""
     matplotlib.use("Agg")  # files only: no window, no display needed
     runs = {name: [history] for name, history in histories.items() if history}
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -49,3 +56,178 @@ def draw(rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path) 
             scores = {method: column(rows, name, method) for method in methods}
             drawn[f"{name}_distribution"] = plots.score_distribution(scores, label=label)
     return [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
+
+
+# A study
+
+LEGEND = (
+    "After a mean: ± its standard deviation over seeds (N−1), in square brackets its 95 % interval for other seeds and "
+    "other prompts, in parentheses the seeds one by one."
+)
+COST_LEGEND = (
+    "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
+    "seed does not reach the score. Training alone is counted."
+)
+
+
+def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
+    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
+    rows = study_table(results, study.baseline, study.target_method)
+    text = markdown(rows, study.baseline, study.target_method)
+    write_json(folder / "summary.json", {"study": study.name, "methods": rows})
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    study_figures(study, results, rows, figures)
+    return text
+
+
+def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> str:
+    """Write scores and costs, rows of `study_table`, as two Markdown tables with a legend under each."""
+    heads = {"method": "method"} | SCORES
+    for key, other in (("gain", f"gain over {baseline}"), ("difference", f"difference from {target_method}")):
+        heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
+    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final RM score" for name, text in COSTS.items()}
+    costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
+    parts = [_table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}), LEGEND]
+    trained = [row for row in rows if "cost_updates" in row]
+    return "\n\n".join(parts + ([_table(trained, costs), COST_LEGEND] if trained else []))
+
+
+def _table(rows: Sequence[Mapping], heads: Mapping[str, str]) -> str:
+    names = [name for name in heads if any(name in row for row in rows)]
+    lines = [[heads[name] for name in names], ["---"] * len(names)]
+    lines += [[_cell(row.get(name), name) for name in names] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value, name: str) -> str:
+    is_cost = name.removeprefix("cost_") in COSTS
+    if not isinstance(value, Mapping):
+        return "-" if value is None else value if isinstance(value, str) else f"{value:.{0 if is_cost else 1}f}"
+    form = "{:.0f}" if is_cost else "{:.2f}"
+    seeds = "; ".join("never" if x is None else form.format(x) for x in value["by_seed"])
+    if value["mean"] is None:
+        return f"({seeds})"
+    text = form.format(value["mean"])
+    text += f" ± {value['std']:.2f}" if value.get("std") is not None else ""
+    text += f" [{form.format(value['low'])}, {form.format(value['high'])}]" if value.get("low") is not None else ""
+    return f"{text} ({seeds})"
+
+
+def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path) -> list[Path]:
+    """Draw the figures of each group of methods that the study names, as PNG files. Returns their paths."""
+    matplotlib.use("Agg")  # files only: no window, no display needed
+    runs = by_method(results)
+    drawn: dict[str, Axes | np.ndarray] = {}
+    for group, names in (study.figures or {"": list(runs)}).items():
+        prefix = f"{group}_" if group else ""
+        chosen = [row for row in rows if row["method"] in names]
+        drawn[f"{prefix}final_scores"] = final_scores(chosen, study.baseline)
+        if any(f"{score}_difference" in row for row in chosen for score in SCORES):
+            drawn[f"{prefix}differences"] = final_scores(chosen, study.target_method, "difference")
+        if any(name in row for row in chosen for name in COSTS):
+            drawn[f"{prefix}costs"] = costs(chosen, study.target_method)
+        drawn |= {f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline).items()}
+    paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
+    plt.close("all")
+    return paths
+
+
+def _curves(runs: Mapping, names: Sequence[str], baseline: str) -> dict:
+    """Score curves and L2 norms, each where all these methods have its metric in some update."""
+    drawn = {}
+    for metric, score in (("rm_score_mean", "rm_score"), ("gold_mean", "gold")):
+        gains = {name: gain_curves(runs[name], runs.get(baseline, {}), score) for name in names}
+        gains = {name: curves for name, curves in gains.items() if _has(curves, metric)}
+        if gains:
+            axes = drawn[metric] = plots.reward_curves(gains, metric)
+            if baseline in runs:
+                axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
+    curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
+    curves = {name: some for name, some in curves.items() if _has(some, "advantage_norm")}
+    return drawn | ({"l2_norms": plots.l2_norms(curves)} if curves else {})
+
+
+def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
+    return all(any(row.get(metric) is not None for row in curve) for curve in curves)
+
+
+def gain_curves(found: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str) -> list[list[dict]]:
+    """Subtract from each curve the baseline's mean on the held-out prompts, of the same seed; 0 without one."""
+    out = []
+    for seed, run in sorted(found.items()):
+        zero = float(np.mean(base[seed]["final"][score])) if seed in base and score in base[seed]["final"] else 0.0
+        metric = {"rm_score": "rm_score_mean", "gold": "gold_mean"}[score]
+        out.append([row | {metric: row[metric] - zero} for row in run["curve"] if row.get(metric) is not None])
+    return out
+
+
+def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain") -> np.ndarray:
+    """Plot gains over the baseline or differences from the target method, with mean, interval and every seed.
+
+    Args:
+        rows: rows of `study_table`. Where none has any gain or difference, the scores themselves are shown, ±1 std.
+        other: the method compared with.
+        kind: "gain" or "difference".
+
+    Returns:
+        [1 or 2] Axes, of RM and gold score on the held-out prompts.
+    """
+    word = {"gain": "gain over", "difference": "difference from"}[kind]
+    keys = {f"{score}_{kind}": f"{text},\n{word} {other}" for score, text in SCORES.items()}
+    compared = any(key in row for row in rows for key in keys)
+    bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
+    text = f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
+    axes = _dots(rows, keys if compared else SCORES, text)
+    for ax in axes if compared else ():
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return axes
+
+
+def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
+    """Plot what each method needs to reach the target method's final RM score; [3] Axes: updates, tokens, seconds."""
+    text = f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
+    text += (
+        "bar: 95 % t-interval over seeds; small dots: each seed. 'never': seeds that do not reach it. Left is better."
+    )
+    axes = _dots([row for row in rows if "updates" in row], COSTS, text)
+    for ax in axes:
+        ax.set_xlim(left=0)
+        ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")
+    return axes
+
+
+@plt.rc_context(plots.STYLE)
+def _dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndarray:
+    """Draw a panel for each key that rows have, and in it a line for each row that has one of them."""
+    keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
+    shown = [row for row in rows if any(key in row for key in keys)]
+    size = (plots.WIDTH, (0.14 + 0.055 * len(shown)) * plots.WIDTH)
+    figure, axes = plt.subplots(1, len(keys), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    styles = plots.method_styles([row["method"] for row in rows])
+    for ax, (key, label) in zip(axes[0], keys.items(), strict=True):
+        for place, row in enumerate(shown):
+            if key in row:
+                _point(ax, row[key], place, styles[row["method"]]["color"])
+        ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
+        ax.set_yticks(range(len(shown)), [row["method"] for row in shown])
+        ax.grid(axis="x", alpha=0.3, linewidth=0.5)
+    axes[0, 0].set_ylabel("method")
+    plots.caption(figure, text)
+    return axes[0]
+
+
+def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
+    """Draw mean, interval (or ±1 std) and seeds of a method at height `place`."""
+    seeds = [x for x in value["by_seed"] if x is not None]
+    ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
+    if value["mean"] is None:
+        never = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}"
+        ax.annotate(
+            never, (0.98, place - 0.12), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6
+        )
+        return
+    half = value.get("std") or 0.0
+    low, high = value.get("low"), value.get("high")
+    ends = [value["mean"] - half if low is None else low, value["mean"] + half if high is None else high]
+    ax.plot(ends, [place, place], color=colour, linewidth=1.6)
+    ax.plot(value["mean"], place, "o", color=colour, markersize=4.5)

@@ -1,41 +1,55 @@
-"""What the results of a study say: final scores, gains and leads, and what each method spends.
+"""Results of a study: one file a run, made from its folders, and what they say about each method.
 
-Every seed has a reward model of its own, so RM scores have another zero and another scale in each. Within a seed they
-compare: gains, leads and goals are taken there, and only then averaged.
+Every seed has a reward model of its own, so RM scores have another zero and another scale in each seed. Gains,
+differences and costs are therefore computed within a seed and then averaged over seeds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
 from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_lines
+from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
-# Student's t at 97.5 %, for 1, 2, ... degrees of freedom; beyond them it nears the normal's 1.960.
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-NORMAL975 = 1.96
 SCORES = {"rm_score": "RM score", "gold": "gold score"}
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
+# Student's t at 97.5 % for 1, 2, ... degrees of freedom, and its limit, the normal's. All stored intervals have them.
+T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+NORMAL975 = 1.96
+# Metrics of an update, columns of the answers, and what is kept of the first answers.
+CURVE = (
+    "update rm_score_mean gold_mean kl_k1 kl_k3 response_length eos_rate advantage_norm advantage_rms q_norm q_rms "
+    "explained_variance macro_length accuracy generated_tokens seconds"
+).split()
+FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]
+SAMPLE = ("prompt", "response", "rm_score", "gold", "tokens", "ended")
+
+
+# Result files
 
 
 def stored_results(study: str) -> list[dict]:
-    """The results of a study that come with the project, one dict for each method and seed.
+    """Read the results of a study that come with the project, one dict for each method and seed.
 
     Raises `InputError` where none are stored under this name.
     """
     paths = sorted(shipped(f"results/{study}").glob("*-seed*.json"))
     if not paths:
         raise InputError(f"no stored results of a study {study!r}: run `marlhf study --name {study}`")
-    return [found for found in map(read_result, paths) if found]
+    return [read_result(path) for path in paths]
 
 
 def read_result(path: Path) -> dict | None:
-    """A result file; None if there is none. Raises `InputError` where it is damaged."""
+    """Read a result file; None if there is none. Raises `InputError` where it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -44,43 +58,76 @@ def read_result(path: Path) -> dict | None:
         raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
 
 
-def study_table(results: Sequence[Mapping], baseline: str = "SFT", goal: str = "PPO") -> list[dict]:
-    """One row a method, in order of appearance.
+def collect_result(training: Path | None, evaluation: Path, start: Path, first_prompt: int, best: bool) -> dict:
+    """Make the result of a run from its folders.
 
     Args:
-        results: result files of a study, one for each method and seed, on the same prompts.
-        baseline: the method that gains are over.
-        goal: the method that leads are over, and whose final RM score while training (the mean of its last 5 updates,
-            with the same seed) the others are timed to.
-
-    Returns:
-        method, seeds, and where known: rm_score and gold (mean, std over seeds with N−1, by_seed); rm_score_gain and
-        gold_gain over the baseline, rm_score_lead and gold_lead over the goal (mean, low, high: 95 %, see
-        `crossed_interval`; by_seed); kl and tokens (means); spent_<cost>, means of what training took in all; and
-        updates, generated_tokens and seconds until the goal (by_seed, null where it is never reached; mean, low and
-        high: a 95 % t-interval over seeds, null where a seed does not get there). Only training counts, not the test
-        at the end.
-
-    Raises:
-        InputError: a run that is there twice, or results of different prompts.
+        training: output folder of the training command; None if there was none.
+        evaluation: output folder of `marlhf evaluate`, in which the policy is called "policy".
+        start: the folder that holds the runs `sft` and `rm`.
+        first_prompt: number of the first held-out prompt that counts.
+        best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
-    runs = by_method(results)
-    rows = []
-    for name, found in runs.items():
-        row: dict = {"method": name, "seeds": sorted(found)}
-        for score in SCORES:
-            row |= _score(found, score)
-            for word, other in (("gain", baseline), ("lead", goal)):
-                row |= _difference(found, runs.get(other, {}) if name != other else {}, score, word)
-        for column in ("kl", "tokens"):
-            if all(column in run["final"] for run in found.values()):
-                row[column] = float(np.mean([np.mean(run["final"][column]) for run in found.values()]))
-        rows.append(row | _spent(found) | _costs(found, runs.get(goal, {})))
+    rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
+    chosen = rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()] if best else rows[rows["sample"] == 0]
+    columns = [name for name in FINAL if name in rows and not (best and name == "kl")]  # KL(SFT, SFT) is not theirs
+    means = (chosen if best else rows).astype(dict.fromkeys(columns, float)).groupby("id", sort=False)[columns].mean()
+    prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
+    final = {"prompts": hashlib.sha256(prompts).hexdigest()[:12], "generated_tokens": int(rows["tokens"].sum())}
+    samples = chosen.head(3)[[name for name in SAMPLE if name in rows]]
+    return {
+        "environment": RunFolder.open(training or evaluation).config["environment"],
+        "start": _start_facts(start),
+        "curve": _curve(training) if training else [],
+        "final": final | means.to_dict("list"),
+        "samples": samples.to_dict("records"),
+    }
+
+
+def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
+    """All answers of a method, by prompt in the order of the evaluation, then by sample."""
+    order = [row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method][first_prompt:]
+    (path,) = (evaluation / "responses").glob(f"{method}-T*/{SAMPLES}")
+    rows = pd.DataFrame(read_lines(path))
+    rows = rows[rows["id"].isin(order)]
+    place = rows["id"].map({id: number for number, id in enumerate(order)})
+    return rows.assign(place=place).sort_values(["place", "sample"], ignore_index=True)
+
+
+def _curve(training: Path) -> list[dict]:
+    """Metrics of each update. A method that samples nothing while it trains has its scores from tests."""
+    (path,) = training.glob(f"*/{METRICS}")
+    run = RunFolder(path.parent, {})
+    tests = {row["update"]: row for row in run.tests()}
+    rows = [{name: row[name] for name in CURVE if name in row} for row in run.metrics()]
+    for row in rows:
+        if "rm_score_mean" not in row:
+            test = tests.get(row["update"], {})
+            row |= {"rm_score_mean": test.get("rm_score_mean"), "gold_mean": test.get("gold_mean")}
     return rows
 
 
+def _start_facts(start: Path) -> dict:
+    accuracy = json.loads((start / "rm" / "rm" / "accuracy.json").read_text(encoding="utf-8"))
+    log = json.loads((start / "sft" / "sft" / "log.json").read_text(encoding="utf-8"))
+    facts = {"name": start.name, "rm_accuracy": accuracy["accuracy"], "rm_pairs": accuracy["pairs"]}
+    return facts | {"sft_loss": float(log[-1]["loss"])}
+
+
+def rounded(value):
+    """Round numbers to five digits: the files are kept in git."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+# What results say
+
+
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
-    """Method -> seed -> result. Raises `InputError` where they cannot be compared."""
+    """Sort results: method -> seed -> result. Raises `InputError` where they cannot be compared."""
     runs: dict[str, dict[int, Mapping]] = {}
     for result in results:
         name, seed = result["method"], result["seed"]
@@ -93,24 +140,63 @@ def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
     return runs
 
 
-def _score(found: Mapping[int, Mapping], score: str) -> dict:
-    if not all(score in run["final"] for run in found.values()):
-        return {}
-    means = [float(np.mean(run["final"][score])) for _, run in sorted(found.items())]
-    std = float(np.std(means, ddof=1)) if len(means) > 1 else None
-    return {score: {"mean": float(np.mean(means)), "std": std, "by_seed": means}}
+def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> list[dict]:
+    """Summarise a study: one row a method, in order of appearance.
+
+    Args:
+        results: result files of a study, one for each method and seed, on the same prompts.
+        baseline: the method that gains are over.
+        target_method: the method that differences are from, and whose final RM score in training (the mean of its
+            last 5 updates, with the same seed) the others are timed to.
+
+    Returns:
+        method, seeds, and where known: rm_score and gold (mean, std over seeds with N−1, by_seed); rm_score_gain and
+        gold_gain over the baseline, rm_score_difference and gold_difference from the target method (mean, low, high:
+        95 %, see `crossed_interval`; by_seed); kl and tokens (means); cost_<name>, means of what the whole training
+        took; and updates, generated_tokens and seconds until the target score (by_seed, null where it is never
+        reached; mean, low and high: a 95 % t-interval over seeds, null where a seed does not get there). Evaluation
+        is not counted.
+
+    Raises:
+        InputError: a run that is there twice, or results of different prompts.
+    """
+    runs = by_method(results)
+    finals = {name: _final(results, name) for name in (*SCORES, "kl", "tokens")}
+    rows = []
+    for method, found in runs.items():
+        row: dict = {"method": method, "seeds": sorted(found)}
+        for score in SCORES:
+            means = finals[score].mean(axis=1).get(method, pd.Series(dtype=float))
+            if len(means):
+                std = float(means.std()) if len(means) > 1 else None
+                row[score] = {"mean": float(means.mean()), "std": std, "by_seed": means.tolist()}
+            row |= _difference(finals[score], method, baseline, f"{score}_gain")
+            row |= _difference(finals[score], method, target_method, f"{score}_difference")
+        for name in ("kl", "tokens"):
+            if method in finals[name].index:
+                row[name] = float(finals[name].loc[method].mean(axis=1).mean())
+        rows.append(row | _total_costs(found) | _costs_to_target(found, runs.get(target_method, {})))
+    return rows
 
 
-def _difference(found: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str, word: str) -> dict:
-    shared = [s for s in sorted(found) if s in base and score in found[s]["final"] and score in base[s]["final"]]
-    if not shared:
+def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
+    """A column of the final answers: a row for each method and seed, sorted, a column for each prompt."""
+    rows = {(r["method"], r["seed"]): r["final"][column] for r in results if column in r["final"]}
+    index = pd.MultiIndex.from_tuples(rows, names=["method", "seed"]) if rows else pd.MultiIndex.from_arrays([[], []])
+    return pd.DataFrame(list(rows.values()), index=index).sort_index()
+
+
+def _difference(scores: pd.DataFrame, method: str, other: str, name: str) -> dict:
+    if method == other or not {method, other} <= set(scores.index.get_level_values(0)):
         return {}
-    gaps = np.array([np.subtract(found[s]["final"][score], base[s]["final"][score]) for s in shared])
-    return {f"{score}_{word}": crossed_interval(gaps)._asdict() | {"by_seed": gaps.mean(1).tolist()}}
+    gaps = (scores.loc[method] - scores.loc[other]).dropna()  # seeds that both have, by prompt
+    if gaps.empty:
+        return {}
+    return {name: crossed_interval(gaps.to_numpy())._asdict() | {"by_seed": gaps.mean(axis=1).tolist()}}
 
 
 def crossed_interval(gaps: np.ndarray) -> Interval:
-    """The mean of `gaps` [S seeds, P prompts] with its 95 % interval for other seeds *and* other prompts.
+    """Compute the mean of `gaps` [S seeds, P prompts] with its 95 % interval for other seeds *and* other prompts.
 
     Seeds and prompts are crossed random effects: the variance of the mean is (MS_seeds + MS_prompts − MS_rest) / (S P),
     the mean squares of a two-way analysis of variance without replication, and Student's t has Satterthwaite's degrees
@@ -120,54 +206,52 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     seeds, prompts = gaps.shape
     a, b, mean = gaps.mean(1), gaps.mean(0), float(gaps.mean())
     rest = gaps - a[:, None] - b + mean
-    free = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
+    freedom = np.array([seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1)])
     squares = np.array([prompts * ((a - mean) ** 2).sum(), seeds * ((b - mean) ** 2).sum(), (rest**2).sum()])
-    squares = np.divide(squares, free, out=np.zeros(3), where=free > 0)
+    squares = np.divide(squares, freedom, out=np.zeros(3), where=freedom > 0)
     variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # below either, it would be chance
-    worth = float((squares**2)[free > 0] @ (1 / free[free > 0]))
-    half = student(variance**2 / worth) * (variance / gaps.size) ** 0.5 if worth else 0.0
+    weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
+    half = student(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
     return Interval(mean, mean - half, mean + half, 0.95)
 
 
 def student(freedom: float) -> float:
-    """Student's t at 97.5 %, between whole degrees of freedom interpolated in their inverse; at least one."""
+    """Student's t at 97.5 %, interpolated in the inverse of the degrees of freedom (at least one)."""
     inverse = [0.0, *(1 / n for n in range(len(T975), 0, -1))]
     return float(np.interp(1 / max(freedom, 1.0), inverse, [NORMAL975, *T975[::-1]]))
 
 
-def _spent(found: Mapping[int, Mapping]) -> dict:
-    ends = [_sums(run["curve"]) for run in found.values() if run["curve"]]
-    return {f"spent_{name}": float(np.mean([end[name] for end in ends])) for name in COSTS} if ends else {}
+def _total_costs(found: Mapping[int, Mapping]) -> dict:
+    totals = pd.DataFrame([_cost(run["curve"]) for run in found.values() if run["curve"]])
+    return {f"cost_{name}": float(value) for name, value in totals.mean().items()}
 
 
-def _costs(found: Mapping[int, Mapping], goal: Mapping[int, Mapping]) -> dict:
-    shared = [seed for seed in sorted(found) if seed in goal and found[seed]["curve"] and goal[seed]["curve"]]
-    spent = [_until(found[seed]["curve"], final_score(_scores(goal[seed]["curve"]))) for seed in shared]
-    return {name: _mean_interval([cost and cost[name] for cost in spent]) for name in COSTS} if spent else {}
+def _cost(curve: Sequence[Mapping]) -> dict:
+    """What training took in these updates."""
+    seconds = sum(row["seconds"] for row in curve)
+    return {"updates": len(curve), "generated_tokens": curve[-1]["generated_tokens"], "seconds": seconds}
 
 
-def _scores(curve: Sequence[Mapping]) -> list[float | None]:
+def _costs_to_target(found: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
+    costs = []
+    for seed in (seed for seed in sorted(found) if seed in target and found[seed]["curve"] and target[seed]["curve"]):
+        curve, goal = (_rm_scores(run["curve"]) for run in (found[seed], target[seed]))
+        updates = updates_to_reach(curve, final_score(goal))
+        costs.append(_cost(found[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
+    return {name: _t_interval([cost[name] for cost in costs]) for name in COSTS} if costs else {}
+
+
+def _rm_scores(curve: Sequence[Mapping]) -> list[float | None]:
     return [row.get("rm_score_mean") for row in curve]
 
 
-def _until(curve: Sequence[Mapping], goal: float) -> dict | None:
-    """What was spent when the curve reached the goal; None where it never does."""
-    updates = updates_to_reach(_scores(curve), goal)
-    return None if updates is None else _sums(curve[:updates])
-
-
-def _sums(rows: Sequence[Mapping]) -> dict:
-    seconds = sum(row["seconds"] for row in rows)
-    return {"updates": len(rows), "generated_tokens": rows[-1]["generated_tokens"], "seconds": seconds}
-
-
-def _mean_interval(values: list[float | None]) -> dict:
-    """A 95 % t-interval, which few values make wide; none for one value, or where one is missing."""
+def _t_interval(values: list[float | None]) -> dict:
+    """Mean and 95 % t-interval; none where a value is missing, and no interval for one value."""
     out: dict = {"by_seed": values, "mean": None, "low": None, "high": None}
     if None in values:
         return out
     out["mean"] = mean = float(np.mean(values))
     if len(values) > 1:
         half = student(len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-        out |= {"low": max(mean - half, 0.0), "high": mean + half}  # nothing costs less than none
+        out |= {"low": max(mean - half, 0.0), "high": mean + half}  # no cost is negative
     return out

@@ -1,30 +1,61 @@
-"""A study: methods times seeds, each run in a process of its own, each leaving one small result file.
+"""A study: methods times seeds. Each run is a few `marlhf` command lines and leaves one small result file.
 
-The protocol is a YAML file, fixed before the first run. All methods of a seed start from the same SFT and reward
-adapters, which are made first and shared between studies. What is done is not done again, so a study that was
-interrupted goes on when it is started again.
+The protocol is a YAML file, fixed before the first run; see studies/main.yaml. All methods of a seed start from the
+same SFT model and reward model, which are trained first. Runs that have a result are not repeated, and a study that
+was interrupted resumes when it is started again.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import hashlib
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 
-from marlhf_lite.config.options import GROUPS, StudyConfig
-from marlhf_lite.config.parser import parse
-from marlhf_lite.experiments.results import read_result
-from marlhf_lite.experiments.study_pool import Job, execute, log_end
-from marlhf_lite.experiments.study_protocol import COMMANDS, OWN, START, Study, load_study, run_name
+import filelock
+from tqdm.auto import tqdm
+
+from marlhf_lite.config.options import GROUPS, OPTIONS, StudyConfig
+from marlhf_lite.config.parser import flatten, parse, read_yaml
+from marlhf_lite.experiments.results import collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import CONFIG
 
-FREE = OWN - {"seed"} | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
-# ^ no result depends on these
-# Options by the names that results stored before a renaming hold.
+STUDIES = Path(str(files("marlhf_lite"))) / "experiments" / "studies"
+MARLHF = [sys.executable, "-m", "marlhf_lite"]
+# Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
+TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
+# `marlhf` command of a run -> its groups of options.
+COMMON = ("run", "model", "data")
+STAGES = {
+    "sft": (*COMMON, "trainer", "sft"),
+    "rm": (*COMMON, "sft_input", "trainer", "rm"),
+    "ppo": (*COMMON, "inputs", "reward", "macro", "ppo", "checkpoint", "logging"),
+    "rloo": (*COMMON, "inputs", "reward", "rloo", "checkpoint", "logging"),
+    "grpo": (*COMMON, "inputs", "reward", "grpo", "checkpoint", "logging"),
+    "dpo": (*COMMON, "inputs", "trainer", "dpo", "sampling", "checkpoint", "logging"),
+    "evaluate": (*COMMON, "inputs", "policies", "sampling", "eval"),
+}
+# Options that the study gives to each command itself.
+OWN = {f.name for f in fields(GROUPS["run"])} - {"seed"}
+OWN |= {"sft", "rm", "policies", "responses", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
+# Options that no result depends on.
+FREE = OWN | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
+# Option -> its name in results that are older than its renaming.
 RENAMED = {
     "attn_implementation": "attention",
     "cliprange": "clip",
@@ -40,19 +71,89 @@ RENAMED = {
     "warmup_ratio": "sft_warmup_ratio",
 }
 
-STARTS = Path("runs/starts")  # SFT and reward adapters, which all studies share
+
+# The protocol
+
+
+@dataclass(frozen=True)
+class Study:
+    """A protocol."""
+
+    name: str
+    methods: dict[str, dict]  # name -> {command, options, samples: answers to each held-out prompt, default 1}
+    seeds: list[int]
+    shared: dict = field(default_factory=dict)  # options of every method that has them
+    baseline: str = "SFT"  # gains are over this method
+    target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
+    first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
+    figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
+
+
+# Key of a protocol -> its type.
+KEYS = {f.name: kind for f, kind in zip(fields(Study)[1:], (dict, list, dict, str, str, int, dict), strict=True)}
+
+
+def load_study(name: str) -> Study:
+    """Load a study of the library by its name, or a YAML file. Raises `InputError` for a fault in it."""
+    known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
+    path = STUDIES / f"{name}.yaml" if name in known else Path(name).expanduser()
+    if not path.is_file():
+        raise InputError(f"--name {name}: no such study: choose from {', '.join(known)}, or give a YAML file")
+    values = read_yaml(path, str(path))
+    values = {key: value for key, value in values.items() if value is not None}
+    for key, value in values.items():
+        if key not in KEYS:
+            close = difflib.get_close_matches(str(key), KEYS, n=1) or KEYS
+            raise InputError(f"{path}: unknown key {key}: did you mean {', '.join(close)}?")
+        if not isinstance(value, KEYS[key]):
+            raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in studies/main.yaml")
+    study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
+    _check(study, path, [values[key] for key in ("baseline", "target_method") if key in values])
+    return study
+
+
+def _check(study: Study, path: Path, named: list[str]) -> None:
+    """Raise `InputError` for a method that is faulty, or that is `named` or shown in a figure and not there."""
+    for name, method in study.methods.items():
+        where = f"{path}: method {name}"
+        if not isinstance(method, dict) or method.get("command") not in TRAINING:
+            raise InputError(f"{where}: give a command: {', '.join(TRAINING)}")
+        if set(method) - {"command", "options", "samples"} or not isinstance(method.get("options", {}), dict):
+            raise InputError(f"{where}: give a command, and options (names and values) and samples if it has some")
+        least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
+        if not isinstance(samples, int) or samples < least:
+            raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
+    if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
+        raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
+    for key in study.shared:
+        if key not in OPTIONS:
+            close = difflib.get_close_matches(str(key), OPTIONS, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see marlhf <command> --help"
+            raise InputError(f"{path}: shared: unknown option {key}: {hint}")
+    for name in named + [name for names in study.figures.values() for name in names]:
+        if name not in study.methods:
+            raise InputError(f"{path}: no method is called {name}: there are {', '.join(map(str, study.methods))}")
+
+
+def run_name(method: str, seed: int) -> str:
+    """File name of a run."""
+    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', str(method)).strip('-')}-seed{seed}"
+
+
+# Its runs
 
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed. `words` are its command line, `options` all that its result depends on."""
+    """One method with one seed. `words` are its command lines, `options` everything that its result depends on."""
 
     method: str
     command: str
     seed: int
-    words: tuple[str, ...]
+    words: dict[str, list[str]]  # `marlhf` command -> its options
     options: dict
-    start: str  # names the SFT and reward adapters
+    start: str  # folder name of the SFT model and the reward model
+    prompts: int  # held-out prompts to answer; the first `first_prompt` of them are not counted
 
     @property
     def name(self) -> str:
@@ -60,128 +161,99 @@ class Run:
 
 
 def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> list[Run]:
-    """All runs of a study, seed by seed. Raises `InputError` for a faulty option, and where there is nothing to run."""
+    """List all runs of a study, seed by seed.
+
+    Raises `InputError` for a faulty option, before anything runs, and where there is nothing to run.
+    """
     unknown = [name for name in only if name not in study.methods]
     if unknown:
         raise InputError(f"--only {unknown[0]}: no such method: choose from {', '.join(study.methods)}")
     seeds = list(seeds or study.seeds)
-    twice = [seed for i, seed in enumerate(seeds) if seed in seeds[:i]]
-    if twice:
-        raise InputError(f"study {study.name}: seed {twice[0]} twice: give each once")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"study {study.name}: seeds {seeds}: give each once")
     runs = [_run(study, name, seed) for seed in seeds for name in study.methods if not only or name in only]
     if not runs:
-        raise InputError(f"study {study.name}: no seeds: write `seeds: [0, 1, 2]`, or give --seeds")
+        raise InputError(f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]")
     return runs
 
 
 def _run(study: Study, name: str, seed: int) -> Run:
     method = study.methods[name]
-    command, own = method["command"], method.get("options") or {}
-    known = {f.name for group in COMMANDS[command] for f in fields(GROUPS[group])}
-    everywhere = {f.name for kind in GROUPS.values() for f in fields(kind)}
-    taken = {key: v for key, v in study.shared.items() if key in known or key not in everywhere}
-    words = tuple(f"--{key}={value}" for key, value in (taken | own | {"seed": seed}).items())
+    command, own, samples = method["command"], method.get("options", {}), method.get("samples", 1)
+    stages = [stage for stage in ("sft", "rm", TRAINING[command], "evaluate") if stage]
+    given = study.shared | own | {"seed": seed}
+    words = {stage: [f"--{key}={given[key]}" for key in given if key in _names(stage)] for stage in stages}
+    unknown = [f"--{key}={value}" for key, value in own.items() if not any(key in _names(stage) for stage in stages)]
     try:
-        options = run_options(command, words)
+        for key in (OWN | {"seed"}) & set(study.shared | own):
+            raise InputError(f"{key}: the study sets this itself: leave it out")
+        _parse(TRAINING[command] or "evaluate", *unknown)  # raises where there is one
+        parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
         raise InputError(f"study {study.name}, method {name}: {error}") from None
-    depends = {k: v for group in vars(options).values() for k, v in asdict(group).items() if k not in FREE}
-    depends |= {"command": command, "first_prompt": study.first_prompt, "samples": method.get("samples", 1)}
-    start = {k: depends[k] for k in ["seed", *(f.name for group in START for f in fields(GROUPS[group]))]}
-    return Run(name, command, seed, words, depends, f"seed{seed}-{_hash(start)}")
+    start = parsed["sft"] | parsed["rm"]
+    options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
+    prompts = study.first_prompt + options["eval_prompts"]
+    words["evaluate"] += [f"--eval_prompts={prompts}", f"--eval_samples={samples}"]
+    options |= {"command": command, "first_prompt": study.first_prompt, "samples": samples}
+    return Run(name, command, seed, words, options, f"seed{seed}-{_hash(start)}", prompts)
 
 
-def run_options(command: str, words: Sequence[str]) -> SimpleNamespace:
-    """The options of a method, by group. Raises `InputError` before anything loads."""
-    options = parse(command, words, COMMANDS[command], command)
+def _names(stage: str) -> set[str]:
+    return {f.name for group in STAGES[stage] for f in fields(GROUPS[group])}
+
+
+@functools.cache
+def _parse(stage: str, *words: str) -> dict:
+    """Options of a command that its result depends on. Raises `InputError` for a faulty one."""
+    options = parse(stage, words, STAGES[stage], stage)
     if hasattr(options, "macro"):
         make_rule(options.macro)
-    if command in ("rloo", "grpo"):
+    if stage in ("rloo", "grpo"):
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
-        check_groups(getattr(options, command))
-    return options
+        check_groups(getattr(options, stage))
+    return {key: value for key, value in flatten(options).items() if key not in FREE}
 
 
-def _hash(values: dict) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+def _hash(options: dict) -> str:
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def difference(run: Run, result: dict) -> str:
-    """The first option that a stored result had otherwise; empty if there is none."""
+def changed_option(run: Run, result: dict) -> str:
+    """Name the first option that a stored result was made with another value of; empty if there is none."""
+    stored = result["options"]
     for name, value in json.loads(json.dumps(run.options)).items():
-        stored = result["options"]
-        # An option that is newer than the result had today's default.
-        then = stored.get(name, stored.get(RENAMED.get(name), value))
-        if then != value:
-            return f"{name} was {then}, now {value}"
+        before = stored.get(name, stored.get(RENAMED.get(name), value))  # a newer option had its default
+        if before != value:
+            return f"{name} was {before}, now {value}"
     return ""
 
 
+# Running it
+
+
 def run_study(options: StudyConfig) -> None:
-    """`marlhf study`: run what is not done, then write the table and figures. Raises `InputError` if runs failed."""
+    """Run what has no result yet, then write table and figures. Raises `InputError` if a run failed."""
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
     results = Path(options.results or f"data/results/{study.name}")
     stored = {run.name: read_result(results / f"{run.name}.json") for run in runs}
-    changed = {run.name: difference(run, stored[run.name]) for run in runs if stored[run.name]}
-    changed = {name: what for name, what in changed.items() if what}
+    changed = {run.name: changed_option(run, stored[run.name]) for run in runs if stored[run.name]}
     if options.dry_run:
-        print(_listing(runs, stored, changed, STARTS))
+        print(_listing(runs, stored, changed))
         return
-    if changed:
-        name, what = next(iter(changed.items()))
-        raise InputError(
-            f"{results / name}.json: {what}: delete it to run it again, or give another folder with --results"
-        )
-    todo = [run for run in runs if stored[run.name] is None]
+    for name, what in changed.items():
+        if what:
+            raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --results")
+    todo = [run for run in runs if not stored[run.name]]
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    work = Path(f"runs/study-{study.name}")
-    failed, lost = execute(_jobs(study, todo, STARTS, work, results), options.workers)
-    for job in failed:
-        print(f"\n{job.name} failed; {job.log} ends:\n{log_end(job.log)}")
-    whole = {run.name: read_result(results / f"{run.name}.json") for run in plan(study, seeds)}
-    if all(whole.values()):
-        from marlhf_lite.experiments.study_report import study_report  # pictures take seconds
-
-        figures = Path(f"figures/{study.name}")
-        print(f"\n{study_report(study, list(whole.values()), results, figures)}\n\nfigures: {figures}")
-    else:
-        missing = [name for name, result in whole.items() if result is None]
-        print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
-    if failed:
-        more = f" and {len(lost)} could not begin" if lost else ""
-        raise InputError(f"{len(failed)} failed{more}, see above: the rest is kept; start the study again to go on")
-
-
-def _jobs(study: Study, runs: list[Run], starts: Path, work: Path, results: Path) -> list[Job]:
-    """The runs, and before them the starts that are not there yet."""
-    jobs: list[Job] = []
-    first: dict[str, Job | None] = {}
-    for run in runs:
-        folder, log = starts / run.start, starts / f"{run.start}.log"
-        spec = {"command": run.command, "words": run.words, "start": str(folder)}
-        if run.start not in first:
-            is_made = (folder / "rm" / "accuracy.json").is_file()
-            first[run.start] = None if is_made else Job(f"start-{run.start}", spec, log)
-    for run in runs:
-        folder = work / f"{run.name}-{_hash(run.options)}"  # with other options, nothing there is taken up
-        about = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
-        spec = {"command": run.command, "words": run.words, "start": str(starts / run.start), "folder": str(folder)}
-        spec |= {"result": str(results / f"{run.name}.json"), "about": about}
-        jobs.append(Job(run.name, spec, work / f"{run.name}.log", first[run.start]))
-    return [job for job in first.values() if job] + jobs
-
-
-def _listing(runs: list[Run], stored: dict, changed: dict, starts: Path) -> str:
-    lines = []
-    for run in runs:
-        state = "to do" if stored[run.name] is None else "done"
-        lines.append(f"{run.name:<36} {run.command:<10} {changed.get(run.name, state)}")
-    open_starts = {run.start for run in runs if not (starts / run.start / "rm" / "accuracy.json").is_file()}
-    done = sum(line.endswith(" done") for line in lines)
-    return "\n".join([*lines, f"{len(runs)} runs, {done} done; SFT and reward model to make first: {len(open_starts)}"])
+    failures = _run_all(study, todo, Path("runs") / f"study-{study.name}", results, options.workers) if todo else []
+    _report(study, plan(study, seeds), results, custom=bool(options.results))
+    if failures:
+        print(*failures, sep="\n\n")
+        raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to go on")
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -189,3 +261,127 @@ def _numbers(seeds: str) -> list[int]:
         return [int(word) for word in seeds.split(",")] if seeds.strip() else []
     except ValueError:
         raise InputError(f"--seeds {seeds}: give whole numbers, comma-separated") from None
+
+
+def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
+    states = {run.name: changed.get(run.name) or ("done" if stored[run.name] else "to do") for run in runs}
+    lines = [f"{run.name:<36} {run.command:<10} {states[run.name]}" for run in runs]
+    return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
+
+
+def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
+    """Print and write the study's table and figures, once all its results are there."""
+    found = {run.name: read_result(results / f"{run.name}.json") for run in runs}
+    missing = [name for name, result in found.items() if result is None]
+    if missing:
+        print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
+        return
+    from marlhf_lite.experiments.reports import study_report  # matplotlib takes seconds
+
+    figures = results / "figures" if custom else Path("figures") / study.name
+    print(f"\n{study_report(study, list(found.values()), results, figures)}\n\nfigures: {figures}")
+
+
+def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
+    """Run them, `workers` at a time (0: one for each core). Returns what failed."""
+    work.mkdir(parents=True, exist_ok=True)
+    lock, commands, failures = filelock.FileLock(work / "lock"), Commands(), []
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise InputError(f"{work}: this study is running already: wait for it, or stop it") from None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with lock, ThreadPoolExecutor(workers or cores) as pool:
+        try:
+            first = {run.start: run for run in reversed(runs)}  # in the queue, starts stand before the runs that wait
+            starts = {name: pool.submit(make_start, first[name], work / name, commands) for name in reversed(first)}
+            jobs = [pool.submit(make_result, study, run, starts[run.start], work, results, commands) for run in runs]
+            for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
+                if job.exception() and str(job.exception()) not in failures:
+                    failures.append(str(job.exception()))
+        finally:  # an interrupt, too, ends all commands
+            commands.stop()
+            pool.shutdown(cancel_futures=True)
+    return failures
+
+
+def make_start(run: Run, folder: Path, commands: Commands) -> Path:
+    """Train the SFT model and the reward model of a seed. Returns their folder."""
+    log = folder.with_suffix(".log")
+    if not (folder / "sft" / "sft" / "log.json").is_file():
+        commands.run(["sft", *run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"], log)
+    if not (folder / "rm" / "rm" / "accuracy.json").is_file():
+        inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
+        commands.run(["rm", *run.words["rm"], *inputs, "--overwrite"], log)
+    return folder
+
+
+def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: Commands) -> None:
+    """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
+    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
+    training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
+    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test"]
+    if there < run.prompts:
+        raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
+    inputs = [f"--sft={models / 'sft'}", f"--rm={models / 'rm'}"]
+    stage = TRAINING[run.command]
+    if stage and not evaluation.exists():
+        place = f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
+        commands.run([stage, *run.words[stage], *inputs, place], log)
+    policies = [f"--policies=policy={training}"] if stage else []
+    begin = time.perf_counter()
+    commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
+    seconds = time.perf_counter() - begin
+    result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
+    trained, best = training if stage else None, run.command == "best_of_n"
+    found = collect_result(trained, evaluation, models, study.first_prompt, best)
+    found["seconds_evaluation"] = seconds
+    found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
+    write_json(results / f"{run.name}.json", result | rounded(found))
+
+
+class Commands:
+    """`marlhf` commands in processes of their own, with one thread each.
+
+    They end with `stop`. If this process is killed, the kernel ends them too where `setpriv` is installed (Linux);
+    elsewhere a command goes on to its end, and no other begins.
+    """
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen] = set()
+        self.lock, self.stopped = threading.Lock(), False
+
+    def run(self, words: Sequence[str], log: Path) -> None:
+        """Run one command and append what it prints to `log`. Raises `InputError` if it fails."""
+        tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        calm = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_MININTERVAL": "30"}
+        with open(log, "a", encoding="utf-8") as file, self.lock:
+            if self.stopped:
+                raise InputError("interrupted")
+            process = subprocess.Popen(
+                [*tied, *MARLHF, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | calm,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others
+            )
+            self.running.add(process)
+        status = process.wait()
+        self.running.discard(process)
+        if status:
+            raise InputError(f"marlhf {words[0]} failed; {log} ends:\n{log_end(log)}")
+
+    def stop(self) -> None:
+        """End all commands; none begins any more."""
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                process.terminate()
+
+
+def log_end(path: Path, lines: int = 5) -> str:
+    """The last lines of a log that are not empty."""
+    text = path.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    found = [line for line in text.split("\n") if line.strip()]
+    return "\n".join(f"  {line}" for line in found[-lines:]) or "  (nothing)"
