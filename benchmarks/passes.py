@@ -7,7 +7,7 @@ from pathlib import Path
 from cells import markdown
 from synthetic import options, shaped_trainer
 
-from marlhf_lite.models.actor_critic import bare
+from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.training.rollout import generate
 
 ROLES = ("policy", "critic", "reference", "reward")
@@ -26,7 +26,7 @@ def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str,
 
     trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args, **CASES[case]), generator=sample)
     for role in ROLES:
-        count_rows(bare(getattr(trainer.roles, role).model).model.norm, role, counts, sampling)
+        count_rows(unwrap_peft(getattr(trainer.models, role).model).model.norm, role, counts, sampling)
     trainer.update(prompts)
     return {key: rows / args.batch for key, rows in counts.items()}
 

@@ -102,8 +102,8 @@ def measure(args: argparse.Namespace, n: int, folder: Path) -> dict:
         texts,
         ModelReward(roles.reward, args.micro),
         FixedNGram(n),
-        MacroConfig(n=str(n)),
         ppo,
+        MacroConfig(n=str(n)),
         max_response_length=args.response,
     )
     rows = trainer.train()

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config.options import CheckpointConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
@@ -83,10 +83,9 @@ def make_trainer(
         prompts,
         ModelReward(roles.reward, ppo.micro_batch_size),
         rule,
-        MacroConfig(),
         ppo,
         max_response_length=response,
-        checkpoint=CheckpointConfig(checkpoint_every=0),
+        checkpoint_config=CheckpointConfig(checkpoint_every=0),
         **more,
     )
 

@@ -101,7 +101,6 @@ def time_update(batch: int, limit: int, seed: int) -> float:
         [make_post(rng).prompt for _ in range(2 * batch)],
         lambda rollout: torch.zeros(len(rollout)),
         FixedNGram(5),
-        MacroConfig(),
         PPOConfig(updates=2, batch_size=batch),
         max_response_length=limit,
     )

@@ -89,15 +89,15 @@ def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: 
 
 
 def timed_log(trainer: PPOTrainer) -> list[float]:
-    """Seconds of every call of the trainer's journal, from now on."""
-    log, spent = trainer.journal.log, []
+    """Seconds of every call of the trainer's logger, from now on."""
+    log, spent = trainer.logger.log_update, []
 
     def timed(*given) -> None:
         start = time.perf_counter()
         log(*given)
         spent.append(time.perf_counter() - start)
 
-    trainer.journal.log = timed
+    trainer.logger.log_update = timed
     return spent
 
 

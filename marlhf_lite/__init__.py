@@ -8,11 +8,11 @@
     section 4.1     tasks and data                          tasks
     Appendix B.2    data split, what starts from what       tasks.split, roles.build_models
     Appendix D.1    value of a macro action, sigma          macro.macro_values
-    Appendix E      Algorithm 1, losses                     training.step, macro.policy_loss, macro.value_loss
+    Appendix E      Algorithm 1, losses                     training.ppo, macro.policy_loss, macro.value_loss
     section 4.1, F  pairwise judges, people                 evaluation.judges, plotting.judging
     Table 1         agreement                               evaluation.agreement
     Table 5, C.4    every setting                           presets/, listed by `marlhf presets`
-    Table 7         DPO, RLOO (and GRPO)                    training.dpo, training.group
+    Table 7         DPO, RLOO (and GRPO)                    training.dpo, training.rloo_grpo
     Figure 8, 21    best-of-N, temperatures                 evaluation.best_of_n
     figures         2, 3, 11 and their kin                  plots, evaluation_plots
 

@@ -11,13 +11,13 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.state import DistributedType
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
-from marlhf_lite.training.learner import Learner
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
-from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.training.rollout import Rollout, Sampling
 from marlhf_lite.utils.run_folder import RunFolder
 
 
@@ -35,25 +35,26 @@ def whole(tensor):
 
 def update(job, accelerator):
     base = load_base(ModelConfig(**job["model"]))
-    roles = build_models(base, job["sft"], job["rm"])
-    learner = Learner(roles, MacroConfig(**job["how"]), PPOConfig(**job["ppo"]), accelerator)
+    models, macro_config, config = build_models(base, job["sft"], job["rm"]), MacroConfig(**job["how"]), job["ppo"]
+    words = (None, job["rollout"]["prompts"], None, None, PPOConfig(**config), macro_config)
+    trainer = PPOTrainer(models, *words, max_response_length=12, accelerator=accelerator)
     grads = {}
 
     def keep(*_):
-        for name, parameters in learner.parameters.items():
+        for name, parameters in trainer.parameters.items():
             grads[name] = [whole(p.grad) for p in parameters]
 
-    learner.optimizer.optimizer.register_step_pre_hook(keep)
+    trainer.optimizer.optimizer.register_step_pre_hook(keep)
     rollout = Rollout(**job["rollout"])
     rows = torch.arange(len(rollout))[accelerator.process_index :: accelerator.num_processes]
     macro = RandomizedNGram((1, 2, 3), seed=1)(rollout.mask)
-    row = learner.learn(rollout.select(rows), macro.select(rows))
-    weights = {k: [whole(p) for p in v] for k, v in learner.parameters.items()}
+    row = trainer.learn(rollout.select(rows), macro.select(rows))
+    weights = {k: [whole(p) for p in v] for k, v in trainer.parameters.items()}
     return {
         "grads": grads,
         "weights": weights,
         "row": row,
-        "sharded": hasattr(learner.parameters["policy"][0], "full_tensor"),
+        "sharded": hasattr(trainer.parameters["policy"][0], "full_tensor"),
     }
 
 
@@ -64,20 +65,21 @@ def train(job, accelerator, folder):
     accelerator.wait_for_everyone()
     histories = []
     for updates in (4, 6):
-        roles = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
+        models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
+        tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
+        reward = FunctionReward(lambda prompts, responses: [float(len(set(r))) for r in responses])
         trainer = PPOTrainer(
-            roles,
-            load_tokenizer(job["model"]["model"]),
-            job["rollout"]["prompts"],
-            FunctionReward(lambda prompts, responses: [float(len(set(r))) for r in responses]),
+            models,
+            tokenizer,
+            prompts,
+            reward,
             FixedNGram(2),
-            MacroConfig(),
             PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
             max_response_length=6,
-            checkpoint=CheckpointConfig(checkpoint_every=2),
-            logging=LoggingConfig(eval_every=2, test_prompts=4),
+            checkpoint_config=CheckpointConfig(checkpoint_every=2),
+            logging_config=LoggingConfig(eval_every=2),
             run=RunFolder.open(folder / "run"),
-            test_prompts=job["rollout"]["prompts"],
+            held_out=HeldOutEvaluation(prompts[:4], tokenizer, Sampling(6), reward, None, accelerator),
             accelerator=accelerator,
         )
         histories.append(list(trainer.train(resume=updates == 6)))

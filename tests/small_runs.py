@@ -11,18 +11,21 @@ from pathlib import Path
 
 import numpy
 import torch
+from accelerate import Accelerator
 from conftest import PROMPTS
 from transformers import set_seed
 
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, ModelConfig, PPOConfig
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rollout import Sampling, prompt_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
-GIVEN = "prompts reward rule how seed gold test_prompts accelerator generator".split()
+GIVEN = "prompts reward termination macro_config seed gold held_out accelerator generator".split()
 
 
 def early_letters(prompts, responses):
@@ -35,23 +38,52 @@ def noisy(prompts, responses):
     return [x + random.random() + numpy.random.rand() for x in early_letters(prompts, responses)]
 
 
-def build(roles, tokenizer, run=None, length=6, **changes):
-    """A trainer on a few prompts; `changes` are arguments of the trainer, else options of PPO or of what is kept."""
-    given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "rule": FixedNGram(2), "how": MacroConfig()}
+def build(models, tokenizer, run=None, length=6, **changes):
+    """A trainer on a few prompts; `changes` are arguments of the trainer, else options of PPO or of what is kept.
+
+    `test_prompts` are held-out prompts that it is tested on every `eval_every` updates.
+    """
+    given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "termination": FixedNGram(2)}
+    given["accelerator"] = Accelerator()
     given |= {name: changes.pop(name) for name in GIVEN if name in changes}
-    kinds = {"checkpoint": CheckpointConfig, "logging": LoggingConfig}
+    prompts, kinds = changes.pop("test_prompts", None), {"checkpoint": CheckpointConfig, "logging": LoggingConfig}
     changes = {"checkpoint_every": 1} | changes
-    given |= {
-        group: kind(**{name: changes.pop(name) for name in list(changes) if hasattr(kind, name)})
-        for group, kind in kinds.items()
-    }
-    ppo = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
-    return PPOTrainer(roles, tokenizer, ppo=ppo, max_response_length=length, run=run, **given)
+    for group, kind in kinds.items():
+        own = {name: changes.pop(name) for name in list(changes) if hasattr(kind, name)}
+        given[f"{group}_config"] = kind(**own)
+    config = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
+    if prompts:
+        sampling = Sampling(length, config.temperature, config.top_k, config.top_p)
+        words = (given["reward"], given.get("gold"), given["accelerator"], given.get("seed", 0))
+        given["held_out"] = HeldOutEvaluation(prompts, tokenizer, sampling, *words)
+    return PPOTrainer(models, tokenizer, config=config, max_response_length=length, run=run, **given)
+
+
+def batches(trainer):
+    """The prompts of each update, as `train` draws them."""
+    return prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, trainer.seed)
 
 
 def timeless(rows):
     """Metrics without what a clock says."""
     return [{name: x for name, x in row.items() if "second" not in name} for row in rows]
+
+
+def same_checkpoints(one, other):
+    """Whether two checkpoints hold the same state, bit by bit; the sizes of logs depend on times in them."""
+    states = [torch.load(folder / "state.pt", weights_only=True) for folder in (one, other)]
+    flat = [dict(_leaves({k: v for k, v in state.items() if k != "logs"})) for state in states]
+    if flat[0].keys() != flat[1].keys():
+        return False
+    return all(torch.equal(x, flat[1][k]) if torch.is_tensor(x) else x == flat[1][k] for k, x in flat[0].items())
+
+
+def _leaves(value, name=""):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}/{key}")
+    else:
+        yield name, value
 
 
 # -- processes of their own -------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import build_models, position_ids
@@ -171,7 +171,6 @@ def test_one_update_moves_policy_and_critic_and_nothing_else(family, roles, text
         texts.prompts,
         ModelReward(roles.reward),
         FixedNGram(3),
-        MacroConfig(),
         ppo,
         max_response_length=8,
     )

@@ -31,7 +31,7 @@ def spoil(trainer, name, updates, value=math.nan):
     """At these updates, what role `name` says near the end of its first row is `value`."""
 
     def hook(_, args, out):
-        if trainer.learner.updates + 1 not in updates:
+        if trainer.updates_done + 1 not in updates:
             return None
         first, *rest = out if isinstance(out, tuple) else (out,)
         where = torch.zeros_like(first, dtype=torch.bool)
@@ -39,13 +39,13 @@ def spoil(trainer, name, updates, value=math.nan):
         first = first.masked_fill(where, value)
         return (first, *rest) if isinstance(out, tuple) else first
 
-    getattr(trainer.roles, name).register_forward_hook(hook)
+    getattr(trainer.models, name).register_forward_hook(hook)
 
 
 def state(trainer):
     """Copies of all weights that train, and of what the optimizer holds of them."""
-    parameters = [p for name in NAMES for p in trainer.learner.parameters[name]]
-    moments = [{k: v.clone() for k, v in trainer.learner.optimizer.state.get(p, {}).items()} for p in parameters]
+    parameters = [p for name in NAMES for p in trainer.parameters[name]]
+    moments = [{k: v.clone() for k, v in trainer.optimizer.state.get(p, {}).items()} for p in parameters]
     return [p.detach().clone() for p in parameters], moments
 
 
@@ -73,14 +73,14 @@ def by_update(trainer):
 
 
 def infinite_gradient(trainer, name, updates):
-    for parameter in trainer.learner.parameters[name][:1]:
-        parameter.register_hook(lambda g: g * (math.inf if trainer.learner.updates + 1 in updates else 1.0))
+    for parameter in trainer.parameters[name][:1]:
+        parameter.register_hook(lambda g: g * (math.inf if trainer.updates_done + 1 in updates else 1.0))
 
 
 def too_large_loss(trainer, updates):
     """Values that float32 holds, but not their squares."""
-    head = trainer.roles.critic.model.get_base_model().score
-    head.register_forward_hook(lambda *x: x[-1] * (1e25 if trainer.learner.updates + 1 in updates else 1.0))
+    head = trainer.models.critic.model.get_base_model().score
+    head.register_forward_hook(lambda *x: x[-1] * (1e25 if trainer.updates_done + 1 in updates else 1.0))
 
 
 FAULTS = {
@@ -108,7 +108,7 @@ def test_an_update_that_is_not_finite_is_left_out(make, run, fault):
     assert steps == {3}
     for row in history:
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["rm_score_mean"])
-    assert trainer.learner.bad_in_row == 0
+    assert trainer.nonfinite_in_row == 0
     coefficients = [row["kl_coef"] for row in history]
     assert coefficients[2] == coefficients[1] and coefficients[4] == coefficients[3]  # its KL says nothing
     assert [row["skipped_steps"] for row in run.metrics()] == [0, 1, 0, 1, 0]
@@ -142,7 +142,7 @@ def test_bad_in_the_pass_before_several_steps(make):
         calls.append(1)  # of update 2, the first of three passes
         return (out[0] * math.nan, out[1]) if len(calls) == 4 else None
 
-    trainer.roles.policy.register_forward_hook(hook)
+    trainer.models.policy.register_forward_hook(hook)
     states = by_update(trainer)
     assert [row["skipped_steps"] for row in trainer.train()] == [0, 1]
     assert len(calls) == 6 and same(states[1], states[2])
@@ -157,7 +157,7 @@ def test_one_bad_step_of_several(make):
         calls.append(1)  # of update 2: old values of four rows, then two steps of two
         return (out[0] * math.nan, out[1]) if len(calls) == 5 else None
 
-    trainer.roles.policy.register_forward_hook(hook)
+    trainer.models.policy.register_forward_hook(hook)
     states = by_update(trainer)
     with pytest.raises(InputError, match="1 updates in a row .*policy log-probabilities"):
         trainer.train()
@@ -178,7 +178,7 @@ def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
 
 def test_a_policy_that_cannot_be_sampled_ends_the_run_in_a_line(make):
     trainer = make(updates=2)
-    trainer.learner.parameters["policy"][0].data.fill_(math.nan)
+    trainer.parameters["policy"][0].data.fill_(math.nan)
     with pytest.raises(InputError, match="probabilities are not finite: start again with a lower learning rate"):
         trainer.train()
 
@@ -206,7 +206,9 @@ def ends(tokenizer, never):
 @pytest.mark.parametrize("how", [{}, {"num_ppo_epochs": 2}, {"whiten": True}])
 @pytest.mark.parametrize("n", [1, 3, math.inf])
 def test_a_batch_without_eos(make, tokenizer, how, n):
-    trainer = make(generator=ends(tokenizer, never=True), rule=FixedNGram(n), missing_eos_penalty=1.0, updates=2, **how)
+    trainer = make(
+        generator=ends(tokenizer, never=True), termination=FixedNGram(n), missing_eos_penalty=1.0, updates=2, **how
+    )
     for row in trainer.train():
         assert row["eos_rate"] == 0 and row["response_length"] == 6 and row["skipped_steps"] == 0
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
@@ -215,7 +217,7 @@ def test_a_batch_without_eos(make, tokenizer, how, n):
 @pytest.mark.parametrize("how", [{}, {"num_ppo_epochs": 2}, {"whiten": True}])
 def test_responses_of_eos_alone(make, tokenizer, how):
     """Length 1 and empty text."""
-    trainer = make(generator=ends(tokenizer, never=False), rule=FixedNGram(5), updates=2, **how)
+    trainer = make(generator=ends(tokenizer, never=False), termination=FixedNGram(5), updates=2, **how)
     for row in trainer.train():
         assert row["eos_rate"] == row["response_length"] == row["macro_actions"] == 1 and row["skipped_steps"] == 0
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
@@ -307,7 +309,7 @@ def test_a_rule_that_breaks_the_partition_is_named(make):
         return MacroActions.from_lengths([[1]] * len(mask), mask.shape[1])
 
     with pytest.raises(InputError, match="left response tokens out"):
-        make(rule=rule, reward=FunctionReward(early_letters)).train()
+        make(termination=rule, reward=FunctionReward(early_letters)).train()
 
 
 # -- a full disk ------------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ def plain(places):
     return root / "plain"
 
 
-@pytest.mark.parametrize("full", ["random-0.pt", "weights.safetensors", "optimizer.pt", "metrics.jsonl"])
+@pytest.mark.parametrize("full", ["random-0.pt", "state.pt", "metrics.jsonl"])
 def test_a_full_disk_is_said_and_the_last_checkpoint_goes_on(places, plain, full):
     """From the second update on, files may grow no larger than one byte less than `full` needs."""
     folders, root = places
@@ -360,7 +362,7 @@ def test_models_that_do_not_fit_leave_the_older_ones(make, tmp_path, monkeypatch
     trainer = make(updates=1)
     trainer.save(tmp_path)
     old = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    nudge(trainer.roles.policy, 5)
+    nudge(trainer.models.policy, 5)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import bare, build_models, checkpoint_activations
+from marlhf_lite.models.actor_critic import build_models, checkpoint_activations, unwrap_peft
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
 from marlhf_lite.training.rollout import from_texts
@@ -88,10 +88,10 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     again = build(build_models(*folders), tokenizer, RunFolder.open(run.path))
     assert timeless(again.train(resume=True)) == timeless(plain.history)
     for name in ("policy", "critic"):
-        assert not changed(getattr(again.roles, name), snapshot(getattr(plain.roles, name)))
-    keys = load_file(run.path / "checkpoints" / "update-000003" / "weights.safetensors").keys()
-    assert len(keys) == len([*again.learner.actors.parameters()])
-    assert again.roles.policy.model.lm_head.weight is again.roles.policy.model.model.embed_tokens.weight
+        assert not changed(getattr(again.models, name), snapshot(getattr(plain.roles, name)))
+    state = torch.load(run.path / "checkpoints" / "update-000003" / "state.pt", weights_only=True)
+    assert len(state["weights"]) == len([*again.actor_critic.parameters()])
+    assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
 
 
 def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):
@@ -131,7 +131,7 @@ def test_recomputed_activations_give_the_same_gradients(base, sft, rm, folders, 
             log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
         rollout = replace(rollout, ref_logprobs=log_p, scores=torch.arange(6.0))
         made, calls = learner(roles, options(micro_batch_size=6)), []
-        first_layer = bare(roles.policy.model).model.layers[0].mlp
+        first_layer = unwrap_peft(roles.policy.model).model.layers[0].mlp
         first_layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         steps = record(made)
         made.learn(rollout, FixedNGram(3)(rollout.mask))

@@ -15,8 +15,8 @@ from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training import logging
+from marlhf_lite.training.checkpoint import random_states
 from marlhf_lite.training.logging import completions_table
-from marlhf_lite.training.random_state import random_states
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.run_folder import RunFolder

@@ -8,16 +8,15 @@ from itertools import chain
 import pytest
 import reference_macro as ref
 import torch
-from accelerate import Accelerator
-from conftest import nudge
+from conftest import PROMPTS, nudge
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import trainable
-from marlhf_lite.training.learner import Learner
-from marlhf_lite.training.metrics import explained, kl_terms, totals
+from marlhf_lite.training.metrics import explained_variance, kl_terms, metric_sums
+from marlhf_lite.training.ppo import OldOutputs, PPOTrainer
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.step import Estimate, Pass
+from marlhf_lite.utils.errors import InputError
 
 BETA, TIGHT = 0.3, 1e-5
 NAMES = ("policy", "critic")
@@ -37,9 +36,10 @@ def options(**changes):
     return PPOConfig(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
 
 
-def learner(roles, ppo, how=None, started=True):
-    made = Learner(roles, how or MacroConfig(), ppo, Accelerator())
-    made.updates = int(started)  # these policies have left the reference already
+def learner(models, config, macro_config=None, started=True):
+    """A trainer that gets its rollouts from the test."""
+    made = PPOTrainer(models, None, PROMPTS, None, None, config, macro_config, max_response_length=12)
+    made.updates_done = int(started)  # these policies have left the reference already
     return made
 
 
@@ -49,7 +49,7 @@ def record(made):
 
     def keep(*_):
         for name in NAMES:
-            model, parameters = getattr(made.roles, name).model, made.parameters[name]
+            model, parameters = getattr(made.models, name).model, made.parameters[name]
             steps[name].append(([p.grad.clone() for p in parameters], copy.deepcopy(model).double()))
 
     made.optimizer.optimizer.register_step_pre_hook(keep)
@@ -244,9 +244,11 @@ def test_first_of_several_steps_has_ratio_1(moved, batch):
 @pytest.mark.parametrize("num_mini_batches, epochs", [(2, 1), (3, 2), (4, 1), (6, 1), (9, 1)])
 def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monkeypatch, num_mini_batches, epochs):
     made = learner(moved, options(num_mini_batches=num_mini_batches, num_ppo_epochs=epochs))
-    seen, plain = [], made._step
+    seen, plain = [], made.optimizer_step
     # Scores tell responses apart.
-    monkeypatch.setattr(made, "_step", lambda part, *rest: (seen.append(part.scores.tolist()), plain(part, *rest))[1])
+    monkeypatch.setattr(
+        made, "optimizer_step", lambda part, *rest: (seen.append(part.scores.tolist()), plain(part, *rest))[1]
+    )
     steps = record(made)
     made.learn(batch, FixedNGram(3)(batch.mask))
     count = min(num_mini_batches, len(batch))
@@ -326,15 +328,15 @@ def test_first_update_starts_at_the_reference(roles, batch):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_wrong_reference_is_found_at_the_first_update(roles, batch, epochs):
     nudge(roles.policy, 8, 0.2)
-    with pytest.raises(RuntimeError, match="does not start from the reference"):
+    with pytest.raises(InputError, match="does not start from the reference"):
         learner(roles, options(num_ppo_epochs=epochs), started=False).learn(batch, FixedNGram(3)(batch.mask))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
     made = learner(roles, options(), started=False)
-    made.rates[name] = 0.0
-    with pytest.raises(RuntimeError, match=f"moved no weight of the {name}"):
+    made.learning_rates[name] = 0.0
+    with pytest.raises(InputError, match=f"moved no weight of the {name}"):
         made.learn(batch, FixedNGram(3)(batch.mask))
 
 
@@ -412,8 +414,8 @@ def test_metrics_ignore_padding(tokenizer):
     for junk in (0.0, 1e9):
         x = torch.where(mask, torch.arange(1.0, mask.numel() + 1).reshape(shape), junk)
         scored = replace(rollout, scores=torch.ones(2), ref_logprobs=x * 0.5)
-        made = Estimate(x, x * 2)  # one macro action a token
-        results.append(totals(scored, FixedNGram(1)(mask), made, Pass(x, x, x)))
+        old = OldOutputs(x, x, x, x, x * 2)  # one macro action a token
+        results.append(metric_sums(scored, FixedNGram(1)(mask), old))
     assert results[0] == results[1]
     assert kl_terms(x, x * 0.5, mask)[0].tolist() == [0.5 * x[i][mask[i]].sum().item() for i in range(2)]
 
@@ -421,5 +423,7 @@ def test_metrics_ignore_padding(tokenizer):
 def test_explained_variance():
     goal, gap = torch.randn(50).double(), 0.1 * torch.randn(50).double()
     sums = [50, goal.sum(), goal.square().sum(), gap.sum(), gap.square().sum()]
-    assert explained(*map(float, sums)) == pytest.approx((1 - gap.var(correction=0) / goal.var(correction=0)).item())
-    assert explained(3, 3.0, 3.0, 0.0, 0.0) == 0.0  # returns that do not vary
+    assert explained_variance(*map(float, sums)) == pytest.approx(
+        (1 - gap.var(correction=0) / goal.var(correction=0)).item()
+    )
+    assert explained_variance(3, 3.0, 3.0, 0.0, 0.0) == 0.0  # returns that do not vary

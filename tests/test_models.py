@@ -13,7 +13,6 @@ from transformers import AutoModelForSequenceClassification
 
 from marlhf_lite.config.options import (
     DataConfig,
-    MacroConfig,
     ModelConfig,
     PPOConfig,
     RewardModelConfig,
@@ -114,7 +113,7 @@ def test_exactly_adapter_and_head_train(roles, name):
 
 def test_optimizers_hold_exactly_those(roles, tokenizer):
     trainer = ppo_trainer(roles, tokenizer)
-    groups = {group["name"]: [id(p) for p in group["params"]] for group in trainer.learner.optimizer.param_groups}
+    groups = {group["name"]: [id(p) for p in group["params"]] for group in trainer.optimizer.param_groups}
     assert groups.keys() == {"policy", "critic"}
     for name, held in groups.items():
         assert len(held) == len(set(held))
@@ -231,9 +230,7 @@ def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
 def ppo_trainer(roles, tokenizer, **options):
     ppo = PPOConfig(updates=1, batch_size=4, micro_batch_size=4, **options)
     reward = ModelReward(roles.reward)
-    return PPOTrainer(
-        roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), MacroConfig(), ppo, max_response_length=5
-    )
+    return PPOTrainer(roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), ppo, max_response_length=5)
 
 
 def test_no_stage_changes_the_base(base, tiny, tokenizer, tmp_path):

@@ -7,13 +7,11 @@ from itertools import chain, islice
 
 import pytest
 import torch
+from small_runs import batches, build, early_letters, timeless
 
-from marlhf_lite.config.options import CheckpointConfig, MacroConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training import logging
-from marlhf_lite.training import ppo as ppo_module
-from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
@@ -25,44 +23,18 @@ KEYS = set(
     "macro_actions macro_length tokens_per_second seconds seconds_generation seconds_scoring seconds_macro "
     "seconds_training".split()
 )
-TIMES = {key for key in KEYS if "second" in key}
 NAMES = ("policy", "critic", "reference", "reward")
 
 
-def early_letters(prompts, responses):
-    """Share of characters from the first half of the alphabet."""
-    return [sum(c in "abcdefghijklm" for c in r) / max(len(r), 1) for r in responses]
-
-
 @pytest.fixture
-def make(roles, tokenizer, texts):
-    """A trainer on a few prompts; keyword arguments are those of the trainer, else options of PPO."""
-
-    def build(length=6, **changes):
-        given = {
-            "roles": roles,
-            "prompts": texts.prompts,
-            "reward": FunctionReward(early_letters),
-            "rule": FixedNGram(2),
-            "how": MacroConfig(),
-        }
-        given |= {k: changes.pop(k) for k in (*given, "seed", "run", "gold", "test_prompts") if k in changes}
-        given["checkpoint"] = CheckpointConfig(
-            **{k: changes.pop(k) for k in list(changes) if hasattr(CheckpointConfig, k)}
-        )
-        ppo = PPOConfig(**{"updates": 2, "batch_size": 4, "micro_batch_size": 4} | changes)
-        return PPOTrainer(tokenizer=tokenizer, ppo=ppo, max_response_length=length, **given)
-
-    return build
+def make(roles, tokenizer):
+    """A trainer on a few prompts; keyword arguments are those of the trainer, else options."""
+    return lambda models=roles, **changes: build(models, tokenizer, **{"updates": 2, "checkpoint_every": 10} | changes)
 
 
 @pytest.fixture
 def run(tmp_path):
     return RunFolder.create(tmp_path / "run", {})
-
-
-def timeless(history):
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in history]
 
 
 # -- learning ---------------------------------------------------------------------------------------------------------
@@ -71,7 +43,7 @@ def timeless(history):
 @pytest.mark.parametrize("rule", [FixedNGram(1), FixedNGram(3), FixedNGram(math.inf)])
 def test_reward_rises(make, rule):
     trainer = make(
-        rule=rule,
+        termination=rule,
         updates=15,
         batch_size=64,
         micro_batch_size=64,
@@ -91,7 +63,7 @@ def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
     rates = {"policy_learning_rate": 0.03, "critic_learning_rate": 0.03, "warmup_updates": 1, "temperature": 1.0}
     ends = []
     for beta in (0.0, 5.0):
-        trainer = make(roles=build_models(base, sft, rm), kl_coef=beta, updates=12, batch_size=32, top_k=0, **rates)
+        trainer = make(models=build_models(base, sft, rm), kl_coef=beta, updates=12, batch_size=32, top_k=0, **rates)
         ends.append(sum(row["kl_k1"] for row in trainer.train()[-3:]))
     assert ends[1] < 0.6 * ends[0]
 
@@ -103,7 +75,9 @@ def test_kl_penalty_holds_the_policy_back(make, base, sft, rm):
 def test_same_seed_same_run(make, base, sft, rm, options):
     def history(seed):
         torch.seed()  # whatever the state before
-        trainer = make(roles=build_models(base, sft, rm), updates=3, seed=seed, rule=RandomizedNGram(), **options)
+        trainer = make(
+            models=build_models(base, sft, rm), updates=3, seed=seed, termination=RandomizedNGram(), **options
+        )
         return timeless(trainer.train())
 
     first = history(0)
@@ -112,17 +86,16 @@ def test_same_seed_same_run(make, base, sft, rm, options):
 
 
 def test_prompts_are_all_used_before_any_comes_again(make, texts):
-    batches = make(batch_size=4)._batches()
-    drawn = [*chain(*islice(batches, 6))]  # 24 draws from 6 prompts
+    drawn = [*chain(*islice(batches(make(batch_size=4)), 6))]  # 24 draws from 6 prompts
     for start in range(0, 24, 6):
         assert sorted(drawn[start : start + 6]) == sorted(texts.prompts)
     assert drawn[:6] != drawn[6:12]
-    same, other = (make(batch_size=4, seed=seed)._batches() for seed in (0, 1))
+    same, other = (batches(make(batch_size=4, seed=seed)) for seed in (0, 1))
     assert drawn == [*chain(*islice(same, 6))] != [*chain(*islice(other, 6))]
 
 
 def test_batches_larger_than_the_prompts(make, texts):
-    batch = next(make(batch_size=15)._batches())
+    batch = next(batches(make(batch_size=15)))
     assert len(batch) == 15 and set(Counter(batch).values()) == {2, 3}
 
 
@@ -144,7 +117,7 @@ def test_metrics_have_every_key_and_are_finite(make, run, roles):
 
 def test_samples_partition_the_tokens(make, run, roles):
     rule = RandomizedNGram((1, 2, 3), repeats=1)
-    make(run=run, rule=rule, updates=1, length=9).train()
+    make(run=run, termination=rule, updates=1, length=9).train()
     rows = run.samples()
     assert len(rows) == 4
     for row in rows:
@@ -183,44 +156,32 @@ def test_interrupt_leaves_records_whole(make, run, base, sft):
 
 
 @pytest.mark.parametrize(
-    "options, learning",
+    "options, passes",
     [
         ({}, 1),
-        ({"num_ppo_epochs": 2}, 3),
+        ({"num_ppo_epochs": 2}, 2),
+        ({"num_ppo_epochs": 3}, 3),
         ({"whiten": True}, 2),
-        ({"num_ppo_epochs": 3}, 4),
+        ({"num_ppo_epochs": 2, "whiten": True}, 3),
+        ({"num_mini_batches": 2}, 2),
+        ({"num_ppo_epochs": 2, "num_mini_batches": 2}, 3),
     ],
 )
-def test_number_of_forward_passes(make, roles, tokenizer, texts, monkeypatch, options, learning):
-    """One step a rollout: each model runs once. More steps: policy and critic once more each, plus once a step."""
+def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes):
+    """Policy and critic run once an epoch, and once more where old outputs are needed before the first step."""
     rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=6)
-    monkeypatch.setattr(ppo_module, "generate", lambda *_: rollout)
-    counts = Counter()
-    for name in NAMES:
-        backbone = getattr(roles, name).model.get_base_model().model
-        backbone.register_forward_hook(lambda *_, name=name: counts.update([name]))
-    make(reward=ModelReward(roles.reward, 4), batch_size=6, **options).update(texts.prompts)
-    micro_batches = 2  # of 4 and 2 responses
-    expected = {"policy": learning, "critic": learning, "reference": 1, "reward": 1}
-    assert counts == {name: count * micro_batches for name, count in expected.items()}
-
-
-def test_two_minibatches_are_one_pass_more(make, roles, tokenizer, texts, monkeypatch):
-    rollout = from_texts(tokenizer, texts.prompts[:4], texts.responses[:4], limit=6)
-    monkeypatch.setattr(ppo_module, "generate", lambda *_: rollout)
     rows = Counter()
-    for name in ("policy", "critic"):
-        backbone = getattr(roles, name).model.get_base_model().model
-        backbone.register_forward_hook(
-            lambda _, args, kwargs, out, name=name: rows.update({name: len(kwargs["input_ids"])}), with_kwargs=True
-        )
-    make(num_mini_batches=2).update(texts.prompts[:4])
-    assert rows == {"policy": 8, "critic": 8}
+    for name in NAMES:
+        getattr(roles, name).register_forward_pre_hook(lambda _, args, name=name: rows.update({name: len(args[0])}))
+    trainer = make(reward=ModelReward(roles.reward, 4), batch_size=6, generator=lambda *_: rollout, **options)
+    trainer.update(texts.prompts)
+    expected = {"policy": passes, "critic": passes, "reference": 1, "reward": 1}
+    assert rows == {name: count * len(rollout) for name, count in expected.items()}
 
 
 def test_scoring_keeps_no_graph_and_no_mode(make, roles, texts):
     trainer = make(reward=ModelReward(roles.reward))
-    rollout = trainer._score(trainer._sample(texts.prompts))
+    rollout = trainer.score(trainer.generate_rollout(texts.prompts))
     assert not rollout.ref_logprobs.requires_grad and not rollout.scores.requires_grad
     assert roles.policy.training and not roles.reference.model.training and not roles.reward.model.training
 
@@ -230,7 +191,7 @@ def test_scoring_in_micro_batches_changes_nothing(make, roles, texts):
     for size in (1, 4, 64):
         trainer = make(reward=ModelReward(roles.reward, size), micro_batch_size=size)
         torch.manual_seed(0)
-        parts.append(trainer._score(trainer._sample(texts.prompts)))
+        parts.append(trainer.score(trainer.generate_rollout(texts.prompts)))
     for part in parts[1:]:
         torch.testing.assert_close(part.scores, parts[0].scores)
         torch.testing.assert_close(part.ref_logprobs * part.mask, parts[0].ref_logprobs * part.mask)
@@ -248,7 +209,7 @@ def test_own_rule_sees_the_documented_context(make, run, tokenizer):
         starts = (context["token_ids"] % 2 == 0) | (place == 0)
         return MacroActions.from_starts(starts, mask)
 
-    row = make(rule=rule, run=run).train()[-1]
+    row = make(termination=rule, run=run).train()[-1]
     assert [context["step"] for context in seen] == [0, 1] and row["macro_length"] >= 1
     for context in seen:
         assert context["tokenizer"] is tokenizer
@@ -267,7 +228,7 @@ def test_rule_that_leaves_tokens_out_is_refused(make):
         return FixedNGram(2)(mask & (torch.arange(mask.shape[1]) < 1))
 
     with pytest.raises(InputError, match="left response tokens out"):
-        make(rule=rule).train()
+        make(termination=rule).train()
 
 
 @pytest.mark.parametrize(
@@ -292,7 +253,7 @@ def test_constant_reward_trains(make):
 
 
 def test_responses_of_one_token(make):
-    row = make(length=1, rule=FixedNGram(5)).train()[-1]
+    row = make(length=1, termination=FixedNGram(5)).train()[-1]
     assert row["response_length"] == row["macro_length"] == row["macro_actions"] == 1
 
 
@@ -302,5 +263,5 @@ def test_no_prompts(make):
 
 
 def test_trainer_without_a_reward_model(make, base, sft):
-    row = make(roles=build_models(base, sft, None)).train()[-1]
+    row = make(models=build_models(base, sft, None)).train()[-1]
     assert math.isfinite(row["value_loss"])

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import asdict, replace
+from itertools import chain, islice
 
 import pytest
 import reference_macro as ref
@@ -12,7 +13,7 @@ from accelerate import Accelerator
 from conftest import PROMPTS, changed, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import build, early_letters, timeless
+from small_runs import batches, build, early_letters, timeless
 from test_learner import (
     NAMES,
     TIGHT,
@@ -29,11 +30,11 @@ from test_learner import (
 )
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.macro import FixedNGram, MacroActions
+from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.training.dry_run import fit_micro_batch, longest_batch
-from marlhf_lite.training.rollout import Rollout, Sampling, from_texts, generate, in_batches
-from marlhf_lite.training.step import Estimate, Pass, compute_losses, loss_normalizers, shape_scores
+from marlhf_lite.training.rewards import shape_scores
+from marlhf_lite.training.rollout import Rollout, Sampling, from_texts, generate, generate_in_batches
+from marlhf_lite.training.safeguards import fit_micro_batch_size
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -224,35 +225,6 @@ def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, cap
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ratio", ["token", "macro"])
-def test_log_ratios_are_clamped(ratio, most=20.0):
-    """Loss and gradients of far-off log-ratios, among them one whose exponential overflows."""
-    batch = ref.Batch(3, noise=2.0)
-    batch.logprobs[0, :3] += torch.tensor([200.0, -200.0, 30.0])
-    macro = MacroActions.from_lengths(batch.parts, batch.T)
-    gains, zeros = batch.steps(), torch.zeros(batch.B, batch.T)
-    clean = batch.logprobs.nan_to_num(0.0).requires_grad_()
-    rollout = Rollout([], [], zeros, zeros, batch.mask, zeros[:, 0].bool(), logprobs=batch.old_logprobs, values=zeros)
-    how, ppo = MacroConfig(ratio=ratio), PPOConfig()
-    made = Estimate(gains, torch.zeros_like(gains))
-    losses = compute_losses(Pass(clean, zeros, zeros), rollout, macro, made, how, ppo, loss_normalizers(macro, how))
-    losses.policy.backward()
-    leaf, rows = batch.leaves(batch.logprobs)
-    terms = []
-    for i, lengths in enumerate(batch.parts):
-        gaps = [a - b for a, b in zip(rows[i], batch.rows(batch.old_logprobs)[i])]
-        joint = gaps if ratio == "token" else [sum(part) for part in ref.split(gaps, lengths)]
-        own = ref.valid(gains, batch.parts)[i]
-        spread = [g for g, n in zip(own, lengths) for _ in range(n)]
-        for log_ratio, gain in zip(joint, spread if ratio == "token" else own, strict=True):
-            r = log_ratio.clamp(-most, most).exp()
-            terms.append(-torch.minimum(r * gain, r.clamp(0.8, 1.2) * gain))
-    plain = torch.stack(terms).mean()
-    plain.backward()
-    assert losses.policy.item() == pytest.approx(plain.item(), rel=1e-5)
-    assert far([clean.grad], [leaf.grad]) < TIGHT and clean.grad.isfinite().all()
-
-
 @pytest.mark.parametrize("most", [1e-3, 0.05, 1e9])
 def test_gradients_are_clipped_by_norm(moved, scored, most):
     """The direction stays; a norm below the limit is left alone."""
@@ -275,16 +247,16 @@ def test_critic_warm_up_trains_the_critic_alone(make, changes):
     update = trainer.update
 
     def watched(prompts):
-        before = {name: snapshot(getattr(trainer.roles, name)) for name in NAMES}
+        before = {name: snapshot(getattr(trainer.models, name)) for name in NAMES}
         row = update(prompts)
-        moves.append([bool(changed(getattr(trainer.roles, name), before[name])) for name in NAMES])
+        moves.append([bool(changed(getattr(trainer.models, name), before[name])) for name in NAMES])
         return row
 
     trainer.update = watched
     history = trainer.train()
     assert moves == [[False, True], [False, True], [True, True], [True, True]]
     assert [row["kl_k3"] < 1e-6 for row in history] == [True, True, True, False]
-    steps = [int(trainer.learner.optimizer.state[trainer.learner.parameters[name][0]]["step"]) for name in NAMES]
+    steps = [int(trainer.optimizer.state[trainer.parameters[name][0]]["step"]) for name in NAMES]
     each = changes.get("num_ppo_epochs", 1)
     assert steps == [2 * each, 4 * each]  # no moments of updates that were not made
 
@@ -326,8 +298,8 @@ def test_processes_share_each_batch(make, processes):
     for rank in range(processes):
         trainer = make(batch_size=6 * 2, rollouts=2)
         trainer.accelerator = Rank(processes, rank)
-        shares.append(next(trainer._batches()))
-    whole = next(make(batch_size=6 * 2, rollouts=2)._batches())
+        shares.append(next(batches(trainer)))
+    whole = next(batches(make(batch_size=6 * 2, rollouts=2)))
     assert sorted(p for share in shares for p in share) == sorted(whole)
     assert all(len(share) == 12 // processes and share[::2] == share[1::2] for share in shares)
 
@@ -345,14 +317,13 @@ class Rank:
 def test_prompt_epochs_are_passes_over_the_prompts(make, epochs, rollouts, batch_size, updates):
     """Six prompts; the last batch may go beyond."""
     trainer = make(prompt_epochs=epochs, rollouts=rollouts, batch_size=batch_size, updates=99)
-    assert trainer.updates == updates == math.ceil(epochs * 6 * rollouts / batch_size)
-    batches = trainer._batches()
-    drawn = Counter(p for _ in range(updates) for p in next(batches))
+    assert trainer.total_updates == updates == math.ceil(epochs * 6 * rollouts / batch_size)
+    drawn = Counter(chain(*islice(batches(trainer), updates)))
     assert all(drawn[p] >= int(epochs) * rollouts for p in PROMPTS)
 
 
 def test_prompt_epochs_do_not_gain_an_update_by_rounding(make):
-    assert make(prompt_epochs=1.1, prompts=["a"] * 10, batch_size=1).updates == 11
+    assert make(prompt_epochs=1.1, prompts=["a"] * 10, batch_size=1).total_updates == 11
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 6])
@@ -360,7 +331,7 @@ def test_generation_in_batches_gives_the_same_responses(roles, tokenizer, texts,
     """Greedy, so that noise does not matter: tokens, masks and prompts, however they were padded."""
     model, greedy = roles.policy.model.eval(), Sampling(7, temperature=0)
     whole = generate(model, tokenizer, texts.prompts, greedy)
-    parts = in_batches(generate, size, model, tokenizer, texts.prompts, greedy)
+    parts = generate_in_batches(generate, size, model, tokenizer, texts.prompts, greedy)
     assert parts.prompts == whole.prompts == texts.prompts and parts.responses == whole.responses
     for name in ("attention_mask", "ended", "mask"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
@@ -375,7 +346,7 @@ def test_rollouts_of_other_widths_are_padded_to_one(tokenizer):
     def given(model, tokenizer, prompts, sampling):
         return from_texts(tokenizer, prompts, [responses[["a", "T", "W"].index(p[0])] for p in prompts], limit=12)
 
-    whole, parts = (in_batches(given, size, None, tokenizer, prompts, None) for size in (0, 1))
+    whole, parts = (generate_in_batches(given, size, None, tokenizer, prompts, None) for size in (0, 1))
     assert whole.tokens.shape == parts.tokens.shape and parts.responses == responses
     for name in ("tokens", "attention_mask", "mask", "ended"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
@@ -405,21 +376,17 @@ def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.0
 
 
 @pytest.mark.parametrize("fits, expected", [(99, 12), (8, 6), (3, 3), (2, 1), (1, 1)])
-def test_the_dry_run_finds_the_most_that_fits(roles, fits, expected, capsys):
+def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, capsys):
     """By halves; two passes of the longest batch, no weight moved, no gradient and no draw left behind."""
-    made = learner(roles, options(micro_batch_size=0), started=False)
-    before, drawn, tried = snapshot(made.actors), torch.get_rng_state(), small_memory(roles, fits)
-    assert fit_micro_batch(made, 12, 9, 5, 1) == made.ppo.micro_batch_size == expected
-    assert tried[-1][0] == expected and all(width == 9 + 5 for _, width in tried)
+    made = build(roles, tokenizer, micro_batch_size=0, batch_size=12, length=5)
+    before, drawn, tried = snapshot(made.actor_critic), torch.get_rng_state(), small_memory(roles, fits)
+    assert fit_micro_batch_size(made) == made.micro_batch_size == expected
+    longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
+    assert tried[-1][0] == expected and all(width == longest + 5 for _, width in tried)
     assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
-    assert not changed(made.actors, before) and torch.equal(torch.get_rng_state(), drawn)
-    assert all(p.grad is None for p in made.actors.parameters()) and not made.optimizer.state
+    assert not changed(made.actor_critic, before) and torch.equal(torch.get_rng_state(), drawn)
+    assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
-
-
-def test_the_longest_batch_fills_every_column():
-    batch = longest_batch(3, 7, 4, 5, "cpu")
-    assert batch.tokens.shape == (3, 11) and batch.attention_mask.all() and batch.mask.all() and len(batch) == 3
 
 
 @pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2, "kl_in": "loss"}])
@@ -431,7 +398,7 @@ def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer, ppo):
         small_memory(roles, rows)
         trainer = build(roles, tokenizer, micro_batch_size=asked, updates=2, **ppo)
         histories.append(timeless(trainer.train()))
-        assert trainer.learner.ppo.micro_batch_size == 2
+        assert trainer.micro_batch_size == 2
     assert histories[0] == histories[1]
 
 
@@ -449,7 +416,7 @@ def test_out_of_memory_halves_the_micro_batch(moved, scored, ppo, capsys):
         torch.manual_seed(0)
         made.learn(scored, macro)
         grads.append([steps[name][0][0] for name in NAMES])
-    assert made.ppo.micro_batch_size == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
+    assert made.micro_batch_size == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
     for ours, theirs in zip(*grads):
         assert far(ours, theirs) < TIGHT
     assert "micro_batch_size is 3 from here on" in "".join(capsys.readouterr())

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 import pytest
 from matplotlib import pyplot as plt
-from small_runs import early_letters, halted, noisy, run_child, start, timeless, wait
+from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
@@ -30,8 +30,8 @@ CASES = {
         "num_ppo_epochs": 2,
         "num_mini_batches": 2,
         "whiten": True,
-        "rule": RandomizedNGram((1, 2, 3), repeats=1, seed=5),
-        "how": MacroConfig(sigma="position"),
+        "termination": RandomizedNGram((1, 2, 3), repeats=1, seed=5),
+        "macro_config": MacroConfig(sigma="position"),
     },
     "critic warm-up, tests, a noisy reward, few checkpoints": {
         "critic_warmup": 3,
@@ -53,7 +53,8 @@ def assert_same(one, other):
     assert timeless(rows[0]) == timeless(rows[1])
     assert [row["update"] for row in rows[0]] == list(range(1, len(rows[0]) + 1))
     names = [*FILES, *(f"{name}/adapter_model.safetensors" for name in ("policy", "critic"))]
-    names += [str(path.relative_to(one)) for path in (one / "checkpoints").glob("update-*/weights.safetensors")]
+    for path in checkpoints(one):
+        assert same_checkpoints(path, other / path.relative_to(one))
     names += [str(path.relative_to(one)) for path in (one / "checkpoints").glob("update-*/random-0.pt")]
     assert len(names) > 5
     for name in names:

@@ -269,7 +269,7 @@ def test_trim_changes_nothing_that_is_asked(moved, whole):
 
 
 def test_by_length_sorts_and_keeps_every_row(whole):
-    sorted_rows = whole.by_length()
+    sorted_rows = whole.sort_by_length()
     lengths = sorted_rows.attention_mask.sum(1)
     assert (lengths.diff() >= 0).all() and sorted(sorted_rows.prompts) == sorted(whole.prompts)
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from small_runs import build
 
-from marlhf_lite.training import trackers
-from marlhf_lite.training.trackers import make_accelerator, tracker_names
+from marlhf_lite.training import logging
+from marlhf_lite.training.logging import make_accelerator, tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -77,7 +77,7 @@ def test_none_is_a_plain_accelerator(tmp_path):
 
 @pytest.mark.parametrize("names", ["mlflow", "tensorboard,mlflow", "Tensorboard"])
 def test_an_unknown_one_is_refused(names, tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(InputError, match=r"--report_to (mlflow|Tensorboard): unknown: choose from tensorboard, wandb"):
         make_accelerator(names, tmp_path, "x", CONFIG)
     assert not [*tmp_path.iterdir()]
@@ -85,11 +85,11 @@ def test_an_unknown_one_is_refused(names, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"--report_to {name}: the package is missing: pip install {name}"):
         make_accelerator(name, tmp_path, "x", CONFIG)
 
 
 def test_names_are_split(monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: object())
     assert tracker_names(" wandb, tensorboard,") == ["wandb", "tensorboard"] and tracker_names("") == []

@@ -218,6 +218,9 @@ class MacroConfig(Checked):
         "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
         "(tree-sitter).",
     )
+    allow_fallback: bool = option(
+        False, "Permission to go on where most sentences have no tree and fall back to single tokens, for parsing."
+    )
     cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
     inclusive: bool = option(False, "Inclusion of phrases of just cutoff tokens, for parsing (text of section 3.2.1).")
     sigma: Literal["equal", "unit", "position", "position_reversed"] = option(

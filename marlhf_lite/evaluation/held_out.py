@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from marlhf_lite.evaluation.scores import answer
 from marlhf_lite.models.actor_critic import PPOModels
-from marlhf_lite.training.random_state import random_states, set_random_states
+from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.rollout import Sampling
 
 

@@ -15,17 +15,18 @@ from transformers import set_seed
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
+from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.plan import Plan
 from marlhf_lite.evaluation.responses import first_samples, write_rows
 from marlhf_lite.experiments.workspace import RunContext, open_run, say
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.training.logging import make_accelerator
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, text_reward
 from marlhf_lite.training.sft import train_sft
-from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import SAMPLES
@@ -102,24 +103,31 @@ def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, na
     if options.run.resume and place.exists() and not any(place.glob("checkpoints/update-*")):
         options.run = replace(options.run, resume="", overwrite=True)  # it had not come to its first checkpoint
     run = open_run(place, options)
-    roles = build_models(work.base, sft, rm, options.ppo.critic_init, options.model.gradient_checkpointing)
+    models = build_models(work.base, sft, rm, options.ppo.critic_init, options.model.gradient_checkpointing)
+    reward = make_reward(work, rm, models.reward)
+    accelerator = make_accelerator(options.logging.report_to, run.path, name, flatten(options))
+    batch = options.ppo.generation_batch_size or 128
+    prompts = work.task.splits["test"]["prompt"][: options.logging.test_prompts]
+    held_out = HeldOutEvaluation(
+        prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, options.run.seed, batch
+    )
     trainer = PPOTrainer(
-        roles,
+        models,
         work.tokenizer,
         work.task.splits["ppo"]["prompt"],
-        make_reward(work, rm, roles.reward),
+        reward,
         rule,
-        how,
         options.ppo,
-        checkpoint=options.checkpoint,
-        logging=options.logging,
+        how,
+        checkpoint_config=options.checkpoint,
+        logging_config=options.logging,
         max_response_length=work.limit,
         seed=options.run.seed,
         run=run,
         gold=work.task.gold,
-        test_prompts=work.task.splits["test"]["prompt"],
+        held_out=held_out if prompts else None,
         name=name,
-        accelerator=make_accelerator(options.logging.report_to, run.path, name, flatten(options)),
+        accelerator=accelerator,
     )
     try:
         trainer.train(resume=any(place.glob("checkpoints/update-*")))

@@ -19,9 +19,9 @@ from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
+from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.rewards import text_reward
 from marlhf_lite.training.rollout import Sampling
-from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, is_run

@@ -1,4 +1,4 @@
-"""The four roles of an update, as modules that answer exactly what an update asks (paper, section 2.2)."""
+"""The four models of PPO: policy, reference, reward model and critic (paper, section 2.2)."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
-def bare(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
-    """The model inside its adapters, whose layers are theirs too."""
+def unwrap_peft(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
+    """The model inside its adapters; its layers contain them."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 class PolicyModel(nn.Module):
-    """A causal LM asked for the log-probabilities of a response. Called as a whole, so wrappers (DDP) see the pass.
+    """A causal LM that returns the log-probabilities of response tokens: the policy or the reference.
 
-    With a head that is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`); heads of
-    other forms, and those with an adapter of their own, give full logits.
+    With a head that is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`). Other
+    heads, and those with an adapter of their own, give full logits.
     """
 
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
-        self.form = head_form(bare(self.model))
+        self.form = head_form(unwrap_peft(self.model))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
-        """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], in float32, nats.
+        """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], float32, in nats.
 
-        Gradients flow through the log-probabilities alone: the entropy is there to be looked at.
+        Gradients flow through the log-probabilities alone; the entropy is recorded only.
         """
         inputs = {"input_ids": tokens, "attention_mask": attention_mask, "use_cache": False}
         inputs["position_ids"] = position_ids(attention_mask)
         before, targets = slice(-length - 1, -1), tokens[:, -length:]
-        causal_lm = bare(self.model)
+        causal_lm = unwrap_peft(self.model)
         head = causal_lm.get_output_embeddings()
         if self.form is None or not is_bare(head):
             logits = self.model(**inputs, logits_to_keep=length + 1).logits[:, before]
@@ -58,16 +58,16 @@ def score_states(classifier: PreTrainedModel, hidden: Tensor) -> Tensor:
 
 
 class ScalarHeadModel(nn.Module):
-    """A score model asked for its score at every position."""
+    """A backbone with a scalar head: the reward model or the critic."""
 
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
-        """[B, L] scores in float32: a reward model reads the one at the last response token, a critic V(s_t) at the
-        token before action t."""
-        classifier = bare(self.model)
+        """[B, L] scores in float32. A reward model's is read at the last response token, a critic's V(s_t) at the token
+        before action t."""
+        classifier = unwrap_peft(self.model)
         hidden = getattr(classifier, classifier.base_model_prefix)(
             input_ids=tokens,
             attention_mask=attention_mask,
@@ -78,12 +78,12 @@ class ScalarHeadModel(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy and critic as one module: what an optimizer trains, and what DDP, FSDP or DeepSpeed wrap."""
+    """Policy and critic as one module: what the optimizer trains, and what DDP or FSDP wrap."""
 
     def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
         self.policy, self.critic = policy, critic
-        self._no_split_modules = bare(policy.model)._no_split_modules  # FSDP's units: a layer each
+        self._no_split_modules = unwrap_peft(policy.model)._no_split_modules  # FSDP's units: a layer each
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyModel` and `ScalarHeadModel`."""
@@ -92,7 +92,7 @@ class ActorCritic(nn.Module):
 
 @dataclass(frozen=True)
 class PPOModels:
-    """Policy and critic train; reference and reward model are frozen. All share one base."""
+    """Policy and critic train; reference and reward model are frozen. With LoRA all share one base."""
 
     policy: PolicyModel
     reference: PolicyModel
@@ -107,9 +107,10 @@ def build_models(
     critic_init: str = "rm",
     gradient_checkpointing: bool = False,
 ) -> PPOModels:
-    """Roles from saved adapters or models (paper, Appendix B.2): SFT starts policy and reference, the RM the critic.
+    """Load the four models from saved adapters or models (paper, Appendix B.2).
 
-    `critic_init="sft"`, or no reward model, starts the critic from SFT with a new head.
+    Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
+    without a reward model, the critic starts from SFT with a new head.
     """
     from_rm = rm is not None and critic_init == "rm"
     critic = load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft)
@@ -127,8 +128,8 @@ def build_models(
 
 
 def without_dropout(model: nn.Module) -> None:
-    """PPO's ratio compares two passes of one model: noise between them would be taken for a change of policy."""
-    for module in bare(model).modules():
+    """Switch off dropout: PPO's ratio compares two passes, and would take their noise for a change of policy."""
+    for module in unwrap_peft(model).modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
@@ -136,13 +137,13 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:
-    """Recompute activations in the backward pass. The non-reentrant kind: it works with a frozen base and under DDP."""
-    bare(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    """Recompute activations in the backward pass, the non-reentrant way: with a frozen base, and under DDP."""
+    unwrap_peft(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def trainable(role: nn.Module) -> list[nn.Parameter]:
-    """The parameters an optimizer gets, listed explicitly. Raises `RuntimeError` where there are none."""
-    parameters = [p for p in role.parameters() if p.requires_grad]
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that an optimizer gets, listed explicitly. Raises `RuntimeError` where there are none."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise RuntimeError(f"{type(role).__name__} has no trainable parameters: its adapter is frozen")
+        raise RuntimeError(f"{type(model).__name__} has no trainable parameters: its adapter is frozen")
     return parameters

@@ -41,7 +41,6 @@ from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.adapters import shipped
-from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.utils.errors import InputError
 
 EMBEDDED_MODEL = "tiny-gemma"
@@ -159,7 +158,7 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
     """The base with a fresh adapter (or, for full fine-tuning, its weights to train): where SFT starts."""
     if options.finetune == "full":
         return _whole(base, options.model, trainable=True)
-    return use_merged_forward(get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM)))
+    return get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM))
 
 
 def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
@@ -175,7 +174,7 @@ def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> P
         return with_head(_whole(base, sft, trainable=True), seed).requires_grad_(True).train()
     config = LoraConfig.from_pretrained(_check_adapter(sft, base))
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
-    model = use_merged_forward(get_peft_model(with_head(share(base), seed), config))
+    model = get_peft_model(with_head(share(base), seed), config)
     head = {k: v for k, v in get_peft_model_state_dict(model).items() if ".score." in k}
     set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)) | head)
     return model.train()
@@ -215,8 +214,7 @@ def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
     try:
-        loaded = PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable)
-        return use_merged_forward(loaded).train(trainable)
+        return PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable).train(trainable)
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None

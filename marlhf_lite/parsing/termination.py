@@ -140,7 +140,7 @@ class Parsing(_TextRule):
             raise InputError(
                 f"--termination parsing: {self.parser!r} found no tree for {self.fallback_rate:.0%} of the sentences, "
                 "so that most macro actions are single tokens: take --parser link or stanza for English, python for "
-                "programs, or another --termination"
+                "programs, or --allow_fallback to go on"
             )
 
     def __repr__(self) -> str:

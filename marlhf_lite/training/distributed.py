@@ -1,27 +1,41 @@
-"""Weights that FSDP2 spreads over processes: whole again while responses are sampled, and to be saved."""
+"""Several processes: sums over them, and the weights that FSDP2 spreads over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+
+
+def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accelerator) -> dict[str, float]:
+    """The named numbers, summed over processes, in float64: one wait for the device and for the other processes."""
+    exact = torch.float32 if accelerator.device.type == "mps" else torch.float64  # mps has no float64
+    stacked = torch.stack([torch.as_tensor(x, dtype=exact, device=accelerator.device) for x in numbers.values()])
+    return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 spreads the weights of this module or of a part of it."""
+    return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 @contextmanager
 def summon_full_params(module: nn.Module) -> Iterator[None]:
     """Every process holds all weights inside this block, so that each can sample at its own pace.
 
-    Without it, a layer's weights would be gathered at each token, and a process whose responses end early would
-    leave the others waiting. Does nothing for modules that are not sharded.
+    Otherwise the weights of a layer would be gathered at each token, and a process whose responses end early would
+    leave the others waiting. It does nothing for modules that are not sharded.
     """
     shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
     if not shards:
         yield
         return
-    shards[0]._get_fsdp_state()._lazy_init()  # the first forward pass would make its own layer the root
+    # Before any other pass: FSDP2 takes the first module that runs for its root.
+    shards[0]._get_fsdp_state()._lazy_init()
     for part in shards:
         part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
@@ -29,23 +43,24 @@ def summon_full_params(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for i, part in enumerate(shards):
-            part.set_reshard_after_forward(i > 0, recurse=False)  # the root stays whole between forward and backward
+            # The root keeps its weights between forward and backward pass, as FSDP2 does by default.
+            part.set_reshard_after_forward(i > 0, recurse=False)
             part.reshard()
 
 
-def whole(x: Tensor) -> Tensor:
-    """A tensor that may be spread over processes, as a plain one."""
+def full_tensor(x: Tensor) -> Tensor:
+    """A tensor that may be spread over processes, as a plain one with all its elements."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
-def local(x: Tensor) -> Tensor:
+def local_tensor(x: Tensor) -> Tensor:
     """This process's part of a tensor that may be spread."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def saved_part(accelerator: Accelerator, actors: nn.Module, name: str) -> dict:
-    """Arguments of `save_pretrained` for policy or critic: none, but where weights are spread, all of them."""
+def full_state_dict(accelerator: Accelerator, actor_critic: nn.Module, role: str) -> dict:
+    """Arguments of `save_pretrained` for policy or critic: all weights where they are sharded, else none."""
     if accelerator.distributed_type != "FSDP":
         return {}
-    state, start = accelerator.get_state_dict(actors), f"{name}.model."
+    state, start = accelerator.get_state_dict(actor_critic), f"{role}.model."
     return {"state_dict": {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}}

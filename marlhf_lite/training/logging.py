@@ -1,8 +1,10 @@
-"""Where a run's numbers go: memory, the run's folder, trackers, and the terminal."""
+"""Records of a run: in memory, in its folder, in the terminal, and in trackers (TensorBoard, Weights & Biases)."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 
 from accelerate import Accelerator
 from tqdm.auto import tqdm
@@ -13,18 +15,19 @@ from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
-SAMPLE_EVERY = 10  # updates between samples
+SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
+TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # name -> package
 
 
 class RunLogger:
-    """Records of updates and tests. The main process alone writes; every one keeps `history`."""
+    """Records updates and held-out tests. Every process keeps `history`; the main process alone writes."""
 
-    def __init__(self, run: RunFolder | None, options: LoggingConfig, accelerator: Accelerator):
-        self.run, self.options, self.accelerator = run, options, accelerator
+    def __init__(self, run: RunFolder | None, accelerator: Accelerator, config: LoggingConfig, name: str = "ppo"):
+        self.run, self.accelerator, self.config, self.name = run, accelerator, config, name
         self.history: list[dict] = []
 
-    def log(self, row: dict, rollout: Rollout, macro: MacroActions) -> None:
-        """An update's metrics, and some of its responses where it is time."""
+    def log_update(self, row: dict, rollout: Rollout, macro_actions: MacroActions) -> None:
+        """Record an update's metrics, and now and then some of its responses."""
         self.history.append(row)
         if not self.accelerator.is_main_process:
             return
@@ -33,19 +36,25 @@ class RunLogger:
         if self.run is not None:
             self._write(self.run.log_metrics, row)
         if row["update"] == 1 or row["update"] % SAMPLE_EVERY == 0:
-            rows = samples(row["update"], rollout, macro)
+            samples = sample_rows(row["update"], rollout, macro_actions)
             if self.run is not None:
-                self._write(self.run.log_samples, rows)
-            if self.options.num_completions_to_print:
-                tqdm.write(completions_table(rows[: self.options.num_completions_to_print]))
+                self._write(self.run.log_samples, samples)
+            if self.config.num_completions_to_print:
+                tqdm.write(completions_table(samples[: self.config.num_completions_to_print]))
 
-    def log_test(self, update: int, scores: dict[str, float]) -> None:
-        """A test's scores."""
+    def log_held_out(self, update: int, scores: dict[str, float]) -> None:
+        """Record the scores of a held-out test, and print them."""
+        self.write_line(held_out_line(self.name, update, scores))
         if self.accelerator.is_main_process:
             if self.run is not None:
                 self._write(self.run.log_tests, {"update": update} | scores)
             if self.accelerator.trackers:
                 self.accelerator.log({f"test/{k}": v for k, v in scores.items()}, step=update)
+
+    def write_line(self, text: str) -> None:
+        """Print a line above the progress bar, once over all processes."""
+        if self.accelerator.is_main_process:
+            tqdm.write(text)
 
     def _write(self, log: Callable, rows: dict | list[dict]) -> None:
         try:
@@ -54,15 +63,15 @@ class RunLogger:
             raise InputError(f"{self.run.path}: not recorded ({error}): free some disk space, then --resume") from error
 
     def reload(self, updates: int) -> None:
-        """Take up the records of so many updates that a checkpoint left in the run's folder."""
+        """Take up the records of so many updates from the run's folder, when the run is resumed."""
         self.history = self.run.metrics()
         if len(self.history) != updates:
             raise InputError(f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again")
 
 
-def samples(update: int, rollout: Rollout, macro: MacroActions, count: int = 4) -> list[dict]:
-    """Some responses as they were, with their macro actions as token spans."""
-    spans = macro.spans()
+def sample_rows(update: int, rollout: Rollout, macro_actions: MacroActions, count: int = 4) -> list[dict]:
+    """Some responses with their macro actions as token spans, for samples.jsonl."""
+    spans = macro_actions.spans()
     return [
         {
             "update": update,
@@ -73,15 +82,54 @@ def samples(update: int, rollout: Rollout, macro: MacroActions, count: int = 4) 
             "ended": bool(rollout.ended[i]),
             "spans": spans[i],
         }
-        for i in range(0, len(rollout), max(len(rollout) // count, 1))  # rows are sorted by length: short and long
+        for i in range(0, len(rollout), max(len(rollout) // count, 1))  # sorted by length: short and long ones
     ]
 
 
 def completions_table(rows: list[dict], width: int = 100) -> str:
-    """Responses with their scores, a line each, under the end of their prompt."""
+    """Responses with their scores, one line each, below the end of their prompt."""
     lines = [f"-- update {rows[0]['update']}: score, tokens, response"] if rows else []
     for row in rows:
         prompt, response = (" ".join(row[name].split()) for name in ("prompt", "response"))
         mark = "" if row["ended"] else " [cut]"
         lines += [f"   ...{prompt[-width:]}", f"{row['score']:6.2f} {row['tokens']:4d}  {response[:width]}{mark}"]
     return "\n".join(lines)
+
+
+def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
+    """The scores of a held-out test as one line for the terminal."""
+    parts = []
+    for key, label in (("rm_score", "RM score"), ("gold", "gold score")):
+        if f"{key}_mean" in scores:
+            sft, wins = scores[f"{key}_sft"], scores[f"{key}_win_rate"]
+            parts.append(f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
+    return f"{name}: update {update}, held-out prompts: " + ", ".join([*parts, f"KL {scores['kl']:.2f}"])
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------------
+
+
+def tracker_names(report_to: str) -> list[str]:
+    """The trackers that `--report_to` names. Raises `InputError` for an unknown one or one whose package is missing."""
+    names = [word.strip() for word in report_to.split(",") if word.strip()]
+    for word in names:
+        if word not in TRACKERS:
+            raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(TRACKERS[word]) is None:
+            raise InputError(f"--report_to {word}: the package is missing: pip install {TRACKERS[word]}")
+    return names
+
+
+def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> Accelerator:
+    """An accelerator that logs to the trackers of `--report_to` under `folder`; a plain one without any.
+
+    Raises `InputError` for an unknown tracker or one whose package is missing.
+    """
+    names = tracker_names(report_to)
+    if not names:
+        return Accelerator()
+    accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
+    simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
+    wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
+    accelerator.init_trackers(name, config=simple, init_kwargs=wandb)
+    return accelerator

@@ -1,15 +1,16 @@
-"""PPO with a critic, over macro actions. `FixedNGram(1)` makes it token-level PPO; nothing else changes.
+"""PPO with a critic, over macro actions: MA-PPO (paper, Algorithm 1), to be read from top to bottom.
 
-SFT, reward model, DPO, RLOO and GRPO come from TRL; this trainer exists because TRL has had no PPO trainer with a
-critic since 1.13.
+`PPOTrainer.update` and `PPOTrainer.learn` are one update in five numbered steps; the methods of each step follow in the
+order in which they are called. With `FixedNGram(1)` every macro action is one token, and the same code is token-level
+PPO. Shapes: B responses, T response tokens, S macro actions.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,230 +20,499 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
-from marlhf_lite.evaluation.held_out import HeldOutEvaluation
-from marlhf_lite.macro import MacroActions, TerminationRule, check_segmentation
-from marlhf_lite.models.actor_critic import PPOModels
+from marlhf_lite.macro import (
+    MacroActions,
+    TerminationRule,
+    check_segmentation,
+    gae,
+    kl_per_token,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+    policy_loss,
+    value_loss,
+    whiten,
+)
+from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
+from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
-from marlhf_lite.training.distributed import summon_full_params
-from marlhf_lite.training.dry_run import fit_micro_batch
-from marlhf_lite.training.learner import Learner, sampling
+from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params
 from marlhf_lite.training.logging import RunLogger
-from marlhf_lite.training.metrics import Clock, over_processes
-from marlhf_lite.training.rollout import Rollout, Sampling, generate, in_batches, prompt_stream
-from marlhf_lite.training.step import replace_nonfinite_ref_logprobs
+from marlhf_lite.training.metrics import Clock, update_metrics
+from marlhf_lite.training.rewards import check_scores, shape_scores
+from marlhf_lite.training.rollout import Rollout, Sampling, generate, generate_in_batches, prompt_batches
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 
+@dataclass(frozen=True)
+class ModelOutputs:
+    """Outputs of policy and critic on a batch, each [B, T] in float32, 0 on padding."""
+
+    logprobs: Tensor  # log π(a_t | s_t), in nats
+    entropy: Tensor  # of π(· | s_t), in nats; recorded only, without gradient
+    values: Tensor  # V(s_t)
+
+
+@dataclass(frozen=True)
+class OldOutputs:
+    """Outputs under the policy that sampled, and the advantages that follow from them; no gradient."""
+
+    logprobs: Tensor  # [B, T]
+    entropy: Tensor  # [B, T]
+    values: Tensor  # [B, T]
+    advantages: Tensor  # [B, S] Â_τ of each macro action, 0 on padding
+    returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
+
+    def select(self, rows: Tensor) -> OldOutputs:
+        """Those of some responses."""
+        return OldOutputs(*(x[rows] for x in vars(self).values()))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[OldOutputs]) -> OldOutputs:
+        """Those of all micro-batches as one."""
+        return cls(*(torch.cat(tensors) for tensors in zip(*(vars(part).values() for part in parts), strict=True)))
+
+
 class PPOTrainer:
-    """Trains the policy and critic of `roles` on `prompts`.
+    """Trains the policy and the critic of `models` on `prompts`.
 
     Args:
-        roles: the four models; see `build_models`.
-        tokenizer: of the base model.
-        prompts: texts; drawn without replacement, reshuffled when used up.
-        reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own).
-        rule: termination condition, `rule(mask, **context) -> MacroActions`.
-        how, ppo, checkpoint, logging: options; see `marlhf_lite.config.options`.
-        max_response_length: tokens.
-        run: where records and checkpoints go; None keeps records in memory and makes no checkpoints.
-        gold: (prompts, responses) -> true scores, recorded but never trained on.
-        test_prompts: held-out texts for `logging.eval_every`.
-        accelerator: made with `log_with` if there are trackers.
-        generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `generate`.
+        models: policy, reference, reward model and critic; see `build_models`.
+        tokenizer: the tokenizer of the base model.
+        prompts: texts; drawn without replacement, and shuffled again when all were used.
+        reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own function).
+        termination: the termination rule ζ, `rule(mask, **context) -> MacroActions`; see `macro.TerminationRule`.
+        config, macro_config: options of the algorithm.
+        max_response_length: where sampling stops, in tokens.
+        checkpoint_config, logging_config: what the run leaves behind.
+        run: folder for records and checkpoints; None keeps records in memory and makes no checkpoints.
+        gold: (prompts, responses) -> true scores, which are recorded and never trained on.
+        held_out: models -> scores on held-out prompts, called every `logging_config.eval_every` updates.
+        accelerator: where the models run; made with `log_with` if there are trackers.
+        generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`.
+
+    Raises:
+        InputError: there are no prompts, or the batch cannot be divided as the options ask.
     """
 
     def __init__(
         self,
-        roles: PPOModels,
+        models: PPOModels,
         tokenizer,
         prompts: Sequence[str],
         reward: Callable[[Rollout], Tensor],
-        rule: TerminationRule,
-        how: MacroConfig,
-        ppo: PPOConfig,
+        termination: TerminationRule,
+        config: PPOConfig,
+        macro_config: MacroConfig | None = None,
         *,
         max_response_length: int,
-        checkpoint: CheckpointConfig | None = None,
-        logging: LoggingConfig | None = None,
+        checkpoint_config: CheckpointConfig | None = None,
+        logging_config: LoggingConfig | None = None,
         seed: int = 0,
         run: RunFolder | None = None,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
-        test_prompts: Sequence[str] = (),
+        held_out: Callable[[PPOModels], dict[str, float]] | None = None,
         name: str = "ppo",
         accelerator: Accelerator | None = None,
         generator: Callable | None = None,
     ):
         self.accelerator = accelerator or Accelerator()
-        self.checkpoint, self.logging = checkpoint or CheckpointConfig(), logging or LoggingConfig()
-        _check_batch(len(prompts), ppo, self.accelerator.num_processes)
-        self.tokenizer, self.prompts, self.reward, self.rule, self.gold = tokenizer, list(prompts), reward, rule, gold
-        self.how, self.ppo, self.seed, self.name = how, ppo, seed, name
-        self.sampling = Sampling(max_response_length, ppo.temperature, ppo.top_k, ppo.top_p)
-        self.roles, self.generator = roles, generator or generate
-        self.learner = Learner(roles, how, ppo, self.accelerator)
-        self.updates = ppo.updates
-        if ppo.prompt_epochs:
-            rounds = ppo.prompt_epochs * len(prompts) * ppo.rollouts / ppo.batch_size
-            self.updates = math.ceil(round(rounds, 6))  # 1.1 * 10 is a little more than 11
-        self.test = None
-        if self.logging.eval_every and len(test_prompts):
-            held_out = list(test_prompts)[: self.logging.test_prompts]
-            batch = ppo.generation_batch_size or 128
-            self.test = HeldOutEvaluation(
-                held_out, tokenizer, self.sampling, reward, gold, self.accelerator, seed, batch
-            )
-        self.journal = RunLogger(run, self.logging, self.accelerator)
-        self.checkpoints = Checkpoints(run, self.checkpoint.save_total_limit, self.accelerator) if run else None
-        self.generated = 0
+        self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
+        self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
+        self.reward, self.termination, self.gold, self.held_out = reward, termination, gold, held_out
+        self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
+        self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
+        self.generator = generator or generate
+
+        # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
+        # wrappers see one forward and one backward pass.
+        self.learning_rates = {"policy": config.policy_learning_rate, "critic": config.critic_learning_rate}
+        groups = [{"params": trainable(getattr(models, role)), "name": role} for role in self.learning_rates]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        actor_critic = ActorCritic(models.policy, models.critic)
+        self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
+        self.parameters = {group["name"]: group["params"] for group in self.optimizer.param_groups}
+
+        # What changes while training besides weights and optimizer. A checkpoint holds the first five.
+        self.updates_done = 0
+        self.generated_tokens = 0
+        self.nonfinite_in_row = 0  # updates without a step, one after the other
+        self.kl_coef = config.kl_coef  # β
+        self.micro_batch_size = config.micro_batch_size
+        self.nonfinite: dict[str, Tensor | float] = {}  # how many numbers of this update were NaN or infinite
+
+        self.checkpoint_config = checkpoint_config or CheckpointConfig()
+        self.logging_config = logging_config or LoggingConfig()
+        self.logger = RunLogger(run, self.accelerator, self.logging_config, name)
+        keep = self.checkpoint_config.save_total_limit
+        self.checkpoints = Checkpoints(run, keep, self.accelerator) if run else None
 
     @property
     def history(self) -> list[dict]:
         """The metrics of each update so far."""
-        return self.journal.history
+        return self.logger.history
+
+    # -- the training loop --------------------------------------------------------------------------------------------
 
     def train(self, resume: bool = False) -> list[dict]:
-        """Run all updates; the metrics of each, which also stand in the run's metrics.jsonl.
+        """Make all updates; returns the metrics of each, which are in the run's metrics.jsonl too.
 
-        `resume` goes on from the run's last checkpoint (`checkpoint.from_checkpoint`: another one), bit by bit as if it
-        had not been stopped. Stops early where KL goes beyond `ppo.kl_ceiling`.
+        With `resume` the run goes on from its last checkpoint (or from `checkpoint_config.from_checkpoint`), bit by
+        bit as if it had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`.
         """
         torch.manual_seed(self.seed + self.accelerator.process_index)
         if resume:
             self._resume()
-        elif not self.ppo.micro_batch_size:
-            self._fit()
-        batches = islice(self._batches(), self.learner.updates, None)
-        shown = self.accelerator.is_local_main_process
-        bar = tqdm(total=self.updates, initial=len(self.history), desc=self.name, disable=not shown, dynamic_ncols=True)
-        stop = bool(self.history) and self._stops(self.history[-1])
-        with bar:
-            while not stop and len(self.history) < self.updates:
+        elif not self.micro_batch_size:
+            safeguards.fit_micro_batch_size(self)
+        # Batches follow from the seed, so the number of updates is the position in the data.
+        batches = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
+        batches = islice(batches, self.updates_done, None)
+        stop = bool(self.history) and self._is_beyond_kl_ceiling(self.history[-1])
+        hidden = not self.accelerator.is_local_main_process
+        with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
+            while not stop and self.updates_done < self.total_updates:
                 row = self.update(next(batches))
                 bar.set_postfix({k: f"{row[k]:.2f}" for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})
                 bar.update()
-                stop = self._stops(row)
-                self._after(row["update"], last=stop or row["update"] == self.updates)
+                stop = self._is_beyond_kl_ceiling(row)
+                self._evaluate_and_save(last=stop or self.updates_done == self.total_updates)
         return self.history
 
-    def update(self, prompts: list[str]) -> dict:
-        """One update on these prompts: sample, score, cut into macro actions, train. Returns its metrics."""
+    def update(self, prompts: list[str]) -> dict[str, float]:
+        """One update of Algorithm 1 on these prompts; returns its metrics."""
         clock, start = Clock(), time.perf_counter()
+
+        # 1. Rollout: the current policy answers each prompt (section 2.2).
         with clock.phase("generation"):
-            rollout = self._sample(prompts)
+            rollout = self.generate_rollout(prompts)
+
+        # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
-            if hasattr(self.rule, "prepare"):  # slow work on the CPU, while the models score
-                self.rule.prepare(rollout.mask, **self._context(rollout))
-            rollout, bad = replace_nonfinite_ref_logprobs(self._score(rollout))
+            if hasattr(self.termination, "prepare"):  # a parser works on the CPU while the models score
+                self.termination.prepare(rollout.mask, **self._termination_context(rollout))
+            rollout = self.score(rollout)
+
+        # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
         with clock.phase("macro"):
-            macro = self._segment(rollout)
-        row = self.learner.learn(rollout, macro, clock, bad)
-        row = {"update": self.learner.updates} | row | self._counts(rollout)
-        row |= self.rule.metrics() if hasattr(self.rule, "metrics") else {}
+            macro_actions = self.segment(rollout)
+
+        # 4. and 5. Old outputs, advantages, and optimisation.
+        with clock.phase("training"):
+            row = self.learn(rollout, macro_actions)
+
+        self.generated_tokens += row["tokens"]
+        row = {"update": self.updates_done} | row | {"generated_tokens": self.generated_tokens}
+        row |= self.termination.metrics() if hasattr(self.termination, "metrics") else {}
         seconds = time.perf_counter() - start
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}
-        self.journal.log(row, rollout, macro)
+        self.logger.log_update(row, rollout, macro_actions)
         return row
 
-    # Before and after updates
+    def learn(self, rollout: Rollout, macro_actions: MacroActions) -> dict[str, float]:
+        """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
 
-    def _resume(self) -> None:
-        if self.checkpoints is None:
-            raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
-        state = self.checkpoints.load(self.learner, self.checkpoint.from_checkpoint)
-        self.generated = state["generated_tokens"]
-        self.journal.reload(state["update"])
+        They describe policy and critic before the update, and are means over its optimizer steps. Where each process
+        has different responses, gradients and metrics are those of all of them together.
 
-    def _fit(self) -> None:
-        longest = max(map(len, self.tokenizer(self.prompts)["input_ids"]))
-        share = self.ppo.batch_size // self.ppo.num_mini_batches // self.accelerator.num_processes
-        token = self.tokenizer.eos_token_id
-        fit_micro_batch(self.learner, max(share, 1), longest, self.sampling.max_new_tokens, token)
+        Raises:
+            InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
+        """
+        check_segmentation(macro_actions, rollout.mask)
+        check_scores(rollout)
+        self._set_learning_rates()
 
-    def _stops(self, row: dict) -> bool:
-        beyond = self.ppo.kl_ceiling and row["kl_k1"] > self.ppo.kl_ceiling and not row["skipped_steps"]
-        if beyond and self.accelerator.is_main_process:
-            tqdm.write(f"{self.name}: stopped at update {row['update']}: KL {row['kl_k1']:.1f} is beyond --kl_ceiling")
-        return bool(beyond)
+        # 4. Old outputs and advantages: log-probabilities and values under the policy that sampled, and from them the
+        #    advantages (section 3.2.2, Appendices D.1 and E). With one minibatch the first pass of step 5 is made by
+        #    that very policy: its own outputs, detached, are the old ones. Several minibatches, or whitening over the
+        #    whole update, need them before the first optimizer step, which costs a forward pass more.
+        old_outputs = None
+        if self.config.num_mini_batches > 1 or self.config.whiten:
+            old_outputs = self.compute_old_outputs(rollout, macro_actions)
 
-    def _after(self, update: int, last: bool) -> None:
-        """Test on held-out prompts and write a checkpoint, where it is time."""
-        if self.test and (update % self.logging.eval_every == 0 or last):
-            with summon_full_params(self.learner.actors):
-                scores = self.test(self.roles)
-            self.journal.log_test(update, scores)
-        every = self.checkpoint.checkpoint_every
-        if self.checkpoints and every and (update % every == 0 or last):
-            self.checkpoints.save(self.learner, self.generated)
+        # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
+        steps = []
+        for _ in range(self.config.num_ppo_epochs):
+            for rows in self._minibatches(len(rollout)):
+                old = None if old_outputs is None else old_outputs.select(rows)
+                stats, seen = self.optimizer_step(rollout.select(rows), macro_actions.select(rows), old)
+                steps.append(stats)
+            old_outputs = old_outputs or seen
 
-    # The steps of an update
+        row = update_metrics(rollout, macro_actions, old_outputs, self.kl_coef, self.macro_config, self.accelerator)
+        row |= {name: sum(stats[name] for stats in steps) / len(steps) for name in steps[0]}
+        self._finish_update(row)
+        return row
 
-    def _batches(self) -> Iterator[list[str]]:
-        """This process's share of each global batch, from a seeded order."""
-        stream, share = prompt_stream(self.prompts, self.seed), self.accelerator.num_processes
-        while True:
-            batch = list(islice(stream, self.ppo.batch_size // self.ppo.rollouts))
-            mine = batch[self.accelerator.process_index :: share]
-            yield [prompt for prompt in mine for _ in range(self.ppo.rollouts)]
+    # -- 1. rollout ---------------------------------------------------------------------------------------------------
 
-    def _sample(self, prompts: list[str]) -> Rollout:
-        self.roles.policy.eval()
-        model, size = self.roles.policy.model, self.ppo.generation_batch_size
-        with summon_full_params(self.learner.actors), sampling():
-            rollout = in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
-        self.roles.policy.train()
-        return rollout.by_length()
+    def generate_rollout(self, prompts: list[str]) -> Rollout:
+        """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
+        self.models.policy.eval()
+        model, size = self.models.policy.model, self.config.generation_batch_size
+        with summon_full_params(self.actor_critic):
+            rollout = generate_in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
+        self.models.policy.train()
+        return rollout.sort_by_length()
+
+    # -- 2. scoring ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _score(self, rollout: Rollout) -> Rollout:
-        """Two scoring passes: reference log-probabilities and rewards, in the precision that training has."""
-        temperature, parts = self.ppo.temperature if self.ppo.logprobs_at_temperature else 1.0, []
-        with self.accelerator.autocast():
-            for rows in torch.arange(len(rollout)).split(self.learner.ppo.micro_batch_size):
+    def score(self, rollout: Rollout) -> Rollout:
+        """The rollout with log π_ref of its tokens [B, T], and scores and gold scores of its responses [B]."""
+        logprobs = []
+        with self.accelerator.autocast():  # the precision that training has
+            for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
                 part = rollout.select(rows).trim()
-                logprobs, _ = self.roles.reference(part.tokens, part.attention_mask, part.mask.shape[1], temperature)
-                parts.append(rollout.widen(logprobs))
-            return replace(rollout, ref_logprobs=torch.cat(parts), scores=self.reward(rollout))
+                inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.temperature)
+                ref_logprobs, _ = self.models.reference(*inputs)
+                logprobs.append(rollout.widen(ref_logprobs))
+            scores = self.reward(rollout)
+        logprobs = self._finite("reference log-probabilities", torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
+        gold = torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None
+        return replace(rollout, ref_logprobs=logprobs, scores=scores, gold=gold)
 
-    def _context(self, rollout: Rollout) -> dict:
+    @property
+    def temperature(self) -> float:
+        """The temperature of log-probabilities, which need not be that of sampling."""
+        return self.config.temperature if self.config.logprobs_at_temperature else 1.0
+
+    # -- 3. segmentation ----------------------------------------------------------------------------------------------
+
+    def segment(self, rollout: Rollout) -> MacroActions:
+        """Macro actions of every response. Raises `InputError` where most sentences could not be parsed."""
+        macro_actions = self.termination(rollout.mask, **self._termination_context(rollout))
+        # Where most sentences have no tree, parsing is token-level PPO in disguise: stop at the first update.
+        checked = self.updates_done == 0 and not self.macro_config.allow_fallback
+        if checked and hasattr(self.termination, "check_fallbacks"):
+            self.termination.check_fallbacks()
+        return macro_actions
+
+    def _termination_context(self, rollout: Rollout) -> dict:
         """What every termination rule is called with, besides the mask."""
         return {
             "token_ids": rollout.response_ids,
             "ref_logprobs": rollout.ref_logprobs,
             "tokenizer": self.tokenizer,
-            "step": self.learner.updates,
+            "step": self.updates_done,
         }
 
-    def _segment(self, rollout: Rollout) -> MacroActions:
-        macro = self.rule(rollout.mask, **self._context(rollout))
-        return check_segmentation(macro, rollout.mask, "termination rule")
+    # -- 4. old outputs and advantages --------------------------------------------------------------------------------
 
-    def _counts(self, rollout: Rollout) -> dict[str, float]:
-        """Generated tokens and, where known, gold scores, over all processes."""
-        gold = self.gold(rollout.prompts, rollout.responses) if self.gold else []
-        sums = {"tokens": rollout.mask.sum(), "rows": len(rollout), "gold": float(sum(gold))}
-        sums = over_processes(sums, self.learner.sum, self.accelerator.device)
-        self.generated += int(sums["tokens"])
-        row = {"tokens": int(sums["tokens"]), "generated_tokens": self.generated}
-        return row | ({"gold_mean": sums["gold"] / sums["rows"]} if self.gold else {})
+    @torch.no_grad()
+    def compute_old_outputs(self, rollout: Rollout, macro_actions: MacroActions) -> OldOutputs:
+        """Outputs and advantages of the whole rollout before the first optimizer step."""
+        parts = []
+        for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
+            part = rollout.select(rows)
+            parts.append(self.compute_advantages(part, macro_actions.select(rows), self.compute_outputs(part)))
+        old = OldOutputs.concatenate(parts)
+        if self.config.whiten:
+            old = replace(old, advantages=whiten(old.advantages, macro_actions.mask, self.accelerator.reduce))
+        return old
+
+    def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
+        """One forward pass of policy and critic, with gradients where they are on."""
+        part = rollout.trim()
+        inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.temperature)
+        logprobs, entropy, scores = self.actor_critic(*inputs)
+        # The critic's score at a token is the value of the state in which the next token is chosen.
+        per_token = (logprobs, entropy, part.before_tokens(scores))
+        logprobs, entropy, values = (rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in per_token)
+        return ModelOutputs(
+            self._finite("policy log-probabilities", logprobs), entropy, self._finite("critic values", values)
+        )
+
+    @torch.no_grad()
+    def compute_advantages(self, rollout: Rollout, macro_actions: MacroActions, outputs: ModelOutputs) -> OldOutputs:
+        """These outputs as old ones, with advantages and returns by GAE over macro actions."""
+        config, macro = self.config, self.macro_config
+        # r_t = −β (log π_old − log π_ref) of each token (section 2.2) ...
+        beta = self.kl_coef if config.kl_in == "reward" else 0.0
+        token_rewards = kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, config.kl_estimator)
+        # ... summed over each macro action, and the score of the response on the last one: R_τ (section 3.2.2).
+        scores = shape_scores(rollout, config)
+        rewards = macro_rewards(token_rewards, scores, macro_actions, macro.reward_pooling, macro.rho, macro.sigma)
+        # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
+        values = macro_values(outputs.values, macro_actions, macro.sigma)
+        # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
+        advantages, returns = gae(rewards, values, macro_actions.mask, config.gamma, config.lam)
+        return OldOutputs(*(x.detach() for x in vars(outputs).values()), advantages, returns)
+
+    # -- 5. optimisation ----------------------------------------------------------------------------------------------
+
+    def _minibatches(self, count: int) -> Sequence[Tensor]:
+        """The rows of each optimizer step of an epoch."""
+        if self.config.num_mini_batches == 1:
+            return [torch.arange(count)]  # the order changes nothing: keep responses of like length together
+        return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
+
+    def optimizer_step(
+        self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None
+    ) -> tuple[dict[str, float], OldOutputs]:
+        """One optimizer step; returns its stats and the old outputs it used, its own where none are given."""
+        normalizers = self.loss_normalizers(macro_actions)
+        while True:
+            try:
+                sums, seen = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
+                break
+            except RuntimeError as error:  # out of memory: again, with half the micro-batch
+                self.optimizer.zero_grad(set_to_none=True)
+                size = safeguards.reduced_micro_batch_size(self.micro_batch_size, error, self.accelerator)
+                self.micro_batch_size = size
+        return self._apply_gradients(sums), seen
+
+    def loss_normalizers(self, macro_actions: MacroActions) -> Tensor:
+        """[3] what policy loss, value loss and a KL loss are averaged over: tokens or macro actions.
+
+        These are counts of the whole optimizer step over all processes. So gradients do not depend on how it is split
+        into micro-batches, or over processes.
+        """
+        tokens, actions = macro_actions.token_mask.sum(), macro_actions.mask.sum()
+        by_token = (self.macro_config.ratio == "token", self.macro_config.value_target == "token", True)
+        counts = torch.stack([tokens if token else actions for token in by_token]).float()
+        return self.accelerator.reduce(counts, reduction="sum")
+
+    def accumulate_gradients(
+        self,
+        rollout: Rollout,
+        macro_actions: MacroActions,
+        old_outputs: OldOutputs | None,
+        normalizers: Tensor,
+        sync: bool = True,
+    ) -> tuple[dict[str, Tensor], OldOutputs]:
+        """Forward and backward pass of every micro-batch, whose gradients add up to those of the optimizer step.
+
+        Returns sums of the losses' stats, still on the device, and the old outputs that were used. `sync`: add
+        gradients up over processes with the last micro-batch.
+        """
+        seen, sums = [], {}
+        micro_batches = torch.arange(len(rollout)).split(self.micro_batch_size)
+        for i, rows in enumerate(micro_batches):
+            part, segments = rollout.select(rows), macro_actions.select(rows)
+            is_last = i == len(micro_batches) - 1
+            with nullcontext() if is_last and sync else self.accelerator.no_sync(self.actor_critic):
+                outputs = self.compute_outputs(part)
+                old = old_outputs.select(rows) if old_outputs else self.compute_advantages(part, segments, outputs)
+                loss, stats = self.compute_losses(outputs, old, part, segments, normalizers)
+                # DDP averages gradients over processes, while the normalizers are global: hence the factor.
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+            seen.append(old)
+            sums = {name: sums.get(name, 0.0) + value for name, value in stats.items()}
+        return sums, OldOutputs.concatenate(seen)
+
+    def compute_losses(
+        self, outputs: ModelOutputs, old: OldOutputs, rollout: Rollout, macro_actions: MacroActions, normalizers: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a micro-batch, and stats whose sums over micro-batches are means of the optimizer step."""
+        config, macro = self.config, self.macro_config
+        # −min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, section 3.2.2)
+        policy, policy_stats = policy_loss(
+            outputs.logprobs, old.logprobs, old.advantages, macro_actions, config.cliprange, macro.ratio, normalizers[0]
+        )
+        # ½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1)
+        clip, target = config.cliprange_value or None, macro.value_target
+        value, value_stats = value_loss(
+            outputs.values, old.values, old.returns, macro_actions, clip, target, macro.sigma, normalizers[1]
+        )
+        if config.kl_in == "loss":
+            kl = kl_per_token(outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_estimator)
+            policy = policy + self.kl_coef * kl.sum() / normalizers[2]
+        return policy + value, {
+            "policy_loss": policy.detach(),
+            "value_loss": value.detach(),
+            "clip_fraction": policy_stats["clip_fraction"] * policy_stats["count"] / normalizers[0],
+            "value_clip_fraction": value_stats["clip_fraction"] * value_stats["count"] / normalizers[1],
+        }
+
+    def _apply_gradients(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        """Clip gradients, policy and critic apart, and step; a step with NaN or infinite numbers is left out."""
+        self.accelerator.unscale_gradients()
+        norms = {}
+        for role, parameters in self.parameters.items():
+            norms[role] = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+            self._finite(f"gradient of the {role}", norms[role])
+        # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
+        totals = sum_over_processes({**sums, **self.nonfinite}, self.accelerator)
+        self.nonfinite = {name: totals.pop(name) for name in self.nonfinite}
+        skip = any(self.nonfinite.values())
+        if self.updates_done < self.config.critic_warmup:  # the critic learns alone at first
+            for parameter in self.parameters["policy"]:
+                parameter.grad = None
+        moved = safeguards.MovedCheck(self) if self.updates_done == 0 and not skip else None
+        if not skip or self.accelerator.scaler is not None:  # the scaler of fp16 leaves such steps out by itself
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if moved is not None:
+            moved.check()
+        norms = {f"{role}_grad_norm": float(norm) for role, norm in norms.items()}
+        return totals | norms | {"skipped_steps": float(skip)}
+
+    def _finite(self, name: str, x: Tensor) -> Tensor:
+        """`x` with 0 for NaN and infinity, so that every process can go on; they are counted under this name.
+
+        From the first one on, the optimizer steps of the update are left out.
+        """
+        self.nonfinite[name] = self.nonfinite.get(name, 0.0) + (~x.detach().isfinite()).sum()
+        return torch.nan_to_num(x, 0.0, 0.0, 0.0)
+
+    def _set_learning_rates(self) -> None:
+        """Linear warm-up over updates, however many optimizer steps each has; then constant."""
+        share = min((self.updates_done + 1) / max(self.config.warmup_updates, 1), 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rates[group["name"]] * share
+
+    # -- after an update ----------------------------------------------------------------------------------------------
+
+    def _finish_update(self, row: dict[str, float]) -> None:
+        """Count the update, refuse a run that does not work, and adapt the KL coefficient."""
+        config = self.config
+        nonfinite = bool(row["skipped_steps"]) and self.accelerator.scaler is None
+        if self.updates_done == 0 and not nonfinite:
+            safeguards.check_start(row)
+        self.updates_done += 1
+        self.nonfinite_in_row = self.nonfinite_in_row + 1 if nonfinite else 0
+        safeguards.check_nonfinite(self.nonfinite_in_row, config.max_bad_updates, self.nonfinite)
+        self.nonfinite = {}
+        if config.kl_target and not nonfinite:  # β *= 1 + clip(KL / target − 1, ±0.2) B / horizon (Ziegler et al. 2019)
+            error = max(min(row["kl_k1"] / config.kl_target - 1, 0.2), -0.2)
+            self.kl_coef *= 1 + error * config.batch_size / config.kl_horizon
+
+    def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
+        ceiling = self.config.kl_ceiling
+        beyond = bool(ceiling) and row["kl_k1"] > ceiling and not row["skipped_steps"]
+        if beyond:
+            kl = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"
+            self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
+        return beyond
+
+    def _evaluate_and_save(self, last: bool) -> None:
+        """Held-out tests and checkpoints, where it is time."""
+        every = self.logging_config.eval_every
+        if self.held_out and every and (self.updates_done % every == 0 or last):
+            with summon_full_params(self.actor_critic):
+                scores = self.held_out(self.models)
+            self.logger.log_held_out(self.updates_done, scores)
+        every = self.checkpoint_config.checkpoint_every
+        if self.checkpoints and every and (self.updates_done % every == 0 or last):
+            self.checkpoints.save(self.actor_critic, self.optimizer, self._counters())
+
+    def _counters(self) -> dict[str, float]:
+        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "kl_coef", "micro_batch_size")
+        return {name: getattr(self, name) for name in names}
+
+    def _resume(self) -> None:
+        if self.checkpoints is None:
+            raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
+        update = self.checkpoint_config.from_checkpoint
+        counters = self.checkpoints.load(self.actor_critic, self.optimizer, update)
+        for name in self._counters():
+            setattr(self, name, counters[name])
+        self.micro_batch_size = min(self.micro_batch_size, self.config.micro_batch_size or self.micro_batch_size)
+        self.logger.reload(self.updates_done)
 
     def save(self, folder: Path) -> None:
-        """Policy and critic as adapter folders (or whole models), with the tokenizer: what the other commands take."""
-        save_models(Path(folder), self.roles, self.learner, self.tokenizer)
-
-
-def _check_batch(prompts: int, ppo: PPOConfig, processes: int) -> None:
-    if not prompts:
-        raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
-    whole = ppo.rollouts * processes
-    if ppo.batch_size % whole:
-        what = (
-            f"--rollouts {ppo.rollouts} times {processes} processes" if processes > 1 else f"--rollouts {ppo.rollouts}"
-        )
-        raise InputError(f"--batch_size {ppo.batch_size}: not a multiple of {what}: give a multiple of {whole}")
-    if ppo.num_mini_batches * processes > ppo.batch_size:
-        most = ppo.batch_size // processes
-        raise InputError(
-            f"--num_mini_batches {ppo.num_mini_batches}: more than a process's responses: give at most {most}"
-        )
+        """Save policy and critic as adapter folders (or full models), with the tokenizer."""
+        save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)

@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedModel
 from trl import RewardConfig, RewardTrainer
 
-from marlhf_lite.config.options import DataConfig, RewardModelConfig, TrainerConfig
-from marlhf_lite.models.actor_critic import bare, position_ids, score_states
+from marlhf_lite.config.options import LengthConfig, RewardModelConfig, TrainerConfig
+from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_peft
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
@@ -21,24 +21,25 @@ from marlhf_lite.training.sft import run_trainer, shared_arguments
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
-    """[B, L] scores to [B]: the one at the last token of each right-padded row, found by the mask (pad may be EOS)."""
+    """Read scores [B, L] at the last token of each right-padded row: [B]. The mask tells it, for pad may be EOS."""
     return scores.gather(1, mask.long().sum(1, keepdim=True) - 1).squeeze(1)
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """-log sigmoid(r+ - r-), mean over pairs. Both [B]."""
+    """−log σ(r⁺ − r⁻), mean over pairs (section 2.2). Both are [B]."""
     return -logsigmoid(chosen - rejected).mean()
 
 
 def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, rejected_ids: Tensor, masks) -> Tensor:
-    """The released code's loss: per pair, the mean over all tokens from where it diverges to the longer one's end.
+    """The released code's loss: for each pair the mean over all tokens from where it diverges to the longer one's end.
 
-    Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. Past its own end the shorter
-    response keeps its last score. This shapes the scores before the last token, which the critic starts from.
+    Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. This shapes the scores before the
+    last token, which the critic starts from.
     """
     differs = (chosen_ids != rejected_ids) | (masks[0] != masks[1])
     from_divergence = differs.long().cumsum(1) > 0
     counted = from_divergence & (masks[0] | masks[1])
+    # Past its own end the shorter response keeps its last score; the released code reads scores of padding there.
     held = [torch.where(m, s, last_scores(s, m)[:, None]) for s, m in zip((chosen, rejected), masks, strict=True)]
     terms = -logsigmoid(held[0] - held[1])
     per_pair = (terms * counted).sum(1) / counted.sum(1).clamp(min=1)
@@ -64,9 +65,10 @@ class PairTrainer(RewardTrainer):
         return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
-        """[B, L] scores. The model is called as a whole, so that what wraps it over processes sees the pass; its
-        backbone's states are picked up on the way, for it answers with one position's score alone."""
-        classifier, states = bare(self.accelerator.unwrap_model(model)), []
+        """[B, L] scores at every position."""
+        # The full model is called, so that DDP or FSDP see the pass. It returns one position's score, so a hook keeps
+        # the hidden states of the backbone.
+        classifier, states = unwrap_peft(self.accelerator.unwrap_model(model)), []
         backbone = getattr(classifier, classifier.base_model_prefix)
         hook = backbone.register_forward_hook(lambda _, __, out: states.append(out.last_hidden_state))
         try:
@@ -80,27 +82,28 @@ def train_reward_model(
     model: PeftModel | PreTrainedModel,
     tokenizer,
     rows: datasets.Dataset,
-    options: RewardModelConfig,
-    data: DataConfig,
+    config: RewardModelConfig,
+    lengths: LengthConfig,
     output: Path,
     seed: int = 0,
-    shared: TrainerConfig | None = None,
+    trainer_config: TrainerConfig | None = None,
 ) -> list[dict]:
-    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head; the log, a row a step."""
+    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head to `output`.
+
+    Returns TRL's log, a row a step. Raises `InputError` where loss or gradient are not finite; then nothing is saved.
+    """
+    arguments = shared_arguments(output, seed, config, trainer_config or TrainerConfig(), "rm")
     trainer = PairTrainer(
         model=model,
-        args=RewardConfig(
-            max_length=None,
-            **shared_arguments(output, seed, options, "rm", shared or TrainerConfig()),
-        ),
-        train_dataset=pair_dataset(tokenizer, rows, data.max_response_length),
+        args=RewardConfig(max_length=None, **arguments),
+        train_dataset=pair_dataset(tokenizer, rows, lengths.max_response_length),
         processing_class=tokenizer,
     )
-    trainer.loss_kind = options.rm_loss
+    trainer.loss_kind = config.rm_loss
     return run_trainer(trainer, tokenizer, output, "reward model")
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:
-    """Share of pairs whose chosen response scores higher; ties count half."""
+    """The share of pairs whose chosen response scores higher; ties count half."""
     chosen, rejected = (reward(from_texts(tokenizer, rows["prompt"], rows[s], limit)) for s in ("chosen", "rejected"))
     return (torch.sign(chosen - rejected) / 2 + 0.5).mean().item()

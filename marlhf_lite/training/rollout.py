@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
 
+from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.training.distributed import is_sharded
+from marlhf_lite.utils.errors import InputError
 
-# What a model's own generation config might set, switched off: `generate` fills in what is not given from there.
+# Settings that a model's own generation config may hold, switched off here: `generate` takes what is not given from it.
 _NEUTRAL = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -63,11 +70,9 @@ class Rollout:
     attention_mask: Tensor  # [B, L] 1 on tokens
     mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
     ended: Tensor  # [B] True where the response ends with EOS
-    ref_logprobs: Tensor | None = None  # [B, T] under the reference model, nats
-    scores: Tensor | None = None  # [B] reward as given
-    rewards: Tensor | None = None  # [B] what is trained on: scores clamped, scaled, whitened, as options say
-    logprobs: Tensor | None = None  # [B, T] under the policy that sampled; kept when an update has several steps
-    values: Tensor | None = None  # [B, T] of the critic before the update; likewise
+    ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
+    scores: Tensor | None = None  # [B] the reward of each response, as it was given
+    gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,7 +93,7 @@ class Rollout:
         return self.mask.sum(1)
 
     def select(self, rows: slice | Tensor) -> Rollout:
-        """Some of the responses, with the same T (so [B, S] tensors of macro actions slice alike)."""
+        """Select some of the responses; T stays, so that [B, S] tensors of macro actions can be indexed alike."""
         if isinstance(rows, slice):
             rows = torch.arange(len(self))[rows]
         picked = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -100,42 +105,44 @@ class Rollout:
         return Rollout(**picked)
 
     def to(self, device) -> Rollout:
-        """The same on another device."""
+        """The same rollout on another device."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()})
 
     def trim(self) -> Rollout:
-        """Without the columns that are padding in every row, on both sides; `widen` gives results their T back."""
+        """The rollout without columns that are padding in every row; `widen` gives results their T back."""
         if not len(self):
             return self
         start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
         width = max(int(self.lengths.max()), 1)
         end = self.prompt_width + width
-        cut = {name: getattr(self, name) for name in ("ref_logprobs", "logprobs", "values")}
         return replace(
             self,
             tokens=self.tokens[:, start:end],
             attention_mask=self.attention_mask[:, start:end],
             mask=self.mask[:, :width],
-            **{name: None if x is None else x[:, :width] for name, x in cut.items()},
+            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[:, :width],
         )
 
     def widen(self, x: Tensor) -> Tensor:
-        """[B, T'] of a trimmed rollout to this one's [B, T], with zeros."""
+        """Pad a result [B, T'] of the trimmed rollout with zeros to [B, T]."""
         return torch.nn.functional.pad(x, (0, self.mask.shape[1] - x.shape[1]))
 
-    def by_length(self) -> Rollout:
-        """The rows sorted by tokens, so that micro-batches hold rows of like length and padding costs little."""
+    def sort_by_length(self) -> Rollout:
+        """Sort the rows by tokens, so that micro-batches hold rows of like length and little padding."""
         return self.select(self.attention_mask.sum(1).argsort(stable=True))
 
     def at_last_token(self, scores: Tensor) -> Tensor:
-        """[B, L] scores at every position to [B], read at the last response token (EOS where there is one)."""
+        """Read scores [B, L] at the last response token, which is EOS where there is one: [B]."""
         last = self.prompt_width + (self.lengths - 1).clamp(min=0)
         return scores.gather(1, last[:, None].to(scores.device)).squeeze(1)
 
     def before_tokens(self, scores: Tensor) -> Tensor:
-        """[B, L] scores at every position to [B, T]: V(s_t), read at the token before response token t."""
+        """Read scores [B, L] at the token before each response token, which gives V(s_t): [B, T]."""
         return scores[:, self.prompt_width - 1 : -1]
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------------
 
 
 def prompt_stream(prompts: Sequence[str], seed: int) -> Iterator[str]:
@@ -143,6 +150,20 @@ def prompt_stream(prompts: Sequence[str], seed: int) -> Iterator[str]:
     order = random.Random(seed)
     while True:
         yield from order.sample(list(prompts), len(prompts))
+
+
+def prompt_batches(
+    prompts: Sequence[str], config: PPOConfig, accelerator: Accelerator, seed: int
+) -> Iterator[list[str]]:
+    """This process's share of each update's batch, every prompt as often as it is answered (`config.rollouts`)."""
+    stream = prompt_stream(prompts, seed)
+    while True:
+        batch = list(islice(stream, config.batch_size // config.rollouts))
+        share = batch[accelerator.process_index :: accelerator.num_processes]
+        yield [prompt for prompt in share for _ in range(config.rollouts)]
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
 
 
 def end_of_text(model, tokenizer) -> list[int]:
@@ -160,13 +181,88 @@ def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Te
     return before == 0, is_end.any(1)
 
 
-def in_batches(generator: Callable, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-    """What `generator` makes of the prompts, `size` at a time (0: all at once)."""
+@torch.no_grad()
+def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+    """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
+    device = next(model.parameters()).device
+    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
+    ends = end_of_text(model, tokenizer)
+    tokens = model.generate(
+        input_ids=ids.to(device),
+        attention_mask=attention_mask.to(device),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=ends,
+        **sampling.arguments(),
+    )
+    mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
+    return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(device), mask, ended)
+
+
+def generate_in_batches(
+    generator: Callable, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling
+) -> Rollout:
+    """Sample `size` responses at a time (0: all at once), with the model's adapter merged into its weights.
+
+    Raises `InputError` where the policy's probabilities are not finite.
+    """
     size = size or len(prompts)
-    parts = [
-        generator(model, tokenizer, prompts[start : start + size], sampling) for start in range(0, len(prompts), size)
-    ]
+    with merged_adapter(model), nonfinite_probabilities_refused():
+        parts = [
+            generator(model, tokenizer, prompts[start : start + size], sampling)
+            for start in range(0, len(prompts), size)
+        ]
     return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0]
+
+
+@contextmanager
+def merged_adapter(model: nn.Module) -> Iterator[None]:
+    """Merge a LoRA adapter into copies of the base weights inside this block: sampling then takes half the time.
+
+    Afterwards the weights are the very same tensors as before. Samples may differ in the last digits of their
+    probabilities. Nothing is merged into weights that are sharded or quantised, or where the copies would be too large.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    weights = list(dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters()))
+    size = sum(weight.numel() * weight.element_size() for weight in weights)
+    if not weights or is_sharded(model) or not all(map(_can_merge, weights)) or size > _merge_limit(weights[0].device):
+        yield
+        return
+    originals = [weight.data for weight in weights]
+    try:
+        with torch.no_grad():
+            for weight in weights:
+                weight.data = weight.data.clone()
+            for layer in layers:
+                layer.merge()
+        yield
+    finally:
+        for weight, original in zip(weights, originals, strict=True):
+            weight.data = original
+        for layer in layers:
+            layer.merged_adapters.clear()
+
+
+def _can_merge(weight: Tensor) -> bool:
+    return weight.is_floating_point() and not hasattr(weight, "full_tensor")
+
+
+def _merge_limit(device: torch.device) -> int:
+    """Bytes that merged copies may take: an eighth of a GPU's memory, 1 GiB elsewhere."""
+    return torch.cuda.get_device_properties(device).total_memory // 8 if device.type == "cuda" else 2**30
+
+
+@contextmanager
+def nonfinite_probabilities_refused() -> Iterator[None]:
+    """Raises `InputError` where torch, about to draw a token, finds that the policy's probabilities are no numbers."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor" not in str(error):
+            raise
+        raise InputError("the policy's probabilities are not finite: start again with a lower learning rate") from error
+
+
+# -- rollouts of given texts ------------------------------------------------------------------------------------------
 
 
 def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
@@ -188,23 +284,6 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     )
 
 
-@torch.no_grad()
-def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-    """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
-    device = next(model.parameters()).device
-    ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
-    ends = end_of_text(model, tokenizer)
-    tokens = model.generate(
-        input_ids=ids.to(device),
-        attention_mask=attention_mask.to(device),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=ends,
-        **sampling.arguments(),
-    )
-    mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
-    return _rollout(tokenizer, prompts, tokens, attention_mask.to(device), mask, ended)
-
-
 def from_texts(tokenizer, prompts: Sequence[str], responses: Sequence[str], limit: int) -> Rollout:
     """A rollout of given responses instead of sampled ones; each ends with EOS unless it is cut at `limit` tokens."""
     return from_tokens(tokenizer, prompts, encode_responses(tokenizer, responses, limit), [tokenizer.eos_token_id])
@@ -218,12 +297,20 @@ def from_tokens(
     tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
     last = tokens.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
     ended = torch.isin(last, torch.tensor(list(ends)))
-    return _rollout(tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended)
+    return _make_rollout(tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended)
 
 
-def _rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
+def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
     response_ids = tokens[:, prompt_mask.shape[1] :]
     kept = [row[m].tolist() for row, m in zip(response_ids, mask, strict=True)]
     responses = tokenizer.batch_decode(kept, skip_special_tokens=True)
     attention_mask = torch.cat([prompt_mask, mask.long()], 1)
     return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)
+
+
+def longest_rollout(rows: int, prompt_tokens: int, response_tokens: int, token: int, device) -> Rollout:
+    """A scored rollout of `rows` responses that fill every column: what needs most memory."""
+    tokens = torch.full((rows, prompt_tokens + response_tokens), token, device=device)
+    mask = torch.ones(rows, response_tokens, dtype=torch.bool, device=device)
+    logprobs, scores = torch.zeros(rows, response_tokens, device=device), torch.zeros(rows, device=device)
+    return Rollout([""] * rows, [""] * rows, tokens, torch.ones_like(tokens), mask, mask[:, 0], logprobs, scores)

@@ -1,19 +1,24 @@
-"""Supervised fine-tuning of an adapter, through `trl.SFTTrainer` (paper, Appendix B.2)."""
+"""Supervised fine-tuning through `trl.SFTTrainer` (paper, Appendix B.2)."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import datasets
 from accelerate import PartialState
 from peft import PeftModel
-from tqdm.auto import tqdm
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
-from marlhf_lite.config.options import DataConfig, DPOStageConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
+from marlhf_lite.config.options import (
+    DPOStageConfig,
+    LengthConfig,
+    RewardModelConfig,
+    SFTStageConfig,
+    TrainerConfig,
+)
 from marlhf_lite.tasks.tokenization import sft_dataset
+from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.utils.errors import InputError
 
 
@@ -21,24 +26,25 @@ def train_sft(
     model: PeftModel | PreTrainedModel,
     tokenizer,
     rows: datasets.Dataset,
-    options: SFTStageConfig,
-    data: DataConfig,
+    config: SFTStageConfig,
+    lengths: LengthConfig,
     output: Path,
     seed: int = 0,
-    shared: TrainerConfig | None = None,
+    trainer_config: TrainerConfig | None = None,
 ) -> list[dict]:
-    """Train `model`'s adapter on prompt -> chosen, save adapter and tokenizer to `output`; TRL's log, a row a step.
+    """Train `model` on prompt -> chosen, save adapter and tokenizer to `output`; returns TRL's log, a row a step.
 
-    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included.
+    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. Raises `InputError`
+    where loss or gradient are not finite; then nothing is saved.
     """
     trainer = SFTTrainer(
         model=model,
         args=SFTConfig(
-            max_length=data.max_prompt_length + data.max_response_length,
+            max_length=lengths.max_prompt_length + lengths.max_response_length,
             completion_only_loss=True,
-            **shared_arguments(output, seed, options, "sft", shared or TrainerConfig()),
+            **shared_arguments(output, seed, config, trainer_config or TrainerConfig(), "sft"),
         ),
-        train_dataset=sft_dataset(tokenizer, rows, data.max_response_length),
+        train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
         processing_class=tokenizer,
     )
     return run_trainer(trainer, tokenizer, output, "SFT")
@@ -47,41 +53,44 @@ def train_sft(
 def shared_arguments(
     output: Path,
     seed: int,
-    options: SFTStageConfig | RewardModelConfig | DPOStageConfig,
+    config: SFTStageConfig | RewardModelConfig | DPOStageConfig,
+    trainer_config: TrainerConfig,
     stage: str,
-    shared: TrainerConfig,
 ) -> dict:
-    """Arguments of a trainer of TRL, from `shared` and from options that begin with the stage's name."""
-    given = {f.name.removeprefix(f"{stage}_"): getattr(options, f.name) for f in fields(options)}
-    size, steps = split_batch(given["batch_size"], shared.per_device_train_batch_size, f"--{stage}_batch_size")
+    """Arguments that SFT, reward model and DPO share; `stage` is the prefix of the option's names."""
+    epochs, batch_size, learning_rate = (
+        getattr(config, f"{stage}_{name}") for name in ("epochs", "batch_size", "learning_rate")
+    )
+    size, steps = split_batch(batch_size, trainer_config.per_device_train_batch_size, f"--{stage}_batch_size")
     return {
         "output_dir": str(output),
-        "num_train_epochs": given["epochs"],
+        "num_train_epochs": epochs,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": steps,
-        "learning_rate": given["learning_rate"],
-        "lr_scheduler_type": shared.lr_scheduler_type,
-        "warmup_steps": shared.warmup_ratio,  # below 1 it is a share of all steps
+        "learning_rate": learning_rate,
+        "lr_scheduler_type": trainer_config.lr_scheduler_type,
+        "warmup_steps": trainer_config.warmup_ratio,  # below 1 it is a share of all steps
         "weight_decay": 0.0,
         "save_strategy": "no",
+        "logging_nan_inf_filter": False,  # the progress bar has to see them
         "seed": seed,
         **quiet_arguments(),
     }
 
 
 def quiet_arguments() -> dict:
-    """Arguments of every trainer of TRL: we record, and precision and checkpointing are the model's own."""
+    """Arguments of every trainer of TRL: records are ours, and the model sets precision and checkpointing itself."""
     return {
         "logging_steps": 1,
         "report_to": "none",
         "bf16": False,
-        "gradient_checkpointing": False,  # the models that ask for it have it switched on already
+        "gradient_checkpointing": False,  # models that ask for it have it switched on already
         "dataloader_pin_memory": False,
     }
 
 
 def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
-    """`(sequences per pass, passes per step)` of one process, for a batch over all of them.
+    """`(rows per pass, passes per step)` of one process, for a batch over all of them.
 
     Raises `InputError` where the batch cannot be divided so.
     """
@@ -95,32 +104,16 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     return micro, batch // (processes * micro)
 
 
-class Bar(TrainerCallback):
-    """One progress bar with ETA and the loss, instead of the trainer's line of text a step."""
-
-    def __init__(self, name: str):
-        self.name = name
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.bar = tqdm(total=state.max_steps, desc=self.name, disable=not state.is_local_process_zero)
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        if "loss" in logs:
-            self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}", refresh=False)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        self.bar.update()
-
-    def on_train_end(self, args, state, control, **kwargs):
-        self.bar.close()
-
-
 def run_trainer(trainer, tokenizer, output: Path, name: str) -> list[dict]:
-    """Train, save what was trained, and return the log's rows that belong to a step."""
+    """Train, save what was trained, and return the rows of the log that belong to a step."""
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    trainer.add_callback(Bar(name))
-    trainer.train()
+    bar = ProgressBar(name)
+    trainer.add_callback(bar)
+    try:
+        trainer.train()
+    finally:
+        bar.close()
     trainer.save_model(str(output))
     if trainer.accelerator.is_main_process:
         tokenizer.save_pretrained(output)

@@ -1,0 +1,167 @@
+"""Callbacks of TRL's trainers: progress bar, records under PPO's names, checks, held-out tests, sampled answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from marlhf_lite.models.actor_critic import PPOModels
+from marlhf_lite.training.logging import held_out_line
+from marlhf_lite.training.rollout import Rollout, Sampling, generate
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import RunFolder
+
+START_GAP = 0.5  # nats per response: beyond this at the first update, the policy did not start from the reference
+SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
+LOG_POSITIONS = "logs.json"  # written last into a checkpoint: the size of each log
+
+
+class ProgressBar(TrainerCallback):
+    """One progress bar with the remaining time and the loss, instead of the trainer's line of text a step.
+
+    It stops the training with `InputError` where the loss or the gradient is not finite: TRL's trainers have made that
+    step already, so there are no weights to go on with.
+    """
+
+    def __init__(self, name: str):
+        self.name, self.bar = name, None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        hidden = not state.is_local_process_zero
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in logs:  # the summary at the end has none
+            self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}", refresh=False)
+            check_finite(self.name, state.global_step, logs["loss"], logs.get("grad_norm", 0.0))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.bar.update()
+
+    def close(self) -> None:
+        """Close the bar, so that what is printed after it has a line of its own."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def check_finite(name: str, update: int, *numbers: float) -> None:
+    """Raises `InputError` where loss or gradient of an update is NaN or infinite."""
+    if not all(math.isfinite(float(number)) for number in numbers):
+        raise InputError(
+            f"{name}: loss or gradient of update {update} is not finite: start again with a lower learning rate, or "
+            "--dtype float32"
+        )
+
+
+class Recorder(ProgressBar):
+    """The progress bar, and a row an update in metrics.jsonl, under PPO's names.
+
+    `translate` makes a row of TRL's log; `tokens` in it are those generated in this update.
+    """
+
+    def __init__(self, name: str, run: RunFolder, translate: Callable[[dict], dict]):
+        super().__init__(name)
+        self.run, self.translate, self.history, self.start = run, translate, run.metrics(), 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.start = time.perf_counter()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" not in logs:
+            return
+        seconds = time.perf_counter() - self.start
+        row = {"update": state.global_step} | self.translate(logs)
+        row["generated_tokens"] = row["tokens"] + (self.history[-1]["generated_tokens"] if self.history else 0)
+        row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
+        self.history.append(row)
+        if state.is_world_process_zero:
+            self.run.log_metrics(row)
+        self.bar.set_postfix({k: f"{row[k]:.2f}" for k in SHOWN if k in row}, refresh=False)
+        _check_start(row)
+        check_finite(self.name, row["update"], row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            write_json(checkpoint / LOG_POSITIONS, self.run.position())
+
+
+def _check_start(row: dict) -> None:
+    """The first row describes the policy before any step, which is the reference."""
+    names = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")
+    gap = max((abs(row[name]) for name in names if name in row), default=0.0)
+    if row["update"] == 1 and gap > START_GAP:
+        raise InputError(
+            f"log-ratio to the reference is {gap:.2f} nats a response before any step: the policy does not start from "
+            "the reference: give both the same SFT folder"
+        )
+
+
+class HeldOutTests(TrainerCallback):
+    """Tests on held-out prompts every so many updates and at the last one, in tests.jsonl and in the terminal.
+
+    `held_out` takes models and returns scores, as for `PPOTrainer`. No update's seconds contain a test.
+    """
+
+    def __init__(self, held_out: Callable, models: PPOModels, every: int, run: RunFolder, name: str):
+        self.held_out, self.models, self.every, self.run, self.name = held_out, models, every, run, name
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        update = state.global_step
+        if "loss" in logs and (update % self.every == 0 or update == state.max_steps):
+            scores = self.held_out(self.models)
+            if state.is_world_process_zero:
+                self.run.log_tests({"update": update} | scores)
+                tqdm.write(held_out_line(self.name, update, scores))
+
+
+class SampledAnswers(TrainerCallback):
+    """Answers to a few prompts before and after training, in samples.jsonl; no update's seconds contain them."""
+
+    def __init__(
+        self, tokenizer, prompts: Sequence[str], sampling: Sampling, run: RunFolder, gold: Callable | None, seed: int
+    ):
+        self.tokenizer, self.prompts, self.sampling = tokenizer, list(prompts), sampling
+        self.run, self.gold, self.seed = run, gold, seed
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 0:  # not when a run is resumed
+            self._write(state, model)
+
+    def on_train_end(self, args, state, control, model=None, **kwargs):
+        self._write(state, model)
+
+    def _write(self, state, model) -> None:
+        if not state.is_world_process_zero:
+            return
+        was_training = model.training
+        with torch.random.fork_rng():  # training draws what it would have drawn without this
+            torch.manual_seed(self.seed)
+            rollout = generate(model.eval(), self.tokenizer, self.prompts, self.sampling)
+        model.train(was_training)
+        gold = self.gold(rollout.prompts, rollout.responses) if self.gold else None
+        self.run.log_samples(response_rows(state.global_step, rollout, gold_score=gold))
+
+
+def response_rows(update: int, rollout: Rollout, **scores: Sequence[float] | None) -> list[dict]:
+    """Rows for samples.jsonl where a whole response is one action; `scores` are more columns, left out where None."""
+    columns = {name: values for name, values in scores.items() if values is not None}
+    return [
+        {
+            "update": update,
+            "prompt": rollout.prompts[i],
+            "response": rollout.responses[i],
+            "tokens": tokens,
+            "ended": bool(rollout.ended[i]),
+            "spans": [[0, tokens]],
+        }
+        | {name: float(values[i]) for name, values in columns.items()}
+        for i, tokens in enumerate(rollout.lengths.tolist())
+    ]
