@@ -11,6 +11,7 @@ from pathlib import Path
 from marlhf_lite.cli.commands import COMMANDS
 from marlhf_lite.cli.training import check_flags
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.threads import choose_threads
 
 PRESETS = "List settings by name, such as gemma-2b/tldr; with names, print them."
 USAGE = """usage: marlhf <command> [options]
@@ -49,6 +50,7 @@ def _dispatch(argv: list[str]) -> int:
         raise InputError(f"unknown command {argv[0]}: choose from {', '.join([*COMMANDS, 'presets'])}")
     command = COMMANDS[argv[0]]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is loaded, which reads it once
     from marlhf_lite.config.parser import parse
 
     options = parse(argv[0], argv[1:], command.groups, f"{command.help}\n\nexample: {command.example}")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.threads import choose_threads
 
 PROFILES = ("smoke", "cpu", "gpu")
 T = TypeVar("T")
@@ -38,7 +39,7 @@ def profile() -> Profile:
 
 
 def setup(seed: int = 0) -> None:
-    """Seed all random generators, set the plot style, and print the versions in one line."""
+    """Seed all random generators, choose the number of threads, set the plot style, and print the versions."""
     import numpy as np
     import seaborn
     import torch
@@ -46,6 +47,7 @@ def setup(seed: int = 0) -> None:
 
     from marlhf_lite.plotting.training import STYLE
 
+    torch.set_num_threads(choose_threads())
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
