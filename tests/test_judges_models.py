@@ -7,7 +7,7 @@ import torch
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.judge_prompts import CRITERIA, letter_prompt
-from marlhf_lite.evaluation.judges import LocalJudge, ScoreJudge, hash_weights, reward_judge
+from marlhf_lite.evaluation.judges import LocalJudge, ScoreJudge, hash_weights, score_answers
 from marlhf_lite.evaluation.judgments import Comparison, combine, judge_pairs, summary
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
@@ -73,49 +73,18 @@ def score(role, tokens):
         return role(tokens, torch.ones_like(tokens))[0, -1].item()
 
 
-def test_a_reward_model_judges_by_its_score_at_the_last_token(reward, tokenizer, tmp_path):
-    judgments = judge_pairs(reward_judge(reward, tokenizer, limit=5), DIFFERENT, tmp_path)
-    for row, pair in zip(judgments, DIFFERENT, strict=True):
-        scores = {}
-        for side in ("first", "second"):
-            ids = tokenizer(getattr(pair, side), add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-            scores[side] = score(reward.role, tokenizer(pair.prompt)["input_ids"] + ids[:5])
-            assert row["scores"][side]["score"] == pytest.approx(scores[side], abs=1e-4)
-        assert row["winner"] == max(scores, key=scores.get)
-
-
-def test_a_cut_answer_is_read_as_it_was_sampled_without_an_eos(reward, tokenizer, tmp_path):
-    ids = [tokenizer.convert_tokens_to_ids(piece) for piece in "these"]  # its text has fewer tokens than were sampled
-    text = tokenizer.decode(ids)
-    assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(ids) == 5
-    row = {"prompt": "p", "method": "M", "response": text, "token_ids": ids, "ended": False}
-    pair = [Comparison("1", "p", text, "no")]
-    (judgment,) = judge_pairs(reward_judge(reward, tokenizer, 5, [row]), pair, tmp_path)
-    assert judgment["scores"]["first"]["score"] == pytest.approx(
-        score(reward.role, tokenizer("p")["input_ids"] + ids), abs=1e-5
-    )
-    (other,) = judge_pairs(reward_judge(reward, tokenizer, 5), pair, tmp_path)
-    assert abs(other["scores"]["first"]["score"] - judgment["scores"]["first"]["score"]) > 1e-3
-    assert other["scores"]["second"] == judgment["scores"]["second"]
-
-
-def test_a_reward_model_is_asked_once_and_after_training_again(reward, tokenizer, tmp_path):
-    calls = []
-
-    class Counting(ModelReward):
-        def __call__(self, rollout):
-            calls.append(len(rollout))
-            return super().__call__(rollout)
-
-    for count in (2 * len(DIFFERENT), 0):
-        calls.clear()
-        judge_pairs(reward_judge(Counting(reward.role), tokenizer, 5), DIFFERENT, tmp_path)
-        assert len(calls) == count
-    trained = copy.deepcopy(reward.role)
-    with torch.no_grad():
-        next(p for n, p in trained.named_parameters() if "lora" in n).add_(1e-4)
-    judge_pairs(reward_judge(Counting(trained), tokenizer, 5), DIFFERENT, tmp_path)
-    assert len(calls) == 2 * len(DIFFERENT)
+def test_answers_are_scored_at_the_last_token_and_a_cut_one_has_no_eos(reward, tokenizer):
+    pieces = [tokenizer.convert_tokens_to_ids(piece) for piece in "these"]  # its text has fewer tokens than it has
+    text = tokenizer.decode(pieces)
+    assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(pieces) == 5
+    sampled = {"prompt": "p", "response": text, "token_ids": pieces, "ended": False}
+    rows = [sampled, *({"prompt": pair.prompt, "response": pair.first} for pair in PAIRS)]
+    for row, scored in zip(rows, score_answers(reward, tokenizer, rows, limit=5), strict=True):
+        ids = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        tokens = tokenizer(row["prompt"])["input_ids"] + row.get("token_ids", ids[:5])
+        with torch.no_grad():  # without padding
+            expected = reward.role(torch.tensor([tokens]), torch.ones(1, len(tokens)).long())[0, -1].item()
+        assert scored == row | {"rm_score": pytest.approx(expected, abs=1e-4)}
 
 
 def test_hashes_tell_models_apart(base, reward):

@@ -101,10 +101,6 @@ def test_answers_that_make_no_pairs(table, words):
     assert all(word in message for word in words), message
 
 
-def test_a_method_is_not_compared_with_itself():
-    assert "twice" in refused(make_pairs, rows("M"), "M", "M")
-
-
 def test_a_draw_repeats_and_keeps_the_order():
     drawn = draw_pairs(PAIRS, 5, seed=3)
     assert len(drawn) == 5 and drawn == draw_pairs(PAIRS, 5, seed=3) == sorted(drawn, key=PAIRS.index)
@@ -170,18 +166,15 @@ def test_arguments_that_cannot_be_judged(tmp_path, pairs, order, word):
 # What is stored
 
 
-def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path):
-    before = judge_pairs(Longer(), PAIRS, tmp_path, "both")
+ODD = [Comparison("\ud83d", "half \ud83d a pair", "\u2028 line", "\x00 nul"), Comparison("é", "ü\n\n", "", "x")]
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, ODD])
+def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path, pairs):
+    before = judge_pairs(Longer(), pairs, tmp_path, "both")
     again = Longer()
-    assert judge_pairs(again, PAIRS, tmp_path, "both") == before and not again.asked
+    assert judge_pairs(again, pairs, tmp_path, "both") == before and not again.asked
     assert read_judgments(tmp_path / "longer.jsonl") == before
-
-
-def test_only_what_is_new_is_asked(tmp_path):
-    judge_pairs(Longer(), PAIRS[:5], tmp_path)
-    more = Longer()
-    assert len(judge_pairs(more, PAIRS, tmp_path)) == len(PAIRS)
-    assert more.prompts == [pair.prompt for pair in PAIRS[5:]]
 
 
 @pytest.mark.parametrize("change", [{"prompt": "new"}, {"first": "new"}, {"second": "new"}, {}])
@@ -193,27 +186,13 @@ def test_any_change_of_content_is_a_new_question(tmp_path, change):
     assert len(judge.asked) == 1
 
 
-def test_names_and_ids_are_no_content_so_a_renamed_pair_is_free(tmp_path):
-    judge_pairs(Longer(), [Comparison("1", "p", "one", "two two", ("M", "P"))], tmp_path, "both")
+def test_names_and_ids_are_no_content_so_a_renamed_pair_and_one_that_comes_twice_are_free(tmp_path):
     judge = Longer()
-    judgments = judge_pairs(judge, [Comparison("9", "p", "one", "two two", ("X", "Y"))], tmp_path, "both")
-    assert not judge.asked and {(row["winner"], row["pair"]) for row in judgments} == {("second", "9")}
-    assert judgments[0]["methods"] == ["X", "Y"]
-
-
-def test_the_same_content_twice_in_a_run_is_asked_once(tmp_path):
-    judge = Longer()
-    judgments = judge_pairs(judge, [Comparison("1", "p", "a", "bb"), Comparison("2", "p", "a", "bb")], tmp_path, "both")
-    assert len(judge.asked) == 2 and [row["winner"] for row in judgments] == ["second"] * 4
-
-
-def test_each_judgment_is_on_disk_before_the_next_question(tmp_path):
-    class Watching(Longer):
-        def __call__(self, *texts):
-            assert len(read_judgments(tmp_path / "longer.jsonl")) == len(self.asked)
-            return super().__call__(*texts)
-
-    assert len(judge_pairs(Watching(), PAIRS, tmp_path)) == len(PAIRS)
+    twice = [Comparison(name, "p", "one", "two two", (name, "P")) for name in "12"]
+    for pairs in (twice, [Comparison("9", "p", "one", "two two", ("X", "Y"))]):
+        judgments = judge_pairs(judge, pairs, tmp_path, "both")
+        assert len(judge.asked) == 2 and {row["winner"] for row in judgments} == {"second"}
+    assert {row["pair"] for row in judgments} == {"9"} and judgments[0]["methods"] == ["X", "Y"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, InputError])
@@ -257,13 +236,6 @@ def test_a_broken_line_is_named(tmp_path, line):
     assert "line 1" in refused(judge_pairs, Longer(), PAIRS, tmp_path)
 
 
-def test_texts_of_any_kind_are_stored_and_found_again(tmp_path):
-    odd = [Comparison("\ud83d", "half \ud83d a pair", "\u2028 line", "\x00 nul"), Comparison("é", "ü\n\n", "", "x")]
-    before = judge_pairs(Longer(), odd, tmp_path)
-    again = Longer()
-    assert judge_pairs(again, odd, tmp_path) == before and not again.asked
-
-
 def test_a_judge_that_cannot_be_asked_is_asked_again_and_three_times_in_a_row_end_the_run(tmp_path):
     class Failing(Longer):
         def __init__(self, bad):
@@ -293,24 +265,21 @@ def said(pair, winner, shown="first", scores=None, judge="j", tokens=0):
     return about | {"scores": scores, "prompt_tokens": 2 * tokens, "completion_tokens": tokens}
 
 
-@pytest.mark.parametrize(
-    "one, other, together",
-    [
-        ("first", "first", "first"),
-        ("second", "second", "second"),
-        ("tie", "tie", "tie"),
-        ("first", "second", "tie"),
-        ("first", "tie", "tie"),
-        ("second", "malformed", "malformed"),
-        ("tie", "skipped", "skipped"),
-        ("malformed", "skipped", "skipped"),
-        ("malformed", "malformed", "malformed"),
-    ],
-)
-def test_what_two_orders_mean_together(one, other, together):
-    for x, y in ((one, other), (other, one)):
-        (row,) = combine([said("1", x, "first"), said("1", y, "second")])
-        assert row["winner"] == together and row["shown"] == "both"
+TOGETHER = {
+    "first": ["first first"],
+    "second": ["second second"],
+    "tie": ["tie tie", "first second", "first tie"],
+    "malformed": ["second malformed", "malformed malformed"],
+    "skipped": ["tie skipped", "malformed skipped"],
+}
+
+
+@pytest.mark.parametrize("together", TOGETHER)
+def test_what_two_orders_mean_together(together):
+    for one, other in map(str.split, TOGETHER[together]):
+        for x, y in ((one, other), (other, one)):
+            (row,) = combine([said("1", x, "first"), said("1", y, "second")])
+            assert row["winner"] == together and row["shown"] == "both"
 
 
 def test_log_probabilities_decide_by_their_mean():
@@ -358,19 +327,11 @@ def test_counts_against_a_plain_loop():
 
 
 def test_mean_scores_leave_out_what_is_no_verdict():
-    def scores(a, b):
-        return {"first": {"x": a}, "second": {"x": b}}
-
-    judgments = [
-        said("1", "first", "first", scores(8, 2)),
-        said("2", "tie", "first", scores(4, 4)),
-        said("3", "malformed"),
-        said("4", "skipped", "first", scores(100, 100)),
-    ]
-    assert summary(judgments)["scores"] == scores(6, 3)
-    assert (
-        summary(judgments[2:3])["scores"] is None and summary(judgments[2:3])["position"]["first_shown_share"] is None
-    )
+    numbers = {"first": (8, 2), "tie": (4, 4), "skipped": (100, 100)}
+    scores = {name: {"first": {"x": a}, "second": {"x": b}} for name, (a, b) in numbers.items()}
+    judgments = [said(name, name, scores=scores.get(name)) for name in ("malformed", *numbers)]
+    assert summary(judgments)["scores"] == {"first": {"x": 6}, "second": {"x": 3}}
+    assert summary(judgments[:1])["scores"] is None and summary(judgments[:1])["position"]["first_shown_share"] is None
 
 
 def test_no_judgments_and_judgments_that_do_not_belong_together():

@@ -49,23 +49,28 @@ from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.adapters import adapter
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, check_writable
 
 
+def by_score(name: str, a: float, b: float) -> Judgment:
+    """The judgment that the higher score wins."""
+    return Judgment("tie" if a == b else "A" if a > b else "B", {"A": {name: a}, "B": {name: b}})
+
+
 class ScoreJudge(Judge):
     """The response with the higher score wins: a gold scorer, or a reward model (paper, Table 1).
 
-    `scorer` maps (prompts, responses) to a finite number each; `identity` is all that the scores depend on.
+    `scorer` maps (prompts, responses) to a finite number each. Its judgments are never reused: it may be edited.
     """
 
     ordered = False
 
-    def __init__(self, scorer: Callable[[list[str], list[str]], Sequence[float]], name="gold", identity=""):
-        self.scorer, self.name, self.identity = scorer, name, identity
+    def __init__(self, scorer: Callable[[list[str], list[str]], Sequence[float]], name="gold"):
+        self.scorer, self.name = scorer, name
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Raises `InputError` for a wrong number of scores, or one that is not finite."""
@@ -73,8 +78,7 @@ class ScoreJudge(Judge):
         if len(scores) != 2:
             raise InputError(f"judge {self.name}: {len(scores)} scores for 2 responses: return one each")
         first, second = scores
-        winner = "tie" if first == second else "A" if first > second else "B"
-        return Judgment(winner, {"A": {"score": first}, "B": {"score": second}})
+        return by_score("score", first, second)
 
 
 def stored_judge(rows: Sequence[Mapping], column: str, name: str) -> ScoreJudge:
@@ -83,22 +87,16 @@ def stored_judge(rows: Sequence[Mapping], column: str, name: str) -> ScoreJudge:
     return ScoreJudge(lambda prompts, responses: [scores[key] for key in zip(prompts, responses, strict=True)], name)
 
 
-def reward_judge(reward: ModelReward, tokenizer, limit: int, rows: Sequence[Mapping] = ()) -> ScoreJudge:
-    """A reward model as a judge (paper, Table 1).
+def score_answers(reward: ModelReward, tokenizer, rows: Sequence[Mapping], limit: int) -> list[dict]:
+    """The same answers with `rm_score`, a reward model's score at the last token of each.
 
-    A response among the stored answers `rows` is scored on the very tokens that were sampled: if it was cut, it has no
-    EOS there. Other responses are cut at `limit` tokens, or end with EOS.
+    An answer is scored on the very tokens that were sampled, if they are stored: one that was cut has no EOS. Other
+    answers are cut at `limit` tokens, or end with EOS.
     """
-    stored = {(row["prompt"], row["response"]): row for row in rows if row.get("token_ids")}
-
-    def score(prompt: str, response: str) -> float:
-        row = stored.get((prompt, response))
-        return reward(restore(tokenizer, [row]) if row else from_texts(tokenizer, [prompt], [response], limit)).item()
-
-    def scorer(prompts: list[str], responses: list[str]) -> list[float]:
-        return [score(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-
-    return ScoreJudge(scorer, "rm", f"{hash_weights(reward.role)}/{limit}/{bool(stored)}")
+    ids = encode_responses(tokenizer, [row["response"] for row in rows], limit)
+    sampled = [{"token_ids": tokens, "ended": True} | dict(row) for row, tokens in zip(rows, ids, strict=True)]
+    scores = reward(restore(tokenizer, sampled)).tolist()
+    return [dict(row) | {"rm_score": score} for row, score in zip(rows, scores, strict=True)]
 
 
 @torch.no_grad()
@@ -139,7 +137,7 @@ class LocalJudge(Judge):
         tokens = torch.tensor([ids], device=next(self.model.parameters()).device)
         logits = self.model(input_ids=tokens, logits_to_keep=1, use_cache=False).logits[0, -1]
         x, y = logits.float().log_softmax(-1)[self.letters].tolist()
-        return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"logprob": x}, "B": {"logprob": y}})
+        return by_score("logprob", x, y)
 
     def _encode(self, text: str) -> list[int]:
         """Token ids up to the position of the letter."""
@@ -162,8 +160,6 @@ class EndpointJudge(Judge):
     Raises `InputError` for options that cannot work.
     """
 
-    timeout = 60.0  # seconds
-
     def __init__(self, options: EndpointConfig, criteria: Criteria):
         try:
             import openai
@@ -185,7 +181,7 @@ class EndpointJudge(Judge):
         self.request = {"model": options.judge_model, "temperature": options.judge_temperature}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([url, self.request, self._messages("p", "a", "b")])
-        connection = {"base_url": url, "max_retries": options.judge_retries, "timeout": self.timeout}
+        connection = {"base_url": url, "max_retries": options.judge_retries, "timeout": 60.0}
         try:
             _ = urlsplit(url).port  # raises for a port that cannot be
             self.client = openai.OpenAI(api_key=self._key or "none", **connection)
@@ -356,22 +352,22 @@ def make_judge(options: SimpleNamespace, rows: Sequence[Mapping]) -> Judge:
     if kind == "gold":
         return stored_judge(rows, "gold", "gold")
     if kind == "rm":
-        return _rm_judge(options, rows)
+        return stored_judge(_with_rm_scores(options, rows), "rm_score", "rm")
     if kind == "local":
         base, tokenizer = load_base(model), load_tokenizer(model.model)
         return LocalJudge(base, tokenizer, criteria, f"local-{Path(model.model).name}")
     return EndpointJudge(options.endpoint, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
 
 
-def _rm_judge(options: SimpleNamespace, rows: Sequence[Mapping]) -> ScoreJudge:
-    """The reward model of `--rm`; by default the one whose scores are stored with all answers."""
+def _with_rm_scores(options: SimpleNamespace, rows: Sequence[Mapping]) -> Sequence[Mapping]:
+    """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
     scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
     stored = len(scored_by) == 1 and None not in scored_by
     folder = adapter("rm", options.rm_input.rm) if options.rm_input.rm or not stored else None
     if stored and (folder is None or scored_by == {fingerprint(folder)}):
-        return stored_judge(rows, "rm_score", "rm")
+        return rows
     reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options.model), folder)))
-    return reward_judge(reward, load_tokenizer(options.model.model), options.length.max_response_length, rows)
+    return score_answers(reward, load_tokenizer(options.model.model), rows, options.length.max_response_length)
 
 
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:

@@ -355,14 +355,10 @@ def _by_pair(rows: Sequence[Mapping]) -> list[list[Mapping]]:
 
 def _mean_scores(rows: Sequence[Mapping]) -> dict | None:
     scores = [row["scores"] for row in rows if row["scores"]]
-    return (
-        {
-            side: {name: _mean([score[side][name] for score in scores]) for name in scores[0]["first"]}
-            for side in ("first", "second")
-        }
-        if scores
-        else None
-    )
+    if not scores:
+        return None
+    names = scores[0]["first"]
+    return {side: {name: _mean([each[side][name] for each in scores]) for name in names} for side in scores[0]}
 
 
 def _mean(numbers: Sequence[float]) -> float | None:
