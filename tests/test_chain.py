@@ -43,13 +43,12 @@ def test_sample_is_seeded_and_shaped():
     assert a.mask.all() and set(a.actions.unique().tolist()) <= {0.0, 1.0}
 
 
-def test_correlated_equals_the_plain_recursion():
-    fresh = torch.randn(3, 37, generator=generator())
-    for smooth in (0.0, 0.5, 0.9):
-        plain = [fresh[:, 0]]
-        for t in range(1, 37):
-            plain.append(smooth * plain[-1] + math.sqrt(1 - smooth**2) * fresh[:, t])
-        assert torch.allclose(correlated(fresh, smooth), torch.stack(plain, 1), atol=1e-5)
+@pytest.mark.parametrize("smooth", [0.0, 0.5, 0.9])
+def test_correlated_against_its_covariance(smooth):
+    """A linear map L of independent noise has covariance L Lᵀ, here smooth^|i − j|."""
+    L = correlated(torch.eye(37), smooth).T
+    distance = (torch.arange(37)[:, None] - torch.arange(37)).abs()
+    assert torch.allclose(L @ L.T, smooth**distance, atol=1e-5)
 
 
 def test_critic_is_as_stated():

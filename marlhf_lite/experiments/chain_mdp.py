@@ -1,7 +1,7 @@
-"""A chain of binary tokens whose true advantages are known: a place to measure errors of credit assignment.
+"""A chain of binary tokens whose true advantages are known, to measure errors of credit assignment.
 
-``N`` episodes of ``T`` tokens. The score comes after the last token and depends on the tokens' sum alone, so every
-token has earned the same: where an estimate treats near and far tokens differently, that is the estimate's doing.
+N episodes of T tokens. The score comes after the last token and depends on the sum of the tokens alone, so all tokens
+contribute alike: an estimate that treats near and far tokens differently is in error.
 """
 
 import math
@@ -25,7 +25,7 @@ class Episodes:
 
     @property
     def mask(self) -> Tensor:
-        """[N,T] bool: all True, for rules."""
+        """[N,T] bool, all True: every token counts, for termination rules."""
         return torch.ones_like(self.actions, dtype=torch.bool)
 
 
@@ -38,7 +38,7 @@ class Chain:
 
     T: int = 100
     p: float = 0.5
-    noise: float = 0.5  # standard deviation of the part of the score that no token earned
+    noise: float = 0.5  # standard deviation of the part of the score that depends on no token
 
     def __post_init__(self) -> None:
         if self.T < 1 or not 0 < self.p < 1 or self.noise < 0:
@@ -46,7 +46,7 @@ class Chain:
 
     @property
     def credit(self) -> float:
-        """c: what a 1 adds over a 0. It makes the variance of the earned part of the score 1, whatever T is."""
+        """c, the score of a 1 over that of a 0: with it, the variance of the score without noise is 1 for every T."""
         return 1.0 / math.sqrt(self.T * self.p * (1 - self.p))
 
     @property
@@ -55,7 +55,7 @@ class Chain:
         return self.credit * self.p * (1 - self.p)
 
     def sample(self, episodes: int, generator: torch.Generator | None = None) -> Episodes:
-        """That many episodes with their truth."""
+        """Draw episodes, with their true values and advantages."""
         actions = (torch.rand(episodes, self.T, generator=generator) < self.p).float()
         advantages = self.credit * (actions - self.p)
         after = advantages.cumsum(1)
@@ -65,12 +65,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class Critic:
-    """What a critic makes of the true values: V̂(s_t) = sees·V(s_t) + offset + noise·ε_t.
+    """A critic with given errors: V̂(s_t) = sees·V(s_t) + offset + noise·ε_t.
 
     ε is standard normal, independent of the tokens. Neighbours have correlation `smooth`, tokens k apart smooth^k.
     """
 
-    sees: float = 1.0  # share of what the tokens so far have earned that it notices: 1 all, 0 only the mean
+    sees: float = 1.0  # share of the true value that it recognises: 1 all of it, 0 nothing but the mean
     offset: float = 0.0
     noise: float = 0.0
     smooth: float = 0.0
@@ -80,35 +80,36 @@ class Critic:
             raise InputError(f"{self}: expected noise >= 0 and smooth from 0 to below 1")
 
     def __call__(self, values: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """values: [N,T], the true ones → [N,T]."""
+        """Estimate from the true `values` [N,T]: [N,T]."""
         fresh = torch.randn(values.shape, generator=generator)
         return self.sees * values + self.offset + self.noise * correlated(fresh, self.smooth)
 
 
-def correlated(fresh: Tensor, smooth: float) -> Tensor:
-    """Independent standard normals [N,T] → standard normals whose correlation falls as smooth^distance along T."""
-    fresh = torch.cat([fresh[:, :1], math.sqrt(1 - smooth**2) * fresh[:, 1:]], dim=1)
-    width, weight = 1, smooth
-    while width < fresh.shape[1] and weight > 0:  # y_t = Σ_k smooth^k x_{t−k}, by doubling
-        fresh = torch.cat([fresh[:, :width], fresh[:, width:] + weight * fresh[:, :-width]], dim=1)
-        width, weight = 2 * width, weight * weight
-    return fresh
+def correlated(noise: Tensor, smooth: float) -> Tensor:
+    """Turn independent standard normals [N,T] into ones whose correlation is smooth^distance along T (AR(1))."""
+    columns = [noise[:, 0]]
+    for fresh in noise.T[1:]:
+        columns.append(smooth * columns[-1] + math.sqrt(1 - smooth**2) * fresh)
+    return torch.stack(columns, dim=1)
 
 
 def estimate(scores: Tensor, values: Tensor, macro: MacroActions, lam: float, sigma: str = "equal") -> Tensor:
-    """Â of every token, [N,T], as MA-PPO has it without a KL penalty: GAE over macro actions, given to their tokens."""
+    """Compute Â of every token [N,T] as MA-PPO does, without KL: GAE over macro actions, broadcast to their tokens.
+
+    scores: [N]; values: [N,T].
+    """
     rewards = macro_rewards(torch.zeros_like(values), scores, macro)
     advantages, _ = gae(rewards, macro_values(values, macro, sigma), macro.mask, lam=lam)
     return macro.broadcast(advantages)
 
 
 def gradient(advantages: Tensor, actions: Tensor, p: float, batch: int) -> Tensor:
-    """Policy gradient [N/batch, T] for θ_t, one for each batch of episodes: the mean of Â_t·(a_t − p)."""
+    """Compute the policy gradient for θ_t of each batch of episodes, the mean of Â_t·(a_t − p): [N/batch, T]."""
     return (advantages * (actions - p)).reshape(-1, batch, actions.shape[1]).mean(1)
 
 
 def cosine(gradients: Tensor) -> Tensor:
-    """[G,T] → [G]: cosine with the true gradient, which is the same for all tokens of a chain.
+    """Compare gradients [G,T] with the true one, which is the same for all tokens of a chain: cosines [G].
 
     A small step of a given length along such a gradient gains this share of what the best step gains.
     """
