@@ -125,8 +125,10 @@ def test_what_is_given_is_checked(tokenizer):
 
 
 def test_without_log_probabilities_there_is_no_perplexity_rule(tokenizer):
-    assert "perplexity" not in module._controls(TEXTS, False)["termination"].options
-    assert "perplexity" in module._controls(TEXTS, True)["termination"].options
+    for logprobs, there in ((None, False), (zigzag, True)):
+        widgets = explore(tokenizer, TEXTS, ramp, logprobs, interactive=True).kwargs_widgets
+        rules = next(widget.options for widget in widgets if widget.description == "termination")
+        assert ("perplexity" in rules) is there and "fixed" in rules
     assert "log-probability" in explore(tokenizer, TEXTS, logprobs=zigzag, interactive=False).axes[1].get_ylabel()
 
 

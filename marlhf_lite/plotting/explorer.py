@@ -50,51 +50,25 @@ def explore(
         raise InputError("values: give a function of token ids, or logprobs, which are then shown in their place")
     label = label if values else "log-probability of the token"
     reference = _remember("logprobs", logprobs) if logprobs else None
-    asked = _remember("values", values) if values else reference
-
-    def draw(example: str = next(iter(texts.values())), own: str = "", seed: int = 0, **options: Any) -> Figure:
-        return rule_figure(
-            tokenizer, (own.strip() and own) or example, MacroConfig(**options), seed, asked, reference, label
-        )
-
+    shown = _remember("values", values) if values else reference
     if headless() if interactive is None else not interactive:
-        return draw()
+        return rule_figure(tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label)
     import ipywidgets
     from IPython.display import HTML, display
 
-    def show(**chosen: Any) -> None:
-        chosen["n"] = "inf" if chosen["n"] > 32 else str(chosen["n"])
+    def show(example: str, own: str = "", n: int = 5, cutoff: int = 5, seed: int = 0, **options: Any) -> None:
         try:
-            display(draw(**chosen))
+            how = MacroConfig(n="inf" if n > 32 else str(n), cutoff=cutoff, **options)
+            display(rule_figure(tokenizer, own if own.strip() else example, how, seed, shown, reference, label))
         except InputError as error:
             display(HTML(f'<p role="alert">⚠ {html.escape(str(error))}</p>'))
 
-    return ipywidgets.interactive(show, **_controls(texts, logprobs is not None))
-
-
-def _controls(texts: Mapping[str, str], perplexity: bool) -> dict[str, Any]:
-    """The widgets by the name of what they choose."""
-    import ipywidgets as w
-
-    hints, default = get_type_hints(MacroConfig), MacroConfig()
-
-    def choice(name: str, description: str = "") -> Any:
-        options = [x for x in get_args(hints[name]) if perplexity or x != "perplexity"]
-        return w.Dropdown(options=options, value=getattr(default, name), description=description or name)
-
-    return {
-        "example": w.Dropdown(options=list(texts.items()), description="example"),
-        "own": w.Text(placeholder="in place of the example", description="own text", continuous_update=False),
-        "termination": choice("termination", "rule ζ"),
-        "n": w.IntSlider(5, 1, 33, description="n (33: ∞)", continuous_update=False),
-        "lengths": w.Text(default.lengths, description="lengths", continuous_update=False),
-        "seed": w.BoundedIntText(0, 0, 10**6, description="seed"),
-        "perplexity_rule": choice("perplexity_rule", "perplexity"),
-        "parser": choice("parser"),
-        "cutoff": w.IntSlider(5, 1, 40, description="cutoff C", continuous_update=False),
-        "inclusive": w.Checkbox(False, description="inclusive"),
-        "sigma": choice("sigma", "σ"),
-    }
+    hints = get_type_hints(MacroConfig)
+    choices = {name: list(get_args(hints[name])) for name in ("termination", "perplexity_rule", "parser", "sigma")}
+    choices["termination"] = [name for name in choices["termination"] if logprobs or name != "perplexity"]
+    numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
+    other = {"own": "", "lengths": MacroConfig().lengths, "inclusive": False}
+    return ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
 
 
 def _remember(name: str, function: Numbers) -> Numbers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import nltk
 import numpy as np
@@ -14,96 +15,87 @@ from marlhf_lite.utils.errors import InputError
 
 
 def tree_cut(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> tuple[set, list[tuple[int, int]]]:
-    """Where `Parsing` ends its descent: positions of those nodes in the tree, and macro actions as spans of leaves.
+    """Return the positions in the tree where `Parsing` ends its descent, and macro actions as spans of leaves.
 
     Args:
         counts: model tokens of every leaf; None counts a word as one token.
         most: tokens that a node with several leaves may have; a cutoff C is ``most=C - 1``, inclusive ``most=C``.
     """
     counts = _counts(tree, counts)
-    ends, starts, leaf, stack = set(), [], 0, [()]
-    while stack:
-        position = stack.pop()
-        node = tree[position]
-        size = len(node.leaves()) if isinstance(node, nltk.Tree) else 1
-        if size > 1 and sum(counts[leaf : leaf + size]) > most:
-            stack.extend((*position, child) for child in reversed(range(len(node))))
+    ends, starts, done = set(), [], 0
+    for position, (first, last) in _spans(tree).items():
+        several = last - first > 1
+        if first < done or (several and sum(counts[first:last]) > most):  # below an end, or too large for one
             continue
         ends.add(position)
-        if size > 1 or not starts:
-            starts.append(leaf)
-        leaf += size
-    return ends, list(zip(starts, [*starts[1:], leaf], strict=True))
+        if several or not starts:  # a single leaf joins the macro action before it
+            starts.append(first)
+        done = last
+    return ends, list(pairwise([*starts, done]))
 
 
 def tree_text(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> str:
     """The tree as indented lines of label and tokens; ■ and the words where the descent ends, + where a leaf joins."""
     ends, _ = tree_cut(tree, counts, most)
-    counts = _counts(tree, counts)
-    lines, leaf, stack = [], 0, [()]
-    while stack:
-        position = stack.pop()
+    counts, words, lines = _counts(tree, counts), tree.leaves(), []
+    for position, (first, last) in _spans(tree).items():
         node = tree[position]
-        inner = isinstance(node, nltk.Tree)
-        words = [str(word) for word in node.leaves()] if inner else [str(node)]
-        name = f"{node.label()} {sum(counts[leaf : leaf + len(words)])}" if inner else f"{counts[leaf]}"
+        size = str(sum(counts[first:last]))
+        name = f"{node.label()} {size}" if isinstance(node, nltk.Tree) else size
         if position in ends:
-            mark = "+" if len(words) == 1 and leaf else "■"
-            lines.append(f"{'  ' * len(position)}{mark} {name}  {' '.join(words)}")
-            leaf += len(words)
-        else:
+            mark = "+" if last - first == 1 and first else "■"
+            lines.append(f"{'  ' * len(position)}{mark} {name}  {' '.join(map(str, words[first:last]))}")
+        elif not _below(position, ends):
             lines.append(f"{'  ' * len(position)}{name}")
-            stack.extend((*position, child) for child in reversed(range(len(node))))
     return "\n".join(lines)
 
 
 def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4, ax: Axes | None = None) -> Axes:
-    """A constituency tree with its cut: nodes with their tokens, framed where the descent ends, macro actions below.
+    """Draw a tree with its cut: nodes with their tokens, framed where the descent ends, and macro actions below.
 
     Arguments as in `tree_cut`. Nodes under the cut are faint.
     """
-    counts = _counts(tree, counts)
     ends, runs = tree_cut(tree, counts, most)
-    words = [str(word) for word in tree.leaves()]
-    edges = np.concatenate([[0], np.cumsum([max(len(word), 3) + 1.6 for word in words])])
-    depth = tree.height() - 1
+    counts, spans, depth = _counts(tree, counts), _spans(tree), tree.height() - 1
+    edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 1.6 for word in tree.leaves()])])
     if ax is None:
         size = (max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6))
         ax = plt.subplots(figsize=size, layout="constrained")[1]
     ax.set(xlim=(0, edges[-1]), ylim=(depth + 1.1, -0.5))
     ax.axis("off")
-    _draw_node(ax, tree, (), 0, _Leaves(edges, counts, depth), ends, False)
+    places: dict[tuple, tuple[float, int]] = {}
+    for position in reversed(spans):  # children before their parents
+        node, (first, last) = tree[position], spans[position]
+        faint, inner = _below(position, ends), isinstance(node, nltk.Tree)
+        text, x, y = str(node), (edges[first] + edges[last]) / 2, depth
+        if inner:
+            text = f"{node.label()} {sum(counts[first:last])}"
+            children = [places[*position, i] for i in range(len(node))]
+            x, y = (children[0][0] + children[-1][0]) / 2, len(position)
+            colour = "0.8" if faint or position in ends else "0.45"
+            for child in children:
+                ax.plot([x, child[0]], [y, child[1]], color=colour, linewidth=0.8, zorder=1)
+        places[position] = x, y
+        frame = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "black" if position in ends else "none", "lw": 0.9}
+        look = {"color": "0.6" if faint and inner else "black", "bbox": frame, "fontsize": 8, "parse_math": False}
+        ax.text(x, y, text, ha="center", va="center", zorder=2, **look)
     for number, (a, b) in enumerate(runs):
         left, right = edges[a] + 0.3, edges[b] - 0.3
         ax.plot([left, right], [depth + 0.45] * 2, color=COLOURS[number % 2], linewidth=3, solid_capstyle="butt")
-        note = f"{sum(counts[a:b])}"
+        note = str(sum(counts[a:b]))
         ax.text((left + right) / 2, depth + 0.8, note, ha="center", va="center", fontsize=8, parse_math=False)
     return ax
 
 
-class _Leaves:
-    """Where leaves stand: their edges, tokens, and the depth of their line."""
+def _spans(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
+    """(first, last + 1) leaf under every position, depth first."""
+    leaves = tree.treepositions("leaves")
+    under = {p: [i for i, leaf in enumerate(leaves) if leaf[: len(p)] == p] for p in tree.treepositions()}
+    return {position: (found[0], found[-1] + 1) for position, found in under.items()}
 
-    def __init__(self, edges: np.ndarray, counts: Sequence[int], depth: int):
-        self.edges, self.counts, self.depth, self.done = edges, counts, depth, 0
 
-
-def _draw_node(ax: Axes, node, position: tuple, level: int, where: _Leaves, ends: set, below: bool) -> tuple:
-    """Draws a node and all below it; its x and y."""
-    faint, first = ("0.6" if below else "black"), where.done
-    if isinstance(node, nltk.Tree):
-        under = below or position in ends
-        spots = [_draw_node(ax, c, (*position, i), level + 1, where, ends, under) for i, c in enumerate(node)]
-        x, y = (spots[0][0] + spots[-1][0]) / 2, level
-        for spot in spots:
-            ax.plot([x, spot[0]], [y, spot[1]], color="0.8" if under else "0.45", linewidth=0.8, zorder=1)
-        text = f"{node.label()} {sum(where.counts[first : where.done])}"
-    else:
-        x, y = (where.edges[first] + where.edges[first + 1]) / 2, where.depth
-        where.done, text, faint = first + 1, str(node), "black"
-    frame = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "black" if position in ends else "none", "lw": 0.9}
-    ax.text(x, y, text, ha="center", va="center", fontsize=8, color=faint, bbox=frame, zorder=2, parse_math=False)
-    return x, y
+def _below(position: tuple, ends: set) -> bool:
+    return any(position[:depth] in ends for depth in range(len(position)))
 
 
 def _counts(tree: nltk.Tree, counts: Sequence[int] | None) -> list[int]:
