@@ -208,7 +208,7 @@ class EndpointJudge(Judge):
             used = estimate
             judgment = parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
             if answer.usage:
-                used = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+                used = (answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0)
         except openai.APIStatusError as error:
             status, text = error.status_code, self._without_key(" ".join(str(error.message).split()))[:200]
             if status in CHECKS:  # without the text, which may quote the key
