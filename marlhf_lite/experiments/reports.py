@@ -185,9 +185,9 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
     """Plot what each method needs to reach the target method's final RM score; [3] Axes: updates, tokens, seconds."""
-    text = f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
-    text += (
-        "bar: 95 % t-interval over seeds; small dots: each seed. 'never': seeds that do not reach it. Left is better."
+    text = (
+        f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
+        "bar: 95 % t-interval over seeds; small dots: each seed. 'never': it is not reached. Left is better."
     )
     axes = _dots([row for row in rows if "updates" in row], COSTS, text)
     for ax in axes:
@@ -201,33 +201,28 @@ def _dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.nda
     """Draw a panel for each key that rows have, and in it a line for each row that has one of them."""
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     shown = [row for row in rows if any(key in row for key in keys)]
-    size = (plots.WIDTH, (0.14 + 0.055 * len(shown)) * plots.WIDTH)
-    figure, axes = plt.subplots(1, len(keys), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    axes = plots.subplots((1, len(keys)), 0.14 + 0.055 * len(shown))[0]
     styles = plots.method_styles([row["method"] for row in rows])
-    for ax, (key, label) in zip(axes[0], keys.items(), strict=True):
+    for ax, (key, label) in zip(axes, keys.items(), strict=True):
         for place, row in enumerate(shown):
             if key in row:
                 _point(ax, row[key], place, styles[row["method"]]["color"])
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
-        ax.set_yticks(range(len(shown)), [row["method"] for row in shown])
+        ax.set_yticks(range(len(shown)), [row["method"] for row in shown] if ax is axes[0] else [])
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[0, 0].set_ylabel("method")
-    plots.caption(figure, text)
-    return axes[0]
+    axes[0].set_ylabel("method")
+    plots.caption(axes[0].figure, text)
+    return axes
 
 
 def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
     """Draw mean, interval (or ±1 std) and seeds of a method at height `place`."""
-    seeds = [x for x in value["by_seed"] if x is not None]
+    mean, seeds = value["mean"], [x for x in value["by_seed"] if x is not None]
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
-    if value["mean"] is None:
-        never = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}"
-        ax.annotate(
-            never, (0.98, place - 0.12), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6
-        )
+    if mean is None:
+        text, there = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}", (0.98, place - 0.12)
+        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6)
         return
-    half = value.get("std") or 0.0
     low, high = value.get("low"), value.get("high")
-    ends = [value["mean"] - half if low is None else low, value["mean"] + half if high is None else high]
-    ax.plot(ends, [place, place], color=colour, linewidth=1.6)
-    ax.plot(value["mean"], place, "o", color=colour, markersize=4.5)
+    sides = (value.get("std") or 0.0,) * 2 if low is None else (mean - low, high - mean)
+    ax.errorbar(mean, place, xerr=[[side] for side in sides], fmt="o", color=colour, markersize=4.5, linewidth=1.6)

@@ -89,8 +89,8 @@ class Study:
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
 
 
-# Key of a protocol -> its type.
-KEYS = {f.name: kind for f, kind in zip(fields(Study)[1:], (dict, list, dict, str, str, int, dict), strict=True)}
+KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
+KEYS |= {"figures": dict}  # key of a protocol -> its type
 
 
 def load_study(name: str) -> Study:
@@ -108,18 +108,25 @@ def load_study(name: str) -> Study:
         if not isinstance(value, KEYS[key]):
             raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in studies/main.yaml")
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
-    _check(study, path, [values[key] for key in ("baseline", "target_method") if key in values])
+    _check(study, path)
+    for key in ("baseline", "target_method"):
+        if key in values and values[key] not in study.methods:
+            raise InputError(
+                f"{path}: {key}: no method is called {values[key]}: choose from {', '.join(study.methods)}"
+            )
     return study
 
 
-def _check(study: Study, path: Path, named: list[str]) -> None:
-    """Raise `InputError` for a method that is faulty, or that is `named` or shown in a figure and not there."""
+def _check(study: Study, path: Path) -> None:
+    """Raise `InputError` for a faulty method, shared option or figure."""
     for name, method in study.methods.items():
         where = f"{path}: method {name}"
         if not isinstance(method, dict) or method.get("command") not in TRAINING:
             raise InputError(f"{where}: give a command: {', '.join(TRAINING)}")
         if set(method) - {"command", "options", "samples"} or not isinstance(method.get("options", {}), dict):
             raise InputError(f"{where}: give a command, and options (names and values) and samples if it has some")
+        if not isinstance(name, str):
+            raise InputError(f"{where}: put its name in quotes")
         least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
         if not isinstance(samples, int) or samples < least:
             raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
@@ -130,14 +137,14 @@ def _check(study: Study, path: Path, named: list[str]) -> None:
             close = difflib.get_close_matches(str(key), OPTIONS, n=1)
             hint = f"did you mean {close[0]}?" if close else "see marlhf <command> --help"
             raise InputError(f"{path}: shared: unknown option {key}: {hint}")
-    for name in named + [name for names in study.figures.values() for name in names]:
-        if name not in study.methods:
-            raise InputError(f"{path}: no method is called {name}: there are {', '.join(map(str, study.methods))}")
+    for figure, names in study.figures.items():
+        if not isinstance(names, list) or not set(names) <= set(study.methods):
+            raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
 
 
 def run_name(method: str, seed: int) -> str:
     """File name of a run."""
-    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', str(method)).strip('-')}-seed{seed}"
+    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
 
 
 # Its runs
