@@ -79,7 +79,7 @@ def train(job, accelerator, folder):
             checkpoint_config=CheckpointConfig(checkpoint_every=2),
             logging_config=LoggingConfig(eval_every=2),
             run=RunFolder.open(folder / "run"),
-            held_out=HeldOutEvaluation(prompts[:4], tokenizer, Sampling(6), reward, None, accelerator),
+            held_out=HeldOutEvaluation(prompts[:4], tokenizer, Sampling(6), reward),
             accelerator=accelerator,
         )
         histories.append(list(trainer.train(resume=updates == 6)))

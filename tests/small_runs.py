@@ -54,7 +54,7 @@ def build(models, tokenizer, run=None, length=6, **changes):
     config = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
     if prompts:
         sampling = Sampling(length, config.temperature, config.top_k, config.top_p)
-        words = (given["reward"], given.get("gold"), given["accelerator"], given.get("seed", 0))
+        words = (given["reward"], given.get("gold"), given.get("seed", 0))
         given["held_out"] = HeldOutEvaluation(prompts, tokenizer, sampling, *words)
     return PPOTrainer(models, tokenizer, config=config, max_response_length=length, run=run, **given)
 

@@ -19,7 +19,6 @@ from marlhf_lite.evaluation.agreement import (
     wilson,
     win_rate,
 )
-from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.utils.errors import InputError
 
 # Intervals
@@ -52,12 +51,9 @@ def test_wilson_by_numbers():
 VERDICTS = ["first"] * 6 + ["tie"] * 2 + ["second"] * 2 + ["malformed", None, "skipped"]
 
 
-def test_win_rates_count_ties_as_told():
-    half, out = win_rate(VERDICTS), win_rate(VERDICTS, ties="exclude", level=0.8)
-    assert half[1:] == out[1:] == (6, 2, 2, 3)
-    assert half.rate == wilson(7, 10) and out.rate == wilson(6, 8, 0.8)
-    drawn = win_rate(VERDICTS, method="bootstrap").rate
-    assert drawn == bootstrap_mean([1.0] * 6 + [0.5] * 2 + [0.0] * 2)
+def test_win_rates_count_ties_as_half():
+    found = win_rate(VERDICTS, level=0.8)
+    assert found[1:] == (6, 2, 2, 3) and found.rate == wilson(7, 10, 0.8)
 
 
 def test_verdicts_of_scores():
@@ -88,18 +84,9 @@ TIES = [[4, 2, 0], [1, 3, 2], [1, 1, 6]]  # in the order second, tie, first
 def test_ties_by_hand():
     one, other = raters(TIES, ["second", "tie", "first"])
     # rows 6, 6, 8; columns 6, 6, 8; p_e = (36 + 36 + 64) / 400
-    apart = agree(one, other)
-    assert apart.agreement.mean == 13 / 20
-    assert apart.kappa.mean == pytest.approx((0.65 - 0.34) / 0.66)
-    # of 20 pairs 11 without a tie: 4, 0 / 1, 6; p_e = (4 * 5 + 7 * 6) / 121
-    out = agree(one, other, ties="exclude")
-    assert (out.pairs, out.left_out) == (11, 9) and out.agreement == wilson(10, 11)
-    assert out.kappa.mean == pytest.approx((10 / 11 - 62 / 121) / (1 - 62 / 121))
-    # a tie agrees by half with both: 13 + (2 + 1 + 2 + 1) / 2; p_e the same on the products of margins
-    half = agree(one, other, ties="half")
-    assert half.agreement == wilson(16, 20)
-    chance = (36 + 36 + 64 + (36 + 36 + 48 + 48) / 2) / 400
-    assert half.kappa.mean == pytest.approx((0.8 - chance) / (1 - chance))
+    found = agree(one, other)
+    assert found.agreement == wilson(13, 20) and (found.pairs, found.left_out) == (20, 0)
+    assert found.kappa.mean == pytest.approx((0.65 - 0.34) / 0.66)
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=3, max_size=3))
@@ -107,7 +94,7 @@ def test_kappa_is_that_of_the_textbook(table):
     counts = np.array(table)
     if not counts.sum():
         return
-    found = float(kappa(counts, np.eye(3)))
+    found = float(kappa(counts))
     n = counts.sum()
     p_o = sum(table[i][i] for i in range(3)) / n
     p_e = sum(sum(table[i]) * sum(line[i] for line in table) for i in range(3)) / n**2
@@ -135,7 +122,7 @@ def test_bootstrap_of_kappa_is_that_of_a_plain_loop():
             [sum(one[p] == a and other[p] == b for p in picked) for b in ("first", "second")]
             for a in ("first", "second")
         ]
-        drawn.append(float(kappa(np.array(counts), np.eye(2))))
+        drawn.append(float(kappa(np.array(counts))))
     found = agree(one, other).kappa
     assert (found.low, found.high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.03)
 
@@ -155,7 +142,7 @@ def test_kappa_has_no_meaning_where_both_always_say_the_same():
 
 def test_table_one():
     one, other = raters([[20, 5], [10, 15]], ["first", "second"])
-    table = agreement_table({"RM": one, "GPT-4": other, "Human": one}, ties="exclude")
+    table = agreement_table({"RM": one, "GPT-4": other, "Human": one})
     assert [(row["a"], row["b"]) for row in table] == [("RM", "GPT-4"), ("RM", "Human"), ("GPT-4", "Human")]
     assert table[0]["agreement"] == wilson(35, 50)._asdict()
     lines = agreement_text(table).split("\n")
@@ -202,13 +189,9 @@ def test_differences_by_simulation():
         (lambda: wilson(0, 0), "0 wins of 0 pairs"),
         (lambda: wilson(1, 2, 95), "level 95"),
         (lambda: win_rate(["skipped", None]), "no verdict among 2 pairs: judge more"),
-        (lambda: win_rate(["tie"], "exclude"), "no verdict among 1 pairs but ties"),
-        (lambda: win_rate(["tie"], "ignore"), "ties 'ignore': choose from half, exclude"),
-        (lambda: win_rate(["tie"], method="t"), "method 't'"),
         (lambda: verdicts_of_scores([1.0], [1.0, 2.0]), "first has 1 scores and second 2"),
         (lambda: agree({"a": "first"}, {"b": "first"}), "no pair of 2 that both raters judged"),
-        (lambda: agree({"a": "tie"}, {"a": "first"}, "exclude"), "no pair of 1"),
-        (lambda: agree({}, {}, "some"), "ties 'some'"),
+        (lambda: agree({}, {}), "no pair of 0"),
         (lambda: agreement_table({"RM": {}}), "1 rater: give at least two"),
         (lambda: pairs_for_win_rate(0.5), "rate 0.5"),
         (lambda: pairs_for_win_rate(0.9, ties=0.4), "rate 0.9 with 0.4 ties"),

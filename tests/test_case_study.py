@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from marlhf_lite.macro import FixedNGram, Perplexity, Whole
-from marlhf_lite.plotting.case_study import case_study, write_page
+from marlhf_lite.plotting.case_study import case_study
 from marlhf_lite.utils.errors import InputError
 
 METHODS = ("SFT", "PPO", "MA-PPO", "SFT best-of-8")
@@ -77,14 +77,6 @@ def test_macro_actions_are_those_of_the_rule(rows, tokenizer):
     assert page.tags.count("table") == 1 + 2
 
 
-def test_without_token_ids_the_text_is_tokenised(rows, tokenizer):
-    rules = {method: FixedNGram(4) for method in METHODS}
-    bare = [{k: v for k, v in row.items() if k != "token_ids"} for row in rows]
-    assert case_study(bare, tokenizer, rules) == case_study(rows, tokenizer, rules)
-    cut = [row | {"ended": False} for row in bare]
-    assert "<eos>" not in Reader(case_study(cut, tokenizer, rules)).text
-
-
 def test_rules_that_need_the_reference_get_it(rows, tokenizer, moved):
     rules = {"MA-PPO": Perplexity()}
     page = Reader(case_study(rows, tokenizer, rules, ["p0"], reference=moved.reference))
@@ -98,12 +90,6 @@ def test_prompts_are_drawn_by_seed(rows, tokenizer):
     assert drawn[0] == case_study(rows, tokenizer, prompts=2, seed=0)
     assert len(set(drawn)) > 2
     assert Reader(case_study(rows, tokenizer, prompts=99)).tags.count("section") == 5
-
-
-def test_as_a_page(rows, tokenizer, tmp_path):
-    path = write_page(tmp_path / "new" / "study.html", case_study(rows, tokenizer), "Cases <1>")
-    page = Reader(path.read_text(encoding="utf-8"))
-    assert page.tags[:4] == ["html", "head", "meta", "title"] and "Cases <1>" in page.text
 
 
 def test_faults_are_named(rows, tokenizer):

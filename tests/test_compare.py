@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.compare import compare, comparison_table, read_answers
+from marlhf_lite.evaluation.compare import compare, comparison_table
 from marlhf_lite.evaluation.judges import find_answers
-from marlhf_lite.evaluation.responses import Store, first_samples, prompt_ids, write_rows
+from marlhf_lite.evaluation.responses import KEY, ResponseStore, prompt_ids, read_responses, write_rows
+from marlhf_lite.evaluation.scores import name_temperatures, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 
@@ -40,7 +41,7 @@ def write(tmp_path):
     def run(name, rows):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_rows(path, rows)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
     return run
@@ -76,9 +77,8 @@ def test_stores_with_samples_and_temperatures(tmp_path):
     tables = np.random.default_rng(1).normal(0, 1, (8, 3))
     for method, shift in (("PPO", 0.0), ("MA-PPO", 0.5)):
         for temperature in (0.4, 1.0):
-            settings = {"temperature": temperature}
-            store = Store.of(tmp_path / "run" / "responses", method, settings)
-            store.add(stored(method, tables + shift * temperature, temperature))
+            store = ResponseStore(tmp_path / "run" / "responses", method, {"temperature": temperature})
+            store.add(to_frame(stored(method, tables + shift * temperature, temperature)).set_index(KEY))
     for path in (tmp_path / "run", tmp_path / "run" / "responses"):
         found = {row["method"]: row for row in compare([path], baseline="PPO T=0.4")}
         assert set(found) == {"PPO T=0.4", "PPO T=1.0", "MA-PPO T=0.4", "MA-PPO T=1.0"}
@@ -89,11 +89,13 @@ def test_stores_with_samples_and_temperatures(tmp_path):
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
-def test_a_run_at_several_temperatures_names_each_once(write):
-    """In its samples.jsonl the temperature stands behind the method already."""
-    rows = [*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)]
-    path = write("run/samples.jsonl", first_samples(rows))
-    assert {row["method"] for row in read_answers(path)} == {"SFT"}
+@pytest.mark.parametrize("named", [False, True])
+def test_a_run_at_several_temperatures_names_each_once(write, named):
+    """Earlier versions wrote the temperature behind the method in a run's samples.jsonl."""
+    rows = to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)])
+    path = write("run/samples.jsonl", [])
+    write_rows(path, name_temperatures(rows) if named else rows)
+    assert set(read_responses(path)["method"]) == {"SFT"}
     assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
     assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
     assert {row["method"] for row in find_answers(str(path.parent))[0]} == {"SFT T=0.0", "SFT T=0.8"}
@@ -106,8 +108,8 @@ def test_old_and_new_answers_meet_by_their_prompts(write):
 
 
 def test_repeated_prompts_without_ids_are_told_apart(write):
-    rows = read_answers(write("a.jsonl", answers("PPO", [1, 2, 3], ["x", "y", "x"])))
-    assert len({row["id"] for row in rows}) == 3
+    rows = read_responses(write("a.jsonl", answers("PPO", [1, 2, 3], ["x", "y", "x"])))
+    assert rows["id"].nunique() == 3
 
 
 def test_scores_only_where_all_have_them(write):

@@ -293,11 +293,9 @@ def test_a_mended_reward_goes_on(make, base, sft, rm, tokenizer, run, tmp_path):
 
 def test_a_bad_reward_in_a_test_leaves_the_training_state(roles, tokenizer):
     """Random generators and modes come back although the reward raised."""
-    from accelerate import Accelerator
-
     from marlhf_lite.training.rollout import Sampling
 
-    test = HeldOutEvaluation(["a"], tokenizer, Sampling(3), FunctionReward(divides), None, Accelerator())
+    test = HeldOutEvaluation(["a"], tokenizer, Sampling(3), FunctionReward(divides))
     drawn = torch.get_rng_state()
     with pytest.raises(InputError, match="divides"):
         test(roles)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import changed, nudge, snapshot
 from small_runs import build, early_letters, noisy, timeless
 
+from marlhf_lite.evaluation import held_out
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
@@ -29,9 +29,7 @@ def test(tokenizer):
     """A function that makes the test of these prompts."""
 
     def make(reward=early_letters, gold=None, **changes):
-        return HeldOutEvaluation(
-            PROMPTS, tokenizer, Sampling(6), FunctionReward(reward), gold, Accelerator(), **changes
-        )
+        return HeldOutEvaluation(PROMPTS, tokenizer, Sampling(6), FunctionReward(reward), gold, **changes)
 
     return make
 
@@ -93,7 +91,7 @@ def test_the_sft_model_against_itself(roles, test):
     assert row["rm_score_mean"] == row["rm_score_sft"] and abs(row["kl"]) < 1e-4
 
 
-def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, test):
+def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, test, monkeypatch):
     seen = []
 
     def reward(prompts, responses):
@@ -104,9 +102,8 @@ def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, te
     alone, shared = sorted(seen), []
     for rank in (0, 1):
         seen.clear()
-        made = test(reward)
-        made.accelerator = SimpleNamespace(process_index=rank, num_processes=2)
-        made(moved)
+        monkeypatch.setattr(held_out, "PartialState", lambda r=rank: SimpleNamespace(process_index=r, num_processes=2))
+        test(reward)(moved)
         shared += seen
     assert sorted(shared) == alone
 
@@ -168,10 +165,9 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
 
 @pytest.mark.parametrize("every, expected", [(1, [1, 2, 3]), (2, [2, 3]), (5, [3]), (0, [])])
 def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
-    changes = {"eval_every": every, "test_prompts": PROMPTS * 9, "gold": early_letters, "length": 3}
+    changes = {"eval_every": every, "test_prompts": PROMPTS[:3], "gold": early_letters, "length": 3}
     changes |= {"checkpoint_every": 0}
     trainer = build(roles, tokenizer, run, reward=ModelReward(roles.reward), **changes)
-    trainer.logging.test_prompts = 3
     trainer.train()
     assert [row["update"] for row in run.tests()] == expected
     for row in run.tests():
@@ -185,12 +181,6 @@ def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
             "ended",
         } <= row.keys()
         assert 0 <= row["rm_score_win_rate"] <= 1
-
-
-def test_as_many_prompts_as_asked_for(roles, tokenizer):
-    trainer = build(roles, tokenizer, eval_every=1, test_prompts=PROMPTS * 99)
-    assert len(trainer.test.prompts) == 64
-    assert build(roles, tokenizer, eval_every=1).test is None  # there are none
 
 
 # -- completions ------------------------------------------------------------------------------------------------------

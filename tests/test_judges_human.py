@@ -9,10 +9,10 @@ import pytest
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import EndpointConfig, JudgeConfig, LengthConfig, ModelConfig, RMInputConfig, SeedConfig
-from marlhf_lite.evaluation.checkpoints import fingerprint
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import HumanJudge, find_answers, printable, run_judge, wrap
 from marlhf_lite.evaluation.judgments import Comparison, combine, judge_pairs, read_judgments, summary
+from marlhf_lite.evaluation.responses import fingerprint
 from marlhf_lite.plotting.judging import judge_by_hand
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines

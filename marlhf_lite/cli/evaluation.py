@@ -12,8 +12,6 @@ from marlhf_lite.utils.errors import InputError
 
 
 def _evaluate(options: SimpleNamespace) -> None:
-    from marlhf_lite.evaluation.plan import make_plan
-    from marlhf_lite.evaluation.responses import sample_means
     from marlhf_lite.experiments import pipeline, workspace
     from marlhf_lite.experiments.evaluation_report import details
     from marlhf_lite.models.adapters import adapter
@@ -31,12 +29,11 @@ def _evaluate(options: SimpleNamespace) -> None:
         if name in policies or name == "SFT":
             raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
         policies[name] = place
-    plan = make_plan(options.eval, options.sampling.temperature)
     work = workspace.open_context(options, [sft, *filter(None, [rm]), *policies.values()], exist_ok=True)
     if work.is_main:
-        rows = pipeline.evaluate_stage(work, policies, sft, rm, plan, options.eval.responses)
-        figures = finish(work, sample_means(rows), {})
-        print(f"\n{details(work.path, rows, plan, figures)}")
+        rows = pipeline.evaluate_stage(work, policies, sft, rm)
+        figures = finish(work, rows, {})
+        print(f"\n{details(work.path, rows, options.eval.sizes, figures)}")
 
 
 def _compare(options: SimpleNamespace) -> None:

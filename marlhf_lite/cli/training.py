@@ -98,13 +98,18 @@ def _chain(options: SimpleNamespace, methods: dict) -> None:
         finish(work, rows, {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()})
 
 
-def finish(work, rows: list[dict], histories: dict) -> Path:
+def finish(work, rows, histories: dict) -> Path:
+    """Write and print the table of the answers `rows` (a DataFrame); the folder of the figures."""
+    from marlhf_lite.evaluation.scores import name_temperatures
     from marlhf_lite.experiments.reports import run_report
 
     figures = work.path / "figures"
     text = run_report(work.path, rows, histories, figures, work.run.config)
-    base = rows[0]["method"]  # SFT, with its temperature where there are several
-    print(f"\n{len(work.test_prompts)} held-out prompts; behind scores: gain over {base} [95 % interval]\n\n{text}\n")
+    count, asked = len(work.test_prompts), work.options.eval.eval_prompts
+    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
+    base = name_temperatures(rows)["method"].iloc[0]  # SFT, with its temperature where there are several
+    always = ", at every temperature" * (rows["temperature"].nunique() > 1)
+    print(f"\n{prompts}; behind scores: gain over {base}{always} [95 % interval]\n\n{text}\n")
     print(f"figures: {figures}")
     return figures
 

@@ -7,6 +7,7 @@ Options have the names that TRL and transformers give them, where these have the
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -391,6 +392,35 @@ class EvaluationConfig(Checked):
     responses: str = option(
         "", "Folder of stored responses, which are used again and added to. Default: responses/ inside the run."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes, _ = self.sizes, self.temperatures  # refuses what is no number
+        if sizes and sizes[-1] > self.eval_samples:
+            given = f"there are {self.eval_samples} samples a prompt"
+            raise InputError(f"--best_of {self.best_of}: {given}: add --eval_samples {sizes[-1]}")
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Temperatures of `eval_temperatures` in ascending order; none where it is empty."""
+        return _numbers("eval_temperatures", self.eval_temperatures, least=0.0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes N of `best_of` in ascending order."""
+        return _numbers("best_of", self.best_of, least=1, kind=int)
+
+
+def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
+    """Comma-separated numbers in ascending order, each once; none where `text` is empty."""
+    try:
+        found = {kind(word) for word in text.split(",")} if text.strip() else set()
+    except ValueError:
+        found = {math.nan}
+    if not all(math.isfinite(x) and x >= least for x in found):
+        whole = "whole " * (kind is int)
+        raise InputError(f"--{option} {text}: give {whole}numbers from {least:g} up, comma-separated")
+    return tuple(sorted(found))
 
 
 @dataclass

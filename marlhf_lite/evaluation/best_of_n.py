@@ -1,7 +1,7 @@
 """Best-of-N (rejection sampling): N responses, of which the one with the best reward model score is kept (Figure 8).
 
-With S ≥ N samples of a prompt, the expected best of N is estimated without bias from all of them: each stands for the
-share of the N-subsets in which it is the best. So one set of samples serves every N, and no N is sampled again.
+With S ≥ N samples of a prompt, the expected best of N is estimated without bias from all of them: each sample counts
+by the share of the N-subsets in which it is the best. So one set of samples serves every N, and none is drawn again.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
-from marlhf_lite.evaluation.responses import matrix
+from marlhf_lite.evaluation.scores import SCORES, score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.utils.errors import InputError
 
 SIZES = (1, 4, 8, 16, 32)
+RESAMPLES = 2000  # of the bootstrap over prompts
 
 
 def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     """[S] the chance that a sample is the best of `n` drawn from all S without replacement; they add up to 1.
 
-    The sample with i others below it has C(i, n−1) / C(S, n). Equal scores share their chances.
-
-    Args:
-        scores: [S] finite numbers.
-        n: from 1 to S.
-
-    Raises:
-        InputError: an n out of range, or scores that are not finite.
+    The sample with i others below it has C(i, n−1) / C(S, n). Equal scores share their chances. Raises `InputError`
+    for an n outside 1 to S, and for `scores` [S] that are not finite.
     """
     scores = finite("scores", scores)
     check_sizes([n], len(scores), "scores")
@@ -42,16 +38,16 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
 
 
 def best_of_n(
-    rows: Sequence[Mapping], sizes: Sequence[int] = SIZES, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES, level: float = 0.95
 ) -> list[dict]:
-    """What best-of-N reaches for every method, temperature and N: the grid of Figure 8, with intervals over prompts.
+    """Scores of best-of-N for every method, temperature and N: the grid of Figure 8, with intervals over prompts.
 
     The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
 
     Args:
-        rows: as `evaluate_checkpoints` gives them, with rm_score, and gold where it is known.
+        responses: as `evaluate_checkpoints` gives them, with rm_score, and gold where it is known.
         sizes: the N. Greedy responses (temperature 0) are all the same, so they have N = 1 alone.
-        level, resamples, seed: of the bootstrap over prompts, see `bootstrap_mean`.
+        level: of the intervals.
 
     Returns:
         Dicts with method, temperature, n, samples, prompts, rm_score and gold (each mean, low, high, level), and
@@ -60,61 +56,43 @@ def best_of_n(
     Raises:
         InputError: an N larger than the samples stored, or prompts with different numbers of samples.
     """
-    groups: dict[tuple, list[Mapping]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], row.get("temperature")), []).append(row)
-    columns = {key: _columns(group, sizes) for key, group in groups.items()}  # all checks before the first bootstrap
-    return [
-        {"method": method, "temperature": temperature, "n": n, **_cell(values, n, level, resamples, seed)}
-        for (method, temperature), (values, here) in columns.items()
-        for n in here
-    ]
+    cells, frame = [], to_frame(responses)
+    for (method, temperature), group in frame.groupby(["method", "temperature"], sort=False, dropna=False):
+        names = [name for name in SCORES if name == "rm_score" or (name in group and group[name].notna().any())]
+        scores = {name: score_matrix(group, name).to_numpy() for name in names}
+        prompts, samples = scores["rm_score"].shape
+        here = [n for n in sizes if n == 1] if temperature == 0 else list(sizes)
+        check_sizes(here, samples, f"{method} at temperature {temperature}")
+        for n in here:
+            weights = np.array([best_weights(row, n) for row in scores["rm_score"]])
+            cell = {"method": method, "temperature": temperature, "n": n, "samples": samples, "prompts": prompts}
+            for name, values in scores.items():
+                cell[name] = bootstrap_mean((weights * values).sum(1), level, RESAMPLES)._asdict()
+            cells.append(cell | {"kl_bound": math.log(n) - (n - 1) / n})
+    return cells
 
 
-def _columns(rows: Sequence[Mapping], sizes: Sequence[int]) -> tuple[dict[str, np.ndarray], list[int]]:
-    """`({name: [P, S]}, the N that make sense)` of one method at one temperature."""
-    names = [name for name in ("rm_score", "gold") if name == "rm_score" or rows[0].get(name) is not None]
-    values = {name: matrix(rows, name)[1] for name in names}
-    here = [n for n in sizes if n == 1] if rows[0].get("temperature") == 0 else list(sizes)
-    check_sizes(here, values["rm_score"].shape[1], f"{rows[0]['method']} at temperature {rows[0].get('temperature')}")
-    return values, here
-
-
-def _cell(values: Mapping[str, np.ndarray], n: int, level: float, resamples: int, seed: int) -> dict:
-    weights = np.array([best_weights(scores, n) for scores in values["rm_score"]])
-    best = {name: bootstrap_mean((weights * v).sum(1), level, resamples, seed)._asdict() for name, v in values.items()}
-    return {
-        "samples": weights.shape[1],
-        "prompts": len(weights),
-        **best,
-        "kl_bound": math.log(n) - (n - 1) / n,
-    }
-
-
-def pick_best(rows: Sequence[Mapping], n: int, method: str = "") -> list[dict]:
+def pick_best(responses: pd.DataFrame | Sequence[Mapping], n: int, method: str = "") -> pd.DataFrame:
     """The response with the best RM score among each prompt's first `n`; of equal ones the first.
 
     Args:
-        rows: of one method at one temperature.
+        responses: of one method at one temperature.
         n: at most the samples stored.
-        method: what the picked rows are called; by default "<method> best-of-<n>".
+        method: name of the picked responses; by default "<method> best-of-<n>".
 
     Raises:
         InputError: as `best_of_n`.
     """
-    methods = {row["method"] for row in rows}
-    if len(methods) > 1 or len({row.get("temperature") for row in rows}) > 1:
+    frame = to_frame(responses)
+    methods = frame["method"].unique()
+    if len(methods) > 1 or frame["temperature"].nunique(dropna=False) > 1:
         raise InputError(f"best of {n}: rows of {', '.join(sorted(methods))}: give one method at one temperature")
-    if not rows:
-        return []
-    check_sizes([n], matrix(rows, "rm_score")[1].shape[1], rows[0]["method"])
-    best: dict[str, Mapping] = {}
-    for row in sorted(rows, key=lambda row: row.get("sample", 0)):
-        key = row.get("id", row["prompt"])
-        if row.get("sample", 0) < n and (key not in best or row["rm_score"] > best[key]["rm_score"]):
-            best[key] = row
-    order = dict.fromkeys(row.get("id", row["prompt"]) for row in rows)
-    return [dict(best[key]) | {"method": method or f"{rows[0]['method']} best-of-{n}"} for key in order]
+    if not len(frame):
+        return frame
+    check_sizes([n], score_matrix(frame, "rm_score").shape[1], methods[0])
+    first = frame.sort_values("sample", kind="stable").groupby("id").head(n)
+    best = first.loc[first.groupby("id")["rm_score"].idxmax()].set_index("id").loc[frame["id"].unique()]
+    return best.reset_index().assign(method=method or f"{methods[0]} best-of-{n}")
 
 
 def check_sizes(sizes: Sequence[int], samples: int, source: str) -> None:

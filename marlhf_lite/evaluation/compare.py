@@ -1,24 +1,19 @@
-"""Two or more sets of stored answers to the same prompts, side by side: `marlhf compare A B ...`."""
+"""Two or more sets of stored answers to the same prompts, side by side: `marlhf compare`."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.responses import SETTINGS, check_rows, label, matrix, prompt_ids, sample_means
-from marlhf_lite.evaluation.scores import table
-from marlhf_lite.evaluation.statistics import paired_bootstrap
+from marlhf_lite.evaluation.responses import read_responses
+from marlhf_lite.evaluation.scores import SCORES, name_temperatures, score_matrix, summarise, table
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import read_lines
-from marlhf_lite.utils.run_folder import SAMPLES
 
-SCORES = ("rm_score", "gold")
-NUMBERS = (*SCORES, "kl", "tokens", "ended")
 COLUMNS = {
     "method": "answers",
     "prompts": "prompts",
@@ -33,80 +28,26 @@ COLUMNS = {
 }
 
 
-def read_answers(path: str | Path) -> list[dict]:
-    """The responses in a file of answers, in a result folder (samples.jsonl), or in a folder of stored responses.
-
-    Rows get an `id`, from their prompt, where they have none. Raises `InputError` where there are no answers, a row is
-    none, a score is no finite number, or a response is there twice.
-    """
-    path = Path(path).expanduser()
-    files = [path] if path.is_file() else _files(path)
-    rows = []
-    for file in files:
-        found = read_lines(file)
-        check_rows(found, str(file))
-        _check_numbers(found, str(file))
-        rows += [row | {"method": _bare(row)} for row in found]
-    if not rows:
-        what = "no answers in it" if path.exists() else "no such file or folder"
-        raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
-    _name_prompts(rows)
-    check_rows(rows, str(path))  # over all files
-    return rows
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / SAMPLES).is_file():
-        return [folder / SAMPLES]
-    stores = sorted(folder.glob(f"*/{SETTINGS}")) or sorted(folder.glob(f"*/*/{SETTINGS}"))
-    return [path.with_name(SAMPLES) for path in stores]
-
-
-def _check_numbers(rows: Sequence[Mapping], source: str) -> None:
-    for number, row in enumerate(rows, 1):
-        for name in NUMBERS:
-            value = row.get(name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-                raise InputError(
-                    f"{source}, row {number}: {name} {value!r} is no finite number: mend it or leave it out"
-                )
-
-
-def _bare(row: Mapping) -> str:
-    """The method without the temperature that a run's samples.jsonl has put behind it: `label` puts it there again."""
-    return str(row["method"]).removesuffix(f" T={row.get('temperature')}")
-
-
-def _name_prompts(rows: Sequence[dict]) -> None:
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        if row.get("id") is None:
-            groups.setdefault((row["method"], row.get("temperature"), row.get("sample", 0)), []).append(row)
-    for group in groups.values():
-        for row, name in zip(group, prompt_ids([row["prompt"] for row in group]), strict=True):
-            row["id"] = name
-
-
 def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95) -> list[dict]:
     """All methods in these files or folders against one of them, paired by prompt.
 
     Methods that stand in several are told apart as "path: method". Several samples of a prompt count by their mean.
 
     Args:
-        paths: two or more, or one that holds several methods; see `read_answers`.
+        paths: two or more, or one that holds several methods; see `read_responses`.
         baseline: a method; by default SFT, else the first.
         level: of the intervals.
 
     Returns:
-        For each method: prompts, samples, means of rm_score, gold, kl (nats), tokens and ended; and against the
-        `baseline` <score>_gain (bootstrap over prompts) and <score>_wins, the share of prompts where the method scores
-        higher, ties as half (Wilson interval). `comparison_table` makes a table of it.
+        For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, for other methods than
+        the baseline, <score>_wins: the share of prompts where the method scores higher, ties as half (Wilson interval).
+        `comparison_table` makes a table of it.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models, no such baseline, or
-            as `read_answers`.
+            as `read_responses`.
     """
-    entries = _entries({str(path): read_answers(path) for path in dict.fromkeys(map(str, paths))})
+    entries = _entries(list(dict.fromkeys(map(str, paths))))
     if len(entries) < 2:
         raise InputError(f"compare: one set of answers, {', '.join(entries)}: give two or more")
     if baseline and baseline not in entries:
@@ -114,10 +55,14 @@ def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95
     base = baseline or ("SFT" if "SFT" in entries else next(iter(entries)))
     for name in entries:
         _check_alike(base, entries[base], name, entries[name])
-    return [
-        {"baseline": base} | _summary(name, rows, None if name == base else entries[base], level)
-        for name, rows in entries.items()
-    ]
+    # One temperature for all: each entry has a single one, which its name tells where that matters.
+    rows = pd.concat([rows.assign(method=name, temperature=0.0) for name, rows in entries.items()])
+    summary = summarise(rows, base, level)
+    for row in summary:
+        mine = entries[row["method"]]
+        row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
+        row |= {f"{s}_wins": _wins(mine, entries[base], s, level) for s in SCORES if f"{s}_gain" in row}
+    return summary
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
@@ -125,46 +70,30 @@ def comparison_table(summary: Sequence[dict]) -> str:
     return table(summary, COLUMNS)
 
 
-def _entries(sources: Mapping[str, list[dict]]) -> dict[str, list[dict]]:
-    """Name to rows, by source and method."""
-    found: dict[tuple[str, str], list[dict]] = {}
-    for source, rows in sources.items():
-        several = len({row.get("temperature") for row in rows}) > 1
-        for row in rows:
-            found.setdefault((source, label(row, several)), []).append(row)
-    count = Counter(name for _, name in found)
-    return {name if count[name] == 1 else f"{source}: {name}": rows for (source, name), rows in found.items()}
+def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Name to responses, by path and method."""
+    entries = {}
+    for path in paths:
+        for method, rows in name_temperatures(read_responses(path)).groupby("method", sort=False):
+            entries[path, method] = rows
+    count = Counter(method for _, method in entries)
+    return {method if count[method] == 1 else f"{path}: {method}": rows for (path, method), rows in entries.items()}
 
 
-def _check_alike(base: str, ours: Sequence[dict], name: str, theirs: Sequence[dict]) -> None:
-    prompts, others = ({row["id"]: row["prompt"] for row in rows} for rows in (ours, theirs))
+def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
+    prompts, others = (dict(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
     for a, b, one, other in ((base, name, prompts, others), (name, base, others, prompts)):
         gone = [text for key, text in one.items() if other.get(key) != text]
         if gone:
             words = " ".join(gone[0].split())[:60]
             raise InputError(f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts")
-    marks = [{row.get("rm") for row in rows if row.get("rm_score") is not None} for rows in (ours, theirs)]
-    if all(marks) and len(set.union(*marks) - {None}) > 1:
+    marks = [set(rows["rm"].dropna()) if "rm" in rows else set() for rows in (ours, theirs)]
+    if all(marks) and len(set.union(*marks)) > 1:
         raise InputError(f"{base} and {name}: scored by different reward models: evaluate both with the same --rm")
 
 
-def _summary(name: str, rows: Sequence[dict], base: Sequence[dict] | None, level: float) -> dict:
-    means = sample_means(rows)
-    out = {"method": name, "prompts": len(means), "samples": len(rows) // len(means)}
-    for column in NUMBERS:
-        if all(row.get(column) is not None for row in means):
-            out[column] = float(np.mean([row[column] for row in means]))
-    for score in SCORES:
-        if base is not None and score in out and all(row.get(score) is not None for row in base):
-            out |= _against(score, rows, base, level)
-    return out
-
-
-def _against(score: str, rows: Sequence[dict], base: Sequence[dict], level: float) -> dict:
-    ids, ours = matrix(rows, score)
-    others, theirs = matrix(base, score)
-    place = {name: i for i, name in enumerate(others)}
-    theirs = theirs[[place[name] for name in ids]]
-    wins = (np.sign(ours[:, :, None] - theirs[:, None, :]) / 2 + 0.5).mean((1, 2))
-    gain = paired_bootstrap(ours.mean(1), theirs.mean(1), level)
-    return {f"{score}_gain": gain._asdict(), f"{score}_wins": wilson(float(wins.sum()), len(wins), level)._asdict()}
+def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str, level: float) -> dict:
+    ours, theirs = score_matrix(rows, score), score_matrix(base, score)
+    theirs = theirs.loc[ours.index].to_numpy()
+    wins = (np.sign(ours.to_numpy()[:, :, None] - theirs[:, None, :]) / 2 + 0.5).mean((1, 2))
+    return wilson(float(wins.sum()), len(wins), level)._asdict()

@@ -6,109 +6,100 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.responses import matrix
+from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+TAILS = (0.05, 0.25)  # quantiles of the baseline below which a response is called of low quality
 
 
-def score_tables(rows: Sequence[Mapping], score: str = "rm_score") -> dict[str, np.ndarray]:
-    """Method to its scores [P, S], with the same prompts in the same order for all.
+def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> pd.DataFrame:
+    """Scores with a column for each method and the index (id, sample): the same prompts and samples for all.
 
-    Args:
-        rows: responses, with an `id` or else told apart by prompt; S samples of each prompt at one temperature.
-        score: the column.
-
-    Raises:
-        InputError: no rows, a response without the score, or methods with different prompts or numbers of samples.
+    `responses` have the same samples of the same prompts for every method, at one temperature. Raises `InputError` for
+    no responses, one without the score, or methods with different prompts or numbers of samples.
     """
-    methods = dict.fromkeys(row["method"] for row in rows)
-    if not methods:
+    frame = to_frame(responses)
+    if not len(frame):
         raise InputError("rows: none, give at least one method's responses")
-    found = {method: matrix([row for row in rows if row["method"] == method], score) for method in methods}
-    first, (ids, scores) = next(iter(found.items()))
-    tables = {}
-    for method, (others, values) in found.items():
-        if set(others) != set(ids) or values.shape != scores.shape:
+    matrices = {method: score_matrix(rows, score) for method, rows in frame.groupby("method", sort=False)}
+    first, scores = next(iter(matrices.items()))
+    for method, values in matrices.items():
+        if values.shape != scores.shape or not scores.index.isin(values.index).all():
             shapes = " and ".join(f"{x.shape[0]} x {x.shape[1]}" for x in (scores, values))
             raise InputError(f"{first} and {method}: prompts or samples differ ({shapes}): evaluate both alike")
-        place = {name: i for i, name in enumerate(others)}
-        tables[method] = values[[place[name] for name in ids]]
-    return tables
+    return pd.DataFrame({method: values.loc[scores.index].stack() for method, values in matrices.items()})
 
 
-def distributions(
-    tables: Mapping[str, np.ndarray],
-    baseline: str = "SFT",
-    thresholds: Sequence[float] = (),
-    quantiles: Sequence[float] = QUANTILES,
-    level: float = 0.95,
-) -> list[dict]:
-    """How each method's scores are distributed, and how many lie in the tail below each threshold.
+def distributions(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+    """How each method's scores are distributed, and how many lie in the tails of the baseline's distribution.
 
     Args:
-        tables: as `score_tables` gives them.
+        scores: as `score_table` gives them.
         baseline: a method; the first where there is none of this name.
-        thresholds: in the unit of the scores; by default the 5 % and 25 % quantiles of the baseline, so that the share
-            of low-quality responses is told on the baseline's own scale.
+        level: of the intervals.
 
     Returns:
-        For each method `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score}) and `below`: for each threshold
-        `threshold`, `share` (Wilson interval, as wide as for one sample a prompt) and, for methods other than the
-        baseline, `change` (bootstrap paired by prompt).
+        For each method `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score}) and `below`: for each quantile
+        of the baseline in TAILS `threshold` (that quantile), `share` of responses below it (Wilson interval, as wide as
+        for one sample a prompt) and, for methods other than the baseline, `change` (bootstrap paired by prompt).
     """
-    base = tables[_baseline(tables, baseline)]
-    thresholds = [float(x) for x in (thresholds or np.quantile(base, [0.05, 0.25]))]
-    found = []
-    for method, values in tables.items():
-        row = {"method": method, "mean": bootstrap_mean(values.mean(1), level)._asdict(), "std": float(values.std())}
-        row["quantiles"] = {q: float(np.quantile(values, q)) for q in quantiles}
-        row["below"] = [_below(values, None if values is base else base, x, level) for x in thresholds]
-        found.append(row)
-    return found
+    base = scores[_baseline(scores, baseline)]
+    rows = []
+    for method, values in scores.items():
+        row = {"method": method, "mean": _prompt_interval(values, level), "std": float(values.std(ddof=0))}
+        row |= {"quantiles": values.quantile(list(QUANTILES)).to_dict(), "below": []}
+        for threshold in np.quantile(base, TAILS).tolist():
+            tail = {"threshold": threshold, "share": _share(values < threshold, level)}
+            if method != base.name:
+                shares = (_by_prompt(x < threshold) for x in (values, base))
+                tail["change"] = paired_bootstrap(*shares, level)._asdict()
+            row["below"].append(tail)
+        rows.append(row)
+    return rows
 
 
-def _below(values: np.ndarray, base: np.ndarray | None, threshold: float, level: float) -> dict:
-    share = (values < threshold).mean(1)  # of a prompt's samples
-    row = {"threshold": threshold, "share": wilson(float(share.sum()), len(share), level)._asdict()}
-    if base is not None:
-        row["change"] = paired_bootstrap(share, (base < threshold).mean(1), level)._asdict()
-    return row
+def shifts(scores: pd.DataFrame, baseline: str = "SFT") -> pd.DataFrame:
+    """Each response's score less the baseline's for the same prompt and sample number, without the baseline itself.
 
-
-def shifts(tables: Mapping[str, np.ndarray], baseline: str = "SFT") -> dict[str, np.ndarray]:
-    """Method to [P, S]: each response's score less the baseline's for the same prompt and sample number.
-
-    The baseline itself is left out. Responses of like number share their noise where `evaluate_checkpoints` drew them.
+    Responses with the same number share their random numbers where `evaluate_checkpoints` drew them.
     """
-    name = _baseline(tables, baseline)
-    return {method: values - tables[name] for method, values in tables.items() if method != name}
+    base = _baseline(scores, baseline)
+    return scores.drop(columns=base).sub(scores[base], axis=0)
 
 
-def shift_summary(
-    tables: Mapping[str, np.ndarray],
-    baseline: str = "SFT",
-    thresholds: Sequence[float] = (0.0,),
-    quantiles: Sequence[float] = QUANTILES,
-    level: float = 0.95,
-) -> list[dict]:
-    """For each method but the baseline: `mean` shift, its `quantiles`, and the share of shifts `below` each threshold.
+def shift_summary(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+    """For each method but the baseline: `mean` shift, its `quantiles`, and the share `below` 0, with their intervals.
 
-    Intervals are over prompts. The share below 0 is that of prompts which training made worse.
+    The share below 0 is that of responses which training made worse.
     """
     return [
         {
             "method": method,
-            "mean": bootstrap_mean(values.mean(1), level)._asdict(),
-            "quantiles": {q: float(np.quantile(values, q)) for q in quantiles},
-            "below": [_below(values, None, threshold, level) for threshold in thresholds],
+            "mean": _prompt_interval(values, level),
+            "quantiles": values.quantile(list(QUANTILES)).to_dict(),
+            "below": [{"threshold": 0.0, "share": _share(values < 0, level)}],
         }
-        for method, values in shifts(tables, baseline).items()
+        for method, values in shifts(scores, baseline).items()
     ]
 
 
-def _baseline(tables: Mapping[str, np.ndarray], name: str) -> str:
-    return name if name in tables else next(iter(tables))
+def _by_prompt(values: pd.Series) -> pd.Series:
+    return values.groupby(level="id", sort=False).mean()
+
+
+def _prompt_interval(values: pd.Series, level: float) -> dict:
+    return bootstrap_mean(_by_prompt(values), level)._asdict()
+
+
+def _share(below: pd.Series, level: float) -> dict:
+    prompts = _by_prompt(below)
+    return wilson(float(prompts.sum()), len(prompts), level)._asdict()
+
+
+def _baseline(scores: pd.DataFrame, name: str) -> str:
+    return name if name in scores else scores.columns[0]

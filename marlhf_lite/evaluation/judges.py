@@ -17,12 +17,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
+import pandas as pd
 import torch
 
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.agreement import win_rate
-from marlhf_lite.evaluation.checkpoints import fingerprint
-from marlhf_lite.evaluation.compare import read_answers
 from marlhf_lite.evaluation.judge_prompts import (
     CRITERIA,
     Criteria,
@@ -44,7 +43,8 @@ from marlhf_lite.evaluation.judgments import (
     make_pairs,
     summary,
 )
-from marlhf_lite.evaluation.responses import first_samples, restore
+from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
+from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.adapters import adapter
@@ -326,14 +326,15 @@ def run_judge(options: SimpleNamespace) -> tuple[list[dict], dict]:
 def find_answers(places: str, *methods: str) -> tuple:
     """`(rows, name of each method among the rows)`: the first answer of every method to each prompt.
 
-    `places` are folders and files, comma-separated; see `read_answers`. Where there are several temperatures, methods
+    `places` are folders and files, comma-separated; see `read_responses`. Where there are several temperatures, methods
     are named with theirs, such as "SFT T=0.4"; a method that is asked for without one is taken at the training
     temperature, which the config of the evaluation holds. Raises `InputError` for a place without answers.
     """
     paths = [Path(part.strip()).expanduser() for part in places.split(",") if part.strip()]
     if not paths:
         raise InputError("--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers")
-    rows = first_samples([row for path in paths for row in read_answers(path)])
+    answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
+    rows = to_records(name_temperatures(answers[answers["sample"] == 0]))
     folders = [path if path.is_dir() else path.parent for path in paths]
     training = [RunFolder.open(folder).config.get("temperature") for folder in folders if (folder / CONFIG).is_file()]
     there = {row["method"] for row in rows}

@@ -1,8 +1,9 @@
-"""Sampling whose noise belongs to a response, not to its batch, and roles made faster for answering many prompts.
+"""Seeded sampling for evaluation: the random numbers belong to a response, not to its batch.
 
-A token is drawn by inversion: one uniform number u picks the token at which the cumulative probability passes u. The
-u of a response come from its own name alone. So a response is the same in any batch and after any interruption, up to
-rounding, and two policies that answer the same prompt share their noise, which makes comparisons by prompt tighter.
+A token is drawn by inverse-transform sampling: one uniform number u picks the token at which the cumulative probability
+passes u. The numbers of a response come from its own name alone. So a response is the same in any batch and after any
+interruption, up to rounding, and two policies that answer the same prompt use common random numbers, which makes
+comparisons by prompt tighter.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, positi
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
-Role = TypeVar("Role", PolicyModel, ScalarHeadModel)
+Model = TypeVar("Model", PolicyModel, ScalarHeadModel)
 MERGE_BELOW = 2**30  # bytes of a model of which a second copy is made without asking
 
 
-def noise(names: Sequence[str], length: int) -> Tensor:
+def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
     """[B, T] uniform numbers in [0, 1), a row for each name; the same name gives the same row, whatever the others."""
     rows = []
     for name in names:
@@ -43,54 +44,51 @@ class InverseTransformSampler(LogitsProcessor):
     """
 
     def __init__(self, uniforms: Tensor, sampling: Sampling):
-        self.uniforms, self.sampling, self.first = uniforms, sampling, None
+        self.uniforms, self.sampling, self.prompt_width = uniforms, sampling, None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self.first = input_ids.shape[1] if self.first is None else self.first
-        how = self.sampling
-        kept = min(how.top_k or scores.shape[1], scores.shape[1])
-        logits, tokens = (scores.float() / how.temperature).topk(kept)  # sorted, the most probable first
+        if self.prompt_width is None:
+            self.prompt_width = input_ids.shape[1]
+        kept = min(self.sampling.top_k or scores.shape[1], scores.shape[1])
+        logits, tokens = (scores.float() / self.sampling.temperature).topk(kept)  # the most probable first
         p = logits.softmax(-1)
-        p = p.masked_fill(p.cumsum(-1) - p >= how.top_p, 0.0) if how.top_p < 1 else p
+        if self.sampling.top_p < 1:
+            p = p.masked_fill(p.cumsum(-1) - p >= self.sampling.top_p, 0.0)
         reached = p.cumsum(-1)
-        u = self.uniforms[:, input_ids.shape[1] - self.first, None].to(scores.device) * reached[:, -1:]
+        u = self.uniforms[:, input_ids.shape[1] - self.prompt_width, None].to(scores.device) * reached[:, -1:]
         place = (reached <= u).sum(-1, keepdim=True)
         place = place.minimum((p > 0).sum(-1, keepdim=True) - 1)  # u may round up to the total
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, place), 0.0)
 
 
 @dataclass(frozen=True)
-class Seeded(Sampling):
-    """`Sampling` by inversion, for `rollouts.generate`; `past` holds prompts that the model has read already."""
+class SeededSampling(Sampling):
+    """`Sampling` by inverse transform, for `rollout.generate`."""
 
     uniforms: Tensor | None = None  # [B, max_new_tokens]; not used at temperature 0
-    past: object = None  # a cache of all prompt tokens but the last
+    past: object = None  # a cache of all prompt tokens but the last, which the model has read already
 
     def arguments(self) -> dict:
         """Arguments of `generate`: greedy over what `InverseTransformSampler` leaves."""
         given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
         if self.temperature == 0:
             return given
-        picked = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
-        return (
-            given
-            | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-            | {"logits_processor": picked}
-        )
+        sampler = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
+        greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return given | greedy | {"logits_processor": sampler}
 
 
 @torch.no_grad()
 def generate_seeded(model, tokenizer, prompts: Sequence[str], names: Sequence[str], sampling: Sampling) -> Rollout:
-    """One response to each prompt, drawn with the noise of its name. A prompt that repeats is read once.
+    """One response to each prompt, drawn with the random numbers of its name. A prompt that repeats is read once.
 
     `names` [B] tell responses apart, such as "seed/prompt/sample"; torch's random state is neither used nor changed.
     """
-    chosen = {name: getattr(sampling, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p")}
-    seeded = Seeded(**chosen, uniforms=noise(names, sampling.max_new_tokens), past=_read(model, tokenizer, prompts))
-    return generate(model, tokenizer, prompts, seeded)
+    uniforms, past = uniform_numbers(names, sampling.max_new_tokens), _read_once(model, tokenizer, prompts)
+    return generate(model, tokenizer, prompts, SeededSampling(**vars(sampling), uniforms=uniforms, past=past))
 
 
-def _read(model, tokenizer, prompts: Sequence[str]):
+def _read_once(model, tokenizer, prompts: Sequence[str]):
     """A cache of all prompt tokens but the last, a row for each prompt; None where there is nothing to share."""
     unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
     if len(unique) == len(prompts):
@@ -100,22 +98,22 @@ def _read(model, tokenizer, prompts: Sequence[str]):
     if not ids.shape[1]:
         return None
     places = position_ids(mask)
-    past = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
-    past = past.past_key_values
+    output = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
+    past = output.past_key_values
     past.batch_select_indices(torch.tensor([unique[prompt] for prompt in prompts], device=ids.device))
     return past
 
 
-def merged(role: Role) -> Role:
-    """The role with its adapter folded into a copy of the weights: about twice as fast on a CPU.
+def merged(model: Model) -> Model:
+    """The model with its adapter merged into a copy of the weights: about twice as fast on a CPU.
 
-    The role itself where it has no adapter, where a quantized base cannot hold the sum, or where the copy would take
+    The model itself where it has no adapter, where a quantized base cannot hold the sum, or where the copy would take
     more than `MERGE_BELOW` bytes. Answers differ by rounding.
     """
-    size = sum(p.numel() * p.element_size() for p in role.parameters())
-    exact = all(p.is_floating_point() for p in role.parameters())
-    if not isinstance(role.model, PeftModel) or not exact or size > MERGE_BELOW:
-        return role
-    role = copy.deepcopy(role)
-    role.model.merge_adapter()
-    return role
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    exact = all(p.is_floating_point() for p in model.parameters())
+    if not isinstance(model.model, PeftModel) or not exact or size > MERGE_BELOW:
+        return model
+    model = copy.deepcopy(model)
+    model.model.merge_adapter()
+    return model

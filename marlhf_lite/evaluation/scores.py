@@ -1,59 +1,56 @@
-"""Answers of a policy to held-out prompts, with every score there is: what tables and figures are made of."""
+"""Scores of responses: who gives them, tables of them, and what is said of each method.
+
+Responses are rows of a DataFrame, as `evaluate_checkpoints` and `read_responses` give them: id (of the prompt), sample
+(0, 1, … among the responses to this prompt), method, temperature, prompt, response, and the columns of NUMBERS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import pandas as pd
 import torch
-from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.responses import Key, noise_names, prompt_ids
-from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.evaluation.statistics import paired_bootstrap
-from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.training.metrics import kl_terms
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampling
+from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils.errors import InputError
+
+SCORES = ("rm_score", "gold")
+NUMBERS = (*SCORES, "kl", "tokens", "ended")
+COLUMNS = {
+    "method": "method",
+    "rm_score": "RM score",
+    "gold": "gold score",
+    "kl": "KL (nats)",
+    "tokens": "tokens",
+    "updates_to_ppo": "updates to PPO's final RM score",
+}
+GoldScore = Callable[[list[str], list[str]], list[float]]
+
+
+@dataclass(frozen=True)
+class Scorers:
+    """The models that score responses. `load` and `load_rm` turn a folder into a model when it is first needed."""
+
+    load: Callable[[Path], PolicyModel]
+    reference: Path | None = None  # for the KL; None for none
+    rm: Path | None = None
+    load_rm: Callable[[Path], ScalarHeadModel] | None = None
+    gold: GoldScore | None = None
 
 
 @torch.no_grad()
-def answer(
-    policy: PolicyModel,
-    reference: PolicyModel,
-    tokenizer,
-    prompts: Sequence[str],
-    sampling: Sampling,
-    reward: ModelReward | None = None,
-    gold: Callable[[list[str], list[str]], list[float]] | None = None,
-    *,
-    name: str = "policy",
-    seed: int = 0,
-    batch_size: int = 128,
-) -> list[dict]:
-    """One row a prompt: prompt, method, response, tokens, ended, kl (k1, nats), rm_score and gold where known.
-
-    The noise is that of `evaluate_checkpoints`: it belongs to seed and prompt, whatever the policy and the batch, so
-    that comparisons by prompt are tighter.
-    """
-    policy.eval()
-    rows: list[dict] = []
-    noises = noise_names([Key(id, 0, seed) for id in prompt_ids(prompts)])
-    for start in tqdm(range(0, len(prompts), batch_size), desc=f"answers of {name}", leave=False):
-        batch = slice(start, start + batch_size)
-        rollout = generate_seeded(policy.model, tokenizer, prompts[batch], noises[batch], sampling)
-        columns = {"prompt": rollout.prompts, "method": [name] * len(rollout)}
-        columns |= scored(rollout, policy, reference, reward, gold)
-        rows += as_rows(columns)
-    return rows
-
-
-@torch.no_grad()
-def scored(
+def score_rollout(
     rollout: Rollout,
     policy: PolicyModel | None = None,
     reference: PolicyModel | None = None,
     reward: ModelReward | None = None,
-    gold: Callable[[list[str], list[str]], list[float]] | None = None,
+    gold: GoldScore | None = None,
 ) -> dict[str, list]:
     """Columns [B] of what is known of each response: response, tokens, ended, and kl, rm_score and gold where asked.
 
@@ -63,9 +60,8 @@ def scored(
     if policy is not None and policy is reference:
         columns["kl"] = [0.0] * len(rollout)  # what the two passes would give
     elif policy is not None and reference is not None:
-        width = rollout.mask.shape[1]
-        ours, theirs = (role(rollout.tokens, rollout.attention_mask, width)[0] for role in (policy, reference))
-        columns["kl"] = kl_terms(ours, theirs, rollout.mask)[0].tolist()
+        inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
+        columns["kl"] = kl_terms(policy(*inputs)[0], reference(*inputs)[0], rollout.mask)[0].tolist()
     if reward is not None:
         columns["rm_score"] = reward(rollout).tolist()
     if gold is not None:
@@ -73,57 +69,116 @@ def scored(
     return columns
 
 
-def as_rows(columns: dict[str, list]) -> list[dict]:
-    """Columns of equal length to a dict for each row."""
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+# Tables
 
 
-def column(rows: Sequence[dict], name: str, method: str) -> list[float]:
-    """One column of one method, in prompt order."""
-    return [row[name] for row in rows if row["method"] == method]
+def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
+    """Rows of responses as a DataFrame with id (else the prompt), sample, seed, method and temperature."""
+    if not isinstance(rows, pd.DataFrame):
+        # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
+        rows = pd.DataFrame(list(rows), dtype=object)
+    frame = rows.reindex(columns=list(dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"])))
+    if frame["id"].isna().any():
+        frame["id"] = frame["id"].where(frame["id"].notna(), frame["prompt"])
+    if frame["sample"].isna().any():
+        number = frame.groupby(["method", "temperature", "id"], dropna=False).cumcount()
+        frame["sample"] = frame["sample"].where(frame["sample"].notna(), number)
+    return frame.astype({name: float for name in ("temperature", *SCORES, "kl") if name in frame})
 
 
-def summarise(rows: Sequence[dict], baseline: str = "SFT") -> list[dict]:
-    """One row a method: means, and for scores the paired bootstrap 95 % interval of the difference to `baseline`."""
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    return [_summary(rows, method, baseline if baseline in methods else methods[0]) for method in methods]
+def to_records(responses: pd.DataFrame) -> list[dict]:
+    """A dict for each row, without the values that are missing."""
+    rows = responses.astype(object).where(responses.notna(), None).to_dict("records")
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def _summary(rows: Sequence[dict], method: str, baseline: str) -> dict:
-    mine = [row for row in rows if row["method"] == method]
-    out: dict = {"method": method, "prompts": len(mine)}
-    for name in ("rm_score", "gold", "kl", "tokens", "ended"):
-        if name in mine[0]:
-            out[name] = sum(float(row[name]) for row in mine) / len(mine)
-    for name in ("rm_score", "gold"):
-        if name in mine[0] and method != baseline:
-            gain = paired_bootstrap(column(rows, name, method), column(rows, name, baseline))
-            out[f"{name}_gain"] = gain._asdict()
-    return out
+def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
+    """[P, S] one column of one method at one temperature: its prompts (index `id`) in their order, samples in theirs.
 
-
-COLUMNS = {
-    "method": "method",
-    "rm_score": "RM score",
-    "gold": "gold score",
-    "kl": "KL (nats)",
-    "tokens": "tokens",
-    "updates_to_ppo": "updates to PPO's final RM score",
-}
-
-
-def table(summary: Sequence[dict], columns: Mapping[str, str] = COLUMNS) -> str:
-    """The summary as a Markdown table; a gain stands behind its score with its 95 % interval.
-
-    `columns` are names in the summary to headings. A value that is an interval (mean, low, high) shows all three.
+    Raises `InputError` where a value is missing, or prompts have different numbers of samples.
     """
-    names = [name for name in columns if any(name in row for row in summary)]
+    frame = to_frame(responses)
+    if column not in frame or frame[column].isna().any():
+        raise InputError(f"{frame['method'].iloc[0]}: a response without {column}: score the responses first")
+    order = frame["id"].unique()
+    frame = frame.sort_values("sample", kind="stable")
+    frame["sample"] = frame.groupby("id").cumcount()
+    values = frame.pivot(index="id", columns="sample", values=column).reindex(order)
+    counts = sorted(values.notna().sum(axis=1).unique().tolist())
+    if len(counts) > 1:
+        method = frame["method"].iloc[0]
+        raise InputError(f"{method}: prompts have {counts} samples: evaluate again to complete them")
+    return values.astype(float)
+
+
+def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
+    """The responses with their temperature in the method's name, as in "PPO T=0.4", where there are several."""
+    frame = to_frame(responses)
+    if frame["temperature"].nunique(dropna=False) < 2:
+        return frame
+    pairs = zip(frame["method"], frame["temperature"], strict=True)
+    return frame.assign(method=[f"{method} T={'?' if pd.isna(t) else t}" for method, t in pairs])
+
+
+def prompt_means(responses: pd.DataFrame) -> pd.DataFrame:
+    """The columns of NUMBERS averaged over the samples of each prompt: a row for each method and prompt.
+
+    NaN where a sample lacks the value.
+    """
+    frame = to_frame(responses)
+    there = [name for name in NUMBERS if name in frame]
+    groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)
+    complete = groups[there].count().eq(groups.size(), axis=0)
+    return groups[there].mean().where(complete).reset_index()
+
+
+def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+    """Means of each method, and for its scores the gain over the baseline: the paired difference with its interval.
+
+    Args:
+        responses: samples of a prompt count by their mean; several temperatures are methods of their own.
+        baseline: a method; the first where there is none of this name.
+        level: of the bootstrap intervals over prompts.
+
+    Returns:
+        Dicts with method, prompts and the means of NUMBERS, each where all responses of the method have it; for other
+        methods than the baseline <score>_gain with mean, low, high and level.
+
+    Raises:
+        InputError: a method with other prompts than the baseline's.
+    """
+    means = prompt_means(name_temperatures(responses))
+    by_method = {name: rows.set_index("id") for name, rows in means.groupby("method", sort=False)}
+    base = by_method.get(baseline, next(iter(by_method.values()), None))
+    summary = []
+    for method, rows in by_method.items():
+        known = [name for name in NUMBERS if name in rows and rows[name].notna().all()]
+        line = {"method": method, "prompts": len(rows)} | rows[known].mean().to_dict()
+        for score in SCORES:
+            if rows is not base and score in known and base[score].notna().all():
+                line[f"{score}_gain"] = _gain(rows[score], base[score], method, level)
+        summary.append(line)
+    return summary
+
+
+def _gain(scores: pd.Series, base: pd.Series, method: str, level: float) -> dict:
+    if len(scores) != len(base) or not base.index.isin(scores.index).all():
+        raise InputError(f"{method}: other prompts than those of the baseline: answer the same prompts")
+    return paired_bootstrap(scores.loc[base.index], base, level)._asdict()
+
+
+def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:
+    """The rows as a Markdown table. `columns`: names in the rows to headings; those that no row has are left out.
+
+    A value that is an interval (mean, low, high) shows all three; behind a score stands its gain, if there is one.
+    """
+    names = [name for name in columns if any(name in row for row in rows)]
     lines = [[columns[name] for name in names], ["---"] * len(names)]
-    lines += [[_cell(row, name) for name in names] for row in summary]
+    lines += [[_cell(row, name) for name in names] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(row: dict, name: str) -> str:
+def _cell(row: Mapping, name: str) -> str:
     value = row.get(name)
     if value is None:
         return "-"

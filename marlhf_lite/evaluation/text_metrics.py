@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-import numpy as np
+import pandas as pd
 
+from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 
 COLUMNS = {
@@ -45,35 +46,23 @@ def distinct(responses: Iterable[Sequence[Hashable]], n: int) -> float:
     return len(set(runs)) / len(runs) if runs else 0.0
 
 
-def text_metrics(rows: Sequence[Mapping], level: float = 0.95, repeated: int = 3) -> list[dict]:
+def text_metrics(responses: pd.DataFrame | Sequence[Mapping], level: float = 0.95) -> list[dict]:
     """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
 
-    Args:
-        rows: responses with prompt, method, response; tokens, ended and kl are taken along where they are. Words are
-            what stands between white space.
-        level: of the intervals.
-        repeated: the n of `repetition`.
+    `responses` have prompt, method and response; tokens, ended and kl are taken along where all of a method's have
+    them. Words are what stands between white space.
 
-    Returns:
-        Dicts with method, responses, words, tokens, ended (share with EOS), repetition and kl (nats), each with mean,
-        low, high and level, and distinct_1, distinct_2, distinct_3.
+    Returns dicts with method, responses, words, repetition (of 3-grams), tokens, ended (share with EOS) and kl (nats),
+    each with mean, low, high and level, and distinct_1, distinct_2, distinct_3.
     """
-    groups: dict[str, list[Mapping]] = {}
-    for row in rows:
-        groups.setdefault(row["method"], []).append(row)
-    return [{"method": method} | _metrics(group, level, repeated) for method, group in groups.items()]
-
-
-def _metrics(rows: Sequence[Mapping], level: float, repeated: int) -> dict:
-    words = [row["response"].split() for row in rows]
-    columns = {"words": list(map(len, words)), "repetition": [repetition(text, repeated) for text in words]}
-    columns |= {name: [row[name] for row in rows] for name in ("tokens", "ended", "kl") if name in rows[0]}
-    prompts = [row.get("id", row["prompt"]) for row in rows]
-    means = {name: bootstrap_mean(_by_prompt(prompts, values), level)._asdict() for name, values in columns.items()}
-    return {"responses": len(rows)} | means | {f"distinct_{n}": distinct(words, n) for n in (1, 2, 3)}
-
-
-def _by_prompt(prompts: Sequence[str], values: Sequence[float]) -> np.ndarray:
-    """[P] the mean of the values of each prompt: what a bootstrap over prompts resamples."""
-    _, which = np.unique(prompts, return_inverse=True)
-    return np.bincount(which, np.asarray(values, dtype=float)) / np.bincount(which)
+    rows = []
+    for method, group in to_frame(responses).groupby("method", sort=False):
+        words = [response.split() for response in group["response"]]
+        group = group.assign(words=list(map(len, words)), repetition=list(map(repetition, words)))
+        names = [name for name in ("tokens", "ended", "kl") if name in group and group[name].notna().all()]
+        names = ["words", "repetition", *names]
+        means = group.astype(dict.fromkeys(names, float)).groupby("id")[names].mean()
+        row = {"method": method, "responses": len(group)}
+        row |= {name: bootstrap_mean(means[name], level)._asdict() for name in names}
+        rows.append(row | {f"distinct_{n}": distinct(words, n) for n in (1, 2, 3)})
+    return rows

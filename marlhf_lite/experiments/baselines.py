@@ -117,8 +117,8 @@ def _tests(
     if not logging.eval_every:
         return []
     prompts = list(work.task.splits["test"]["prompt"])[: logging.test_prompts]
-    accelerator, seed = trainer.accelerator, work.options.run.seed
-    held_out = HeldOutEvaluation(prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, seed)
+    seed = work.options.run.seed
+    held_out = HeldOutEvaluation(prompts, work.tokenizer, work.sampling, reward, work.task.gold, seed)
     reference = PolicyModel(load_policy(work.base, sft, trainable=False))
     models = PPOModels(PolicyModel(trainer.model), reference, None, None)
     return [HeldOutTests(held_out, models, logging.eval_every, run, name)]

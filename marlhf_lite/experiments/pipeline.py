@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 from accelerate import PartialState
 from transformers import set_seed
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import flatten
-from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
-from marlhf_lite.evaluation.plan import Plan
-from marlhf_lite.evaluation.responses import first_samples, write_rows
+from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
+from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.workspace import RunContext, open_run, say
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models, checkpoint_activations
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
@@ -108,9 +108,8 @@ def ppo_stage(work: RunContext, sft: Path, rm: Path | None, how: MacroConfig, na
     accelerator = make_accelerator(options.logging.report_to, run.path, name, flatten(options))
     batch = options.ppo.generation_batch_size or 128
     prompts = work.task.splits["test"]["prompt"][: options.logging.test_prompts]
-    held_out = HeldOutEvaluation(
-        prompts, work.tokenizer, work.sampling, reward, work.task.gold, accelerator, options.run.seed, batch
-    )
+    seed = options.run.seed
+    held_out = HeldOutEvaluation(prompts, work.tokenizer, work.sampling, reward, work.task.gold, seed, batch)
     trainer = PPOTrainer(
         models,
         work.tokenizer,
@@ -162,26 +161,23 @@ def make_scorers(work: RunContext, sft: Path, rm: Path | None) -> Scorers:
     )
 
 
-def evaluate_stage(
-    work: RunContext, policies: dict[str, Path], sft: Path, rm: Path | None, plan: Plan | None = None, folder: str = ""
-) -> list[dict]:
+def evaluate_stage(work: RunContext, policies: dict[str, Path], sft: Path, rm: Path | None) -> pd.DataFrame:
     """Answers of SFT and of each policy to the held-out prompts, scored; the first of each also in samples.jsonl.
 
-    As many and as warm as `plan` says, else one each. They are stored in `folder`, else beside the run, and what is
-    stored is not done again.
+    They are stored beside the run unless `--responses` says where, and what is stored is not generated again.
     """
-    plan, options = plan or Plan(temperatures=(work.sampling.temperature,)), work.options
+    options = work.options
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         make_scorers(work, sft, rm),
         work.tokenizer,
         work.test_prompts,
-        Path(folder or work.path / "responses"),
+        Path(options.eval.responses or work.path / "responses"),
         work.sampling,
-        temperatures=plan.temperatures,
-        samples=plan.samples,
+        temperatures=options.eval.temperatures,
+        samples=options.eval.eval_samples,
         seed=options.run.seed,
         model=options.model.model,
     )
-    write_rows(work.path / SAMPLES, first_samples(rows))
+    write_rows(work.path / SAMPLES, rows[rows["sample"] == 0])
     return rows

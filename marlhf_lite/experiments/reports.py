@@ -7,10 +7,11 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from marlhf_lite.evaluation.scores import column, summarise, table
+from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
 from marlhf_lite.experiments.results import COSTS, SCORES, by_method, study_table
 from marlhf_lite.plotting import training as plots
@@ -20,10 +21,10 @@ from marlhf_lite.utils.run_folder import environment
 # A run
 
 
-def run_report(path: Path, rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path, config: dict) -> str:
+def run_report(path: Path, rows: pd.DataFrame, histories: dict[str, list[dict]], figures: Path, config: dict) -> str:
     """Write summary.json and table.md to `path` and figures to `figures`. Returns the table.
 
-    `rows` are the answers of all methods (see `evaluation.scores.answer`), `histories` the metrics of
+    `rows` are the answers of all methods (see `evaluate_checkpoints`), `histories` the metrics of
     each method that trained.
     """
     summary = summarise(rows)
@@ -40,11 +41,11 @@ def run_report(path: Path, rows: Sequence[dict], histories: dict[str, list[dict]
     return text
 
 
-def run_figures(rows: Sequence[dict], histories: dict[str, list[dict]], figures: Path) -> list[Path]:
+def run_figures(rows: pd.DataFrame, histories: dict[str, list[dict]], figures: Path) -> list[Path]:
     """Draw reward curves, score distributions and L2 norms as PNG files. Returns their paths."""
     matplotlib.use("Agg")  # files only: no window, no display needed
     runs = {name: [history] for name, history in histories.items() if history}
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
     drawn = {}
     if runs:
         drawn["reward_curves"] = plots.reward_curves(runs)
@@ -52,8 +53,8 @@ def run_figures(rows: Sequence[dict], histories: dict[str, list[dict]], figures:
         if all("gold_mean" in history[-1] for (history,) in runs.values()):
             drawn["gold_curves"] = plots.reward_curves(runs, "gold_mean")
     for name, label in (("rm_score", "reward model score"), ("gold", "gold score")):
-        if rows and name in rows[0]:
-            scores = {method: column(rows, name, method) for method in methods}
+        if name in rows:
+            scores = {method: answers[name].tolist() for method, answers in methods.items()}
             drawn[f"{name}_distribution"] = plots.score_distribution(scores, label=label)
     return [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
 

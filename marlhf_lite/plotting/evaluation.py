@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from marlhf_lite.evaluation.agreement import WinRate
 from marlhf_lite.evaluation.distributions import shifts
-from marlhf_lite.evaluation.responses import matrix
+from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.plotting.training import STYLE, WIDTH, Runs, caption, dress, legend, method_styles, panels, subplots
 from marlhf_lite.utils.errors import InputError
@@ -60,25 +61,20 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
 
 
 @plt.rc_context(STYLE)
-def temperature_sweep(rows: Sequence[Mapping], score: str = "rm_score", level: float = 0.95) -> Axes:
+def temperature_sweep(rows: pd.DataFrame | Sequence[Mapping], score: str = "rm_score", level: float = 0.95) -> Axes:
     """Mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
 
     `rows` are answers at several temperatures. Raises InputError for none, or answers without the score.
     """
-    groups: dict[str, dict[float, list[Mapping]]] = {}
-    for row in rows:
-        groups.setdefault(row["method"], {}).setdefault(row["temperature"], []).append(row)
-    if not groups:
+    frame, points = to_frame(rows), {}
+    if not len(frame):
         raise InputError("rows: none, give answers at several temperatures")
-    points = {
-        method: [
-            (t, *bootstrap_mean(matrix(group, score)[1].mean(1), level, 2000)[:3]) for t, group in sorted(d.items())
-        ]
-        for method, d in groups.items()
-    }
+    for (method, temperature), group in frame.groupby(["method", "temperature"], sort=False):
+        interval = bootstrap_mean(score_matrix(group, score).mean(axis=1), level, 2000)
+        points.setdefault(method, []).append((temperature, *interval[:3]))
     ax = subplots((1, 1), 0.68)[0, 0]
     for method, style in method_styles(points).items():
-        x, mean, low, high = np.array(points[method]).T
+        x, mean, low, high = np.array(sorted(points[method])).T
         ax.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0, gid=f"{method} band")
         ax.plot(x, mean, marker="o", markersize=3, linewidth=1.4, label=method, gid=f"{method} line", **style)
     dress(ax, "sampling temperature", NAMES.get(score, score))
@@ -88,38 +84,37 @@ def temperature_sweep(rows: Sequence[Mapping], score: str = "rm_score", level: f
 
 
 @plt.rc_context(STYLE)
-def shift_histogram(
-    tables: Mapping[str, np.ndarray], baseline: str = "SFT", label: str = "reward model score"
-) -> np.ndarray:
+def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT", label: str = "reward model score") -> np.ndarray:
     """Each response's score less the baseline's for the same prompt, a panel for each method (paper: Figures 10, 20).
 
-    `tables` are those of `shift.score_tables`. Returns the Axes of the panels, flat; they share bins and axes.
-    Raises InputError for tables that hold one method alone.
+    `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
+    Raises InputError for scores of one method alone.
     """
-    moved = shifts(tables, baseline)
-    if not moved:
-        raise InputError(f"shifts: {', '.join(tables) or 'no method'} alone: give another method to compare with it")
-    columns = min(2, len(moved))
-    lines = -(-len(moved) // columns)
+    moved = shifts(scores, baseline)
+    count = moved.shape[1]
+    if not count:
+        raise InputError(f"shifts: {', '.join(scores)} alone: give another method to compare with it")
+    columns = min(2, count)
+    lines = -(-count // columns)
     axes = plt.subplots(
         lines, columns, sharex=True, sharey=True, squeeze=False, layout="constrained",
         figsize=(WIDTH, (0.06 + (0.34 if columns > 1 else 0.5) * lines) * WIDTH),
     )[1]  # fmt: skip
-    bins = np.histogram_bin_edges(np.concatenate([values.ravel() for values in moved.values()]), bins=30)
+    bins = np.histogram_bin_edges(moved, bins=30)
     for ax, (method, style) in zip(axes.flat, method_styles(moved).items(), strict=False):
-        values = moved[method].ravel()
+        values = moved[method].to_numpy()
         ax.stairs(np.histogram(values, bins)[0] / len(values), bins, fill=True, color=style["color"], alpha=0.6)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.axvline(values.mean(), linewidth=1, gid=f"{method} mean", color=style["color"], linestyle="--")
         ax.set_title(f"{method}: {(values > 0).mean():.0%} better", fontsize=8, loc="left", parse_math=False)
         dress(ax, "", "")
-    for ax in axes.flat[len(moved) :]:
+    for ax in axes.flat[count:]:
         ax.axis("off")
-    base = baseline if baseline in tables else next(iter(tables))
+    base = baseline if baseline in scores else scores.columns[0]
     axes[0, 0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize=8)
     axes[0, 0].figure.supylabel("share of responses", fontsize=8)
     caption(axes[0, 0].figure, "Solid line: no change. Dashed: mean shift.")
-    return axes.flat[: len(moved)]
+    return axes.flat[:count]
 
 
 @plt.rc_context(STYLE)

@@ -1,21 +1,29 @@
-"""Checkpoints by temperatures by prompts by samples: generated once, stored, resumed, scored anew."""
+"""Responses: answered, stored, resumed, scored anew: checkpoints by temperatures by prompts by samples."""
 
 import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from conftest import nudge
 
 from marlhf_lite.config.options import EvaluationConfig
-from marlhf_lite.evaluation import checkpoints as module
-from marlhf_lite.evaluation.checkpoints import Scorers, evaluate_checkpoints, fingerprint
-from marlhf_lite.evaluation.plan import Plan, make_plan, numbers
-from marlhf_lite.evaluation.responses import Store
+from marlhf_lite.evaluation import responses as module
+from marlhf_lite.evaluation.responses import (
+    ResponseStore,
+    answer,
+    evaluate_checkpoints,
+    fingerprint,
+    prompt_ids,
+    restore,
+)
+from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
-from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
 
 
@@ -62,7 +70,7 @@ def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
         return evaluate_checkpoints(
             {name: places[name] for name in names}, Scorers(**scorers), tokenizer, prompts or texts.prompts, out,
             Sampling(8, 0.8), **how,
-        )  # fmt: skip
+        ).to_dict("records")  # fmt: skip
 
     return run
 
@@ -121,7 +129,7 @@ def test_only_what_is_new_is_generated(evaluate, generated, texts):
 def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, monkeypatch, tmp_path, batches):
     whole = evaluate(out=tmp_path / "whole")
     del generated[:]
-    add, count = Store.add, iter(range(100))
+    add, count = ResponseStore.add, iter(range(100))
 
     def killed(self, rows):
         if next(count) == batches:
@@ -130,7 +138,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, mon
         add(self, rows)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Store, "add", killed)
+        patch.setattr(ResponseStore, "add", killed)
         evaluate()
     before = sum(generated)
     broken = next((tmp_path / "out").glob("*/samples.jsonl"))
@@ -224,13 +232,14 @@ def test_nothing_to_do_is_refused(evaluate, tokenizer, tmp_path):
         evaluate(samples=0)
 
 
-# Plans
+# Options
 
 
-def test_plans_from_options():
-    assert make_plan(EvaluationConfig(), 0.8) == Plan((0.8,))
+def test_numbers_from_options():
+    plain = EvaluationConfig()
+    assert plain.temperatures == plain.sizes == EvaluationConfig(best_of="  ").sizes == ()
     options = EvaluationConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1")
-    assert make_plan(options, 0.8) == Plan((0.0, 0.4, 1.0), 8, (1, 8))
+    assert (options.temperatures, options.sizes) == ((0.0, 0.4, 1.0), (1, 8))
 
 
 @pytest.mark.parametrize(
@@ -241,14 +250,157 @@ def test_plans_from_options():
         ({"eval_temperatures": "inf"}, "--eval_temperatures inf"),
         ({"best_of": "2.5"}, "--best_of 2.5: give whole numbers from 1 up"),
         ({"best_of": "0"}, "--best_of 0"),
-        ({"best_of": "1,32", "eval_samples": 16}, "best_of 32: .*16 samples a prompt: give at most 16"),
+        (
+            {"best_of": "1,32", "eval_samples": 16},
+            "--best_of 1,32: there are 16 samples a prompt: add --eval_samples 32",
+        ),
         ({"best_of": "1,,2"}, "--best_of 1,,2"),
     ],
 )
-def test_bad_plans_are_named(options, words):
+def test_bad_options_are_named(options, words):
     with pytest.raises(InputError, match=words):
-        make_plan(EvaluationConfig(**options), 0.8)
+        EvaluationConfig(**options)
 
 
-def test_no_numbers():
-    assert numbers("x", "  ") == ()
+# Answers of a loaded policy
+
+
+@pytest.fixture
+def ask(moved, tokenizer, texts):
+    """Answers of the moved policy, with a reward model and a gold function that counts letters."""
+
+    def run(policy=None, prompts=None, **kwargs):
+        prompts = texts.prompts if prompts is None else prompts
+        kwargs = {"reward": ModelReward(moved.reward), "gold": lambda p, r: [len(x) for x in r]} | kwargs
+        rows = answer(policy or moved.policy, moved.reference, tokenizer, prompts, Sampling(8), **kwargs)
+        return rows.to_dict("records")
+
+    return run
+
+
+def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(evaluate, base, sft, ppo, rm, tokenizer, texts):
+    """The same responses and scores as by folder; the policy is left in evaluation mode."""
+    policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
+    reward = ModelReward(ScalarHeadModel(load_score_model(base, rm)))
+    policy.train()
+    rows = answer(
+        policy, reference, tokenizer, texts.prompts, Sampling(8, 0.8), reward, lambda p, r: [float(len(x)) for x in r],
+        name="PPO", seed=3, batch_size=4,
+    ).to_dict("records")  # fmt: skip
+    stored = evaluate(names=["PPO"], temperatures=(), samples=1)
+    assert not policy.training and all(p.grad is None for p in policy.parameters())
+    assert rows[0].keys() == stored[0].keys() - {"reference", "rm"} and len(rows) == len(texts.prompts)
+    for row, other in zip(rows, stored):
+        for name, value in row.items():
+            assert value == (pytest.approx(other[name], abs=1e-3) if name in ("kl", "rm_score") else other[name])
+
+
+def test_columns_only_where_known(ask):
+    assert {"rm_score", "gold"}.isdisjoint(ask(reward=None, gold=None)[0])
+    assert ask(prompts=[]) == []
+
+
+def test_random_numbers_belong_to_seed_and_prompt_and_not_to_batches(ask, texts):
+    together = [row["response"] for row in ask()]
+    torch.rand(5)
+    assert [row["response"] for row in ask(batch_size=2)] == together
+    assert [row["response"] for row in ask(seed=4)] != together
+    assert [row["response"] for row in ask(prompts=texts.prompts[3:])] == together[3:]
+    twice = ask(prompts=[texts.prompts[0]] * 6)
+    assert len({row["response"] for row in twice}) > 1, "a prompt that comes again has numbers of its own"
+
+
+def test_the_reference_has_no_distance_to_itself(ask, moved):
+    assert all(row["kl"] == 0 for row in ask(moved.reference))
+    assert any(row["kl"] != 0 for row in ask())
+
+
+# Stores
+
+SETTINGS = {"temperature": 0.8, "fingerprint": "abc", "top_k": 50}
+
+
+def row(id="p", sample=0, **more):
+    plain = {"prompt": f"prompt {id}", "method": "PPO", "response": "yes", "token_ids": [5, 1], "ended": True}
+    return {"id": id, "sample": sample, "seed": 0, "temperature": 0.8} | plain | more
+
+
+def keyed(*rows):
+    return to_frame(rows).set_index(module.KEY)
+
+
+def test_what_was_added_is_there_again(tmp_path):
+    store = ResponseStore(tmp_path, "PPO", SETTINGS)
+    assert not len(store.rows) and not list(tmp_path.iterdir())
+    store.add(keyed(row("a"), row("b", response="né\ud83d")))
+    store.add(keyed(row("a", 1, rm_score=0.5)))
+    again = ResponseStore(tmp_path, "PPO", SETTINGS)
+    assert list(again.rows.index) == list(store.rows.index) == [("a", 0, 0), ("b", 0, 0), ("a", 1, 0)]
+    pd.testing.assert_frame_equal(again.rows, store.rows)
+    assert json.loads((again.folder / "settings.json").read_text()) == {"method": "PPO", **SETTINGS}
+
+
+def test_every_setting_has_a_folder_of_its_own(tmp_path):
+    settings = [SETTINGS, SETTINGS | {"temperature": 1.0}, SETTINGS | {"fingerprint": "abd"}, SETTINGS | {"top_k": 0}]
+    folders = {ResponseStore(tmp_path, "MA-PPO n=∞ / ../x", s).folder for s in settings}
+    assert len(folders) == 4 and all(folder.parent == tmp_path for folder in folders)
+    assert ResponseStore(tmp_path, "PPO", SETTINGS).folder.name.startswith("PPO-T0.8-")
+
+
+def test_a_line_cut_off_by_a_crash_is_made_again(tmp_path):
+    store = ResponseStore(tmp_path, "PPO", SETTINGS)
+    store.add(keyed(row("a"), row("b")))
+    store.path.write_bytes(store.path.read_bytes()[:-9])
+    again = ResponseStore(tmp_path, "PPO", SETTINGS)
+    assert list(again.rows.index) == [("a", 0, 0)]
+    again.add(keyed(row("c")))
+    assert [id for id, _, _ in ResponseStore(tmp_path, "PPO", SETTINGS).rows.index] == ["a", "c"]
+
+
+def test_replacing_keeps_order_and_the_others(tmp_path):
+    store = ResponseStore(tmp_path, "PPO", SETTINGS)
+    store.add(keyed(row("a"), row("b")))
+    store.replace(keyed(row("a", rm_score=2.0)))
+    rows = ResponseStore(tmp_path, "PPO", SETTINGS).rows.reset_index()
+    assert rows["id"].tolist() == ["a", "b"] and rows["rm_score"].fillna(-1).tolist() == [2.0, -1]
+    assert sorted(path.name for path in store.folder.iterdir()) == ["samples.jsonl", "settings.json"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([row("a"), row("b"), row("a")], "row 3: id a of PPO stands in row 1 too"),
+        ([row("a"), {k: v for k, v in row().items() if k != "response"}], "row 2: no response"),
+        ([{k: v for k, v in row().items() if k != "id"}], "row 1: no id"),
+        ([row(token_ids=None)], "row 1: no token_ids"),
+    ],
+)
+def test_faulty_stores_are_named(tmp_path, rows, words):
+    path = ResponseStore(tmp_path, "PPO", SETTINGS).path
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InputError, match=f"{path}, {words}"):
+        ResponseStore(tmp_path, "PPO", SETTINGS)
+
+
+def test_ids_come_from_the_text_and_repeats_are_told_apart():
+    ids = prompt_ids(["a", "b", "a", "\ud800"])
+    assert len(set(ids)) == 4 and ids[2] == f"{ids[0]}-2"
+    assert prompt_ids(["b", "a"]) == [ids[1], ids[0]]
+
+
+def test_restored_responses_are_the_very_tokens(moved, tokenizer, texts):
+    torch.manual_seed(0)
+    rollout = generate(moved.policy.eval().model, tokenizer, texts.prompts, Sampling(8))
+    rows = [
+        {"prompt": p, "method": "PPO", "response": r, "token_ids": ids[m].tolist(), "ended": bool(e)}
+        for p, r, ids, m, e in zip(
+            rollout.prompts, rollout.responses, rollout.response_ids, rollout.mask, rollout.ended
+        )
+    ]
+    again = restore(tokenizer, to_frame(rows))
+    assert again.prompts == rollout.prompts and again.responses == rollout.responses
+    for name in ("attention_mask", "mask", "ended"):
+        assert torch.equal(getattr(again, name), getattr(rollout, name))
+    attended = rollout.attention_mask.bool()
+    assert torch.equal(again.tokens[attended], rollout.tokens[attended])

@@ -1,10 +1,11 @@
 """Distributions and shifts, by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.distributions import distributions, score_tables, shift_summary, shifts
+from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 
@@ -21,51 +22,57 @@ def rows(method, table, ids=None):
     ]
 
 
+def frame(**methods):
+    index = pd.MultiIndex.from_product([[f"p{i}" for i in range(40)], range(3)], names=["id", "sample"])
+    return pd.DataFrame({name: values.ravel() for name, values in methods.items()}, index=index)
+
+
 def test_tables_have_the_same_prompts_in_the_same_order():
-    tables = score_tables(rows("SFT", SFT) + rows("PPO", PPO, reversed(range(40))))
-    assert list(tables) == ["SFT", "PPO"]
-    assert np.array_equal(tables["SFT"], SFT) and np.array_equal(tables["PPO"], PPO)
+    table = score_table(rows("SFT", SFT) + rows("PPO", PPO, reversed(range(40))))
+    pd.testing.assert_frame_equal(table, frame(SFT=SFT, PPO=PPO), check_index_type=False)
 
 
 def test_rows_without_ids_go_by_prompt():
-    found = score_tables(
+    found = score_table(
         [
             {"prompt": p, "method": m, "rm_score": x}
             for m, p, x in (("A", "q", 1.0), ("A", "r", 2.0), ("B", "r", 3.0), ("B", "q", 4.0))
         ]
     )
-    assert found["B"].tolist() == [[4.0], [3.0]]
+    assert found["B"].tolist() == [4.0, 3.0]
 
 
 def test_distributions():
-    sft, ppo = distributions({"SFT": SFT, "PPO": PPO}, thresholds=(0.0, 0.5), level=0.9)
+    sft, ppo = distributions(frame(SFT=SFT, PPO=PPO), level=0.9)
+    low, quarter = np.quantile(SFT, [0.05, 0.25])
     for found, values in ((sft, SFT), (ppo, PPO)):
-        assert found["mean"] == bootstrap_mean(values.mean(1), 0.9)._asdict() and found["std"] == values.std()
-        assert found["quantiles"] == {q: np.quantile(values, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95)}
-        for below, threshold in zip(found["below"], (0.0, 0.5)):
-            assert below["threshold"] == threshold
+        assert found["mean"] == pytest.approx(bootstrap_mean(values.mean(1), 0.9)._asdict())
+        assert found["std"] == pytest.approx(values.std())
+        assert found["quantiles"] == pytest.approx({q: np.quantile(values, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95)})
+        for below, threshold in zip(found["below"], (low, quarter)):
+            assert below["threshold"] == pytest.approx(threshold)
             assert below["share"] == pytest.approx(wilson((values < threshold).sum() / 3, 40, 0.9)._asdict())
     assert "change" not in sft["below"][0]
-    change = paired_bootstrap((PPO < 0.5).mean(1), (SFT < 0.5).mean(1), 0.9)
-    assert ppo["below"][1]["change"] == change._asdict() and change.high < 0
+    change = paired_bootstrap((quarter > PPO).mean(1), (quarter > SFT).mean(1), 0.9)
+    assert ppo["below"][1]["change"] == pytest.approx(change._asdict()) and change.high < 0
 
 
 def test_thresholds_are_the_baselines_quantiles():
-    found = distributions({"PPO": PPO, "SFT": SFT})
+    found = distributions(frame(PPO=PPO, SFT=SFT))
     assert [x["threshold"] for x in found[0]["below"]] == pytest.approx(np.quantile(SFT, [0.05, 0.25]))
     assert [x["share"]["mean"] for x in found[1]["below"]] == pytest.approx([0.05, 0.25])
-    first = distributions({"PPO": PPO, "DPO": SFT})  # without SFT the first is the baseline
+    first = distributions(frame(PPO=PPO, DPO=SFT))  # without SFT the first is the baseline
     assert first[0]["below"][0]["threshold"] == pytest.approx(np.quantile(PPO, 0.05))
 
 
 def test_shifts_are_by_prompt_and_sample():
-    moved = shifts({"PPO": PPO, "SFT": SFT})
-    assert list(moved) == ["PPO"] and np.array_equal(moved["PPO"], PPO - SFT)
-    (found,) = shift_summary({"SFT": SFT, "PPO": PPO}, thresholds=(0.0, 1.0))
+    moved = shifts(frame(PPO=PPO, SFT=SFT))
+    assert list(moved) == ["PPO"] and np.array_equal(moved["PPO"], (PPO - SFT).ravel())
+    (found,) = shift_summary(frame(SFT=SFT, PPO=PPO))
     assert found["mean"] == pytest.approx(paired_bootstrap(PPO.mean(1), SFT.mean(1))._asdict())
-    assert found["quantiles"][0.5] == np.quantile(PPO - SFT, 0.5)
-    assert found["below"][1]["share"]["mean"] == pytest.approx((PPO - SFT < 1).mean())
-    assert shift_summary({"SFT": SFT}) == []
+    assert found["quantiles"][0.5] == pytest.approx(np.quantile(PPO - SFT, 0.5))
+    assert found["below"][0]["share"]["mean"] == pytest.approx((PPO - SFT < 0).mean())
+    assert shift_summary(frame(SFT=SFT)) == []
 
 
 @pytest.mark.parametrize(
@@ -80,4 +87,4 @@ def test_shifts_are_by_prompt_and_sample():
 )
 def test_bad_rows_are_named(answers, words):
     with pytest.raises(InputError, match=words):
-        score_tables(answers)
+        score_table(answers)

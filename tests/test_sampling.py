@@ -1,4 +1,4 @@
-"""Sampling by inversion with noise that belongs to the response, and adapters folded into their base."""
+"""Inverse-transform sampling with random numbers that belong to the response, and adapters merged into their base."""
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marlhf_lite.evaluation import sampling as seeded
-from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded, merged, noise
+from marlhf_lite.evaluation import sampling as module
+from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded, merged, uniform_numbers
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.training.rollout import Sampling, generate
 
@@ -37,7 +37,7 @@ def allowed(logits, how):
 
 
 @pytest.mark.parametrize("how", SETTINGS)
-def test_evenly_spread_noise_gives_the_probabilities_of_transformers(how):
+def test_evenly_spread_numbers_give_the_probabilities_of_transformers(how):
     logits = torch.randn(1, 20, generator=torch.Generator().manual_seed(3))
     u = (np.arange(20_000) + 0.5) / 20_000
     share = torch.bincount(pick(logits.expand(len(u), -1), u, how), minlength=20) / len(u)
@@ -56,18 +56,18 @@ def test_only_allowed_tokens_are_picked(logits, u, how):
     assert (p > 0).all()
 
 
-def test_small_noise_picks_the_most_probable_token_and_large_the_least():
+def test_small_numbers_pick_the_most_probable_token_and_large_the_least():
     logits = torch.tensor([[0.0, 3.0, 1.0]]).repeat(2, 1)
     assert pick(logits, [0.0, 1 - 2**-24], Sampling(1, 1.0, 0)).tolist() == [1, 0]
     assert pick(logits, [0.0, 1 - 2**-24], Sampling(1, 1.0, 2)).tolist() == [1, 2]
 
 
-def test_noise_belongs_to_its_name():
-    rows = noise(["a", "b", "a", "\ud800"], 7)
+def test_random_numbers_belong_to_their_name():
+    rows = uniform_numbers(["a", "b", "a", "\ud800"], 7)
     assert rows.shape == (4, 7) and ((rows >= 0) & (rows < 1)).all()
     assert torch.equal(rows[0], rows[2]) and not torch.equal(rows[0], rows[1])
-    assert torch.equal(noise(["b"], 7)[0], rows[1])
-    assert noise([], 3).shape == (0, 3)
+    assert torch.equal(uniform_numbers(["b"], 7)[0], rows[1])
+    assert uniform_numbers([], 3).shape == (0, 3)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_repeated_prompts_are_read_once(draw, policy, monkeypatch):
     shared = draw()
     (rows, columns), widths = widths[0], widths[1:]
     assert (rows, columns) == (3, shared.prompt_width - 1)
-    monkeypatch.setattr(seeded, "_read", lambda *args: None)
+    monkeypatch.setattr(module, "_read_once", lambda *args: None)
     plain = draw()
     for name in ("tokens", "attention_mask", "mask", "ended"):
         assert torch.equal(getattr(shared, name), getattr(plain, name))
@@ -128,7 +128,7 @@ def test_first_tokens_come_as_often_as_the_model_says(draw, policy, tokenizer):
     assert ((share - p).abs() <= 4.5 * (p * (1 - p) / count).sqrt() + 1e-6).all() and (p > 0.01).sum() > 2
 
 
-def test_temperature_zero_is_greedy_and_torchs_noise_is_left_alone(draw, policy, tokenizer):
+def test_temperature_zero_is_greedy_and_torchs_random_state_is_left_alone(draw, policy, tokenizer):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     draw()
@@ -143,22 +143,22 @@ def test_prompts_of_one_token(draw):
 
 
 @torch.no_grad()
-def test_folded_adapters_say_the_same_and_leave_the_original(moved, tokenizer):
+def test_merged_adapters_say_the_same_and_leave_the_original(moved, tokenizer):
     ids = tokenizer(["One two three four"], return_tensors="pt")
     for role, arguments in ((moved.policy, (4,)), (moved.reward, ())):
         before = snapshot(role)
-        folded = merged(role.eval())
-        assert folded is not role and type(folded) in (PolicyModel, ScalarHeadModel)
-        ours, theirs = (r(ids["input_ids"], ids["attention_mask"], *arguments) for r in (folded, role))
+        copy = merged(role.eval())
+        assert copy is not role and type(copy) in (PolicyModel, ScalarHeadModel)
+        ours, theirs = (r(ids["input_ids"], ids["attention_mask"], *arguments) for r in (copy, role))
         ours, theirs = (x[0] if isinstance(x, tuple) else x for x in (ours, theirs))
         assert ours == pytest.approx(theirs.numpy(), abs=1e-4)
         assert all(torch.equal(value, before[name]) for name, value in snapshot(role).items())
-        layers = [m for m in folded.modules() if hasattr(m, "merged")]
+        layers = [m for m in copy.modules() if hasattr(m, "merged")]
         assert layers and all(layer.merged for layer in layers)
 
 
 def test_large_models_and_those_without_adapters_stay_as_they_are(moved, base, monkeypatch):
     whole = PolicyModel(base)
     assert merged(whole) is whole
-    monkeypatch.setattr(seeded, "MERGE_BELOW", 1000)
+    monkeypatch.setattr(module, "MERGE_BELOW", 1000)
     assert merged(moved.policy) is moved.policy

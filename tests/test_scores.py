@@ -1,0 +1,158 @@
+"""Summaries and tables of responses, by hand-made rows with known numbers."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from marlhf_lite.evaluation.scores import name_temperatures, prompt_means, score_matrix, summarise, table, to_frame
+from marlhf_lite.evaluation.statistics import paired_bootstrap
+from marlhf_lite.utils.errors import InputError
+
+SCORES = {"SFT": [0.0, 1.0, 2.0, 3.0], "PPO": [1.0, 2.0, 3.0, 4.0], "MA-PPO": [0.0, 3.0, 2.0, 5.0]}
+
+
+def rows_of(scores, **more):
+    return [
+        {"prompt": f"p{i}", "method": method, "tokens": 10 * (i + 1), "ended": i > 0, "kl": 0.5, "rm_score": score}
+        | more
+        for method, values in scores.items()
+        for i, score in enumerate(values)
+    ]
+
+
+# Summaries
+
+
+def test_means_of_each_method():
+    rows = summarise(rows_of(SCORES))
+    assert [row["method"] for row in rows] == ["SFT", "PPO", "MA-PPO"]
+    assert [row["rm_score"] for row in rows] == [1.5, 2.5, 2.5]
+    for row in rows:
+        assert (row["prompts"], row["tokens"], row["ended"], row["kl"]) == (4, 25.0, 0.75, 0.5)
+        assert "gold" not in row
+    assert summarise([]) == []
+
+
+def test_gains_are_paired_by_prompt():
+    sft, ppo, macro = summarise(rows_of(SCORES))
+    assert "rm_score_gain" not in sft
+    # every prompt gains 1: no doubt at all, though the scores themselves are far apart
+    assert ppo["rm_score_gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
+    gain = paired_bootstrap(SCORES["MA-PPO"], SCORES["SFT"])._asdict()
+    assert macro["rm_score_gain"] == gain
+    assert gain["mean"] == 1.0 and gain["low"] == 0.0 and gain["high"] == 2.0
+    rows = rows_of(SCORES)
+    assert summarise(rows[:8] + rows[8:][::-1])[2] == macro  # whatever the order of the rows
+
+
+def test_gold_has_gains_of_its_own():
+    sft, ppo = summarise(rows_of({"SFT": [0.0, 0.0], "PPO": [4.0, 4.0]}, gold=2.0))
+    assert sft["gold"] == ppo["gold"] == 2.0
+    assert ppo["gold_gain"]["mean"] == 0.0 and ppo["rm_score_gain"]["mean"] == 4.0
+
+
+def test_baseline_by_name_or_else_the_first():
+    by_name = summarise(rows_of(SCORES), baseline="PPO")
+    assert by_name[0]["rm_score_gain"]["mean"] == -1.0 and "rm_score_gain" not in by_name[1]
+    without_sft = summarise(rows_of({k: v for k, v in SCORES.items() if k != "SFT"}))
+    assert "rm_score_gain" not in without_sft[0] and without_sft[1]["rm_score_gain"]["mean"] == 0.0
+
+
+def test_scores_only_where_all_have_them():
+    rows = [{k: v for k, v in row.items() if k != "rm_score"} for row in rows_of(SCORES)]
+    assert all("rm_score" not in row and "rm_score_gain" not in row for row in summarise(rows))
+    some = rows_of(SCORES)
+    some[5]["rm_score"] = None
+    sft, ppo, macro = summarise(some)
+    assert "rm_score" not in ppo and "rm_score_gain" not in ppo and ppo["tokens"] == 25.0
+    assert sft["rm_score"] == 1.5 and macro["rm_score_gain"]["mean"] == 1.0
+
+
+def test_samples_count_by_their_mean_and_temperatures_apart():
+    rows = [
+        {"id": id, "prompt": id, "method": m, "temperature": t, "sample": k, "rm_score": k + 10.0 * (id == "b") + t}
+        for m in ("SFT", "PPO") for t in (0.0, 0.8) for id in "ab" for k in range(3 if t else 1)
+    ]  # fmt: skip
+    summary = summarise(rows)
+    assert [row["method"] for row in summary] == ["SFT T=0.0", "SFT T=0.8", "PPO T=0.0", "PPO T=0.8"]
+    assert [row["rm_score"] for row in summary] == pytest.approx([5, 6.8, 5, 6.8]) and summary[0]["prompts"] == 2
+    assert [row["rm_score_gain"]["mean"] for row in summary[1:]] == pytest.approx([1.8, 0, 1.8])
+
+
+@pytest.mark.parametrize("other", [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_methods_with_different_prompts_are_refused(other):
+    with pytest.raises(InputError, match="PPO: other prompts than those of the baseline"):
+        summarise(rows_of(SCORES | {"PPO": other}))
+
+
+# Frames
+
+
+def row(id="p", sample=0, **more):
+    return {"id": id, "sample": sample, "prompt": f"prompt {id}", "method": "PPO", "temperature": 0.8} | more
+
+
+def test_rows_without_ids_go_by_prompt_and_samples_are_counted():
+    rows = [{"prompt": p, "method": m, "response": "né\ud83d"} for m in ("A", "B") for p in ("x", "y", "x")]
+    frame = to_frame(rows)
+    assert frame["id"].tolist() == ["x", "y", "x"] * 2 and frame["sample"].tolist() == [0, 0, 1] * 2
+    assert frame["response"].tolist() == ["né\ud83d"] * 6 and frame["temperature"].isna().all()
+    assert to_frame(frame).equals(frame)
+
+
+def test_temperatures_are_named_where_there_are_several():
+    rows = [row(method=m, temperature=t) for m in ("SFT", "PPO") for t in (0.4, 1.0)]
+    assert name_temperatures(rows)["method"].tolist() == ["SFT T=0.4", "SFT T=1.0", "PPO T=0.4", "PPO T=1.0"]
+    assert name_temperatures(rows[::2])["method"].tolist() == ["SFT", "PPO"]
+    unknown = name_temperatures([rows[0], {"prompt": "x", "method": "DPO"}])
+    assert unknown["method"].tolist() == ["SFT T=0.4", "DPO T=?"]
+
+
+def test_means_over_samples():
+    rows = [row(id, k, method=m, rm_score=float(k + 10 * (id == "b")), gold=None if k else 1.0, ended=bool(k))
+            for m in ("SFT", "PPO") for id in "ba" for k in range(3)]  # fmt: skip
+    found = prompt_means(rows)
+    assert found[["method", "id"]].to_numpy().tolist() == [["SFT", "b"], ["SFT", "a"], ["PPO", "b"], ["PPO", "a"]]
+    assert found["rm_score"].tolist() == [11, 1] * 2 and found["ended"].tolist() == pytest.approx([2 / 3] * 4)
+    assert found["gold"].isna().all()  # not the mean of those that have it
+    assert "kl" not in found
+
+
+def test_matrix_is_ordered_by_prompt_and_sample():
+    rows = [row("b", 1, x=7), row("a", 1, x=1), row("b", 0, x=5), row("a", 0, x=0)]
+    values = score_matrix(rows, "x")
+    assert values.index.tolist() == ["b", "a"] and values.to_numpy().tolist() == [[5, 7], [0, 1]]
+    assert values.to_numpy().dtype == np.float64
+    assert score_matrix(pd.DataFrame(rows), "x").equals(values)
+    with pytest.raises(InputError, match=r"PPO: prompts have \[1, 2\] samples"):
+        score_matrix(rows[:3], "x")
+    for missing in ("y", "z"):
+        with pytest.raises(InputError, match=f"PPO: a response without {missing}"):
+            score_matrix([*rows[:3], rows[3] | {"z": None}], missing)
+
+
+# Tables
+
+
+def test_table_to_the_letter():
+    lines = table(summarise(rows_of(SCORES))).split("\n")
+    assert lines == [
+        "| method | RM score | KL (nats) | tokens |",
+        "| --- | --- | --- | --- |",
+        "| SFT | 1.50 | 0.50 | 25.00 |",
+        "| PPO | 2.50 (+1.00 [+1.00, +1.00]) | 0.50 | 25.00 |",
+        "| MA-PPO | 2.50 (+1.00 [+0.00, +2.00]) | 0.50 | 25.00 |",
+    ]
+
+
+def test_table_marks_what_is_missing():
+    summary = [{"method": "SFT", "rm_score": 1.0}, {"method": "PPO", "rm_score": None, "updates_to_ppo": 12}]
+    lines = table(summary).split("\n")
+    assert lines[0] == "| method | RM score | updates to PPO's final RM score |"
+    assert lines[2:] == ["| SFT | 1.00 | - |", "| PPO | - | 12 |"]
+
+
+def test_table_of_columns_and_intervals_of_ones_own():
+    summary = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
+    lines = table(summary, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")
+    assert lines == ["| rater | wins |", "| --- | --- |", "| a | 0.50 [0.25, 0.75] |", "| b | - |"]
