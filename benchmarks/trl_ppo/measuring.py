@@ -4,10 +4,11 @@ import argparse
 import json
 import platform
 import resource
-import statistics
 import sys
 import time
 from pathlib import Path
+
+TURN = "an update ended"
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -22,8 +23,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
     parser.add_argument("--epochs", type=int, default=1, help="passes over each rollout")
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
-    parser.add_argument("--rollout_batch", type=int, default=0, help="theirs: responses in a rollout pass; 0 is all")
-    parser.add_argument("--whiten", action="store_true", help="ours: whiten advantages, as theirs always does")
+    parser.add_argument("--n", type=int, default=1, help="ours: tokens in a macro action; 1 is token PPO")
+    parser.add_argument("--turns", action="store_true", help="wait for a line on stdin before every update but one")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=1)
@@ -42,31 +43,36 @@ def peak_mib() -> float:
 
 
 class Stamps:
-    """When each update ended; an update lasts from one end to the next, whatever happens in between."""
+    """How long each update took; an update lasts from one end to the next, whatever happens in between.
 
-    def __init__(self):
-        self.times: list[tuple[float, float]] = []
+    `turns`: after each update a line goes to stdout, and the next update waits for a line on stdin. Two processes that
+    take turns meet the same load of the machine. Waiting is not counted.
+    """
+
+    def __init__(self, turns: bool):
+        self.turns, self.start = turns, None
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
 
     def mark(self) -> None:
-        """An update ended just now."""
-        self.times.append((time.perf_counter(), time.process_time()))
-
-    def durations(self) -> tuple[list[float], list[float]]:
-        """Seconds by the clock and of CPU time, of every update but the first, which warms up."""
-        pairs = list(zip(self.times, self.times[1:]))
-        return [b[0] - a[0] for a, b in pairs], [b[1] - a[1] for a, b in pairs]
+        """An update ended just now. The first, which warms up, is not kept."""
+        if self.start is not None:
+            self.seconds.append(time.perf_counter() - self.start[0])
+            self.cpu_seconds.append(time.process_time() - self.start[1])
+        if self.turns:
+            print(TURN, flush=True)
+            sys.stdin.readline()
+        self.start = time.perf_counter(), time.process_time()
 
 
 def write(args: argparse.Namespace, stamps: Stamps, imported: float, **more) -> None:
     """The record: timings, memory, and what they are of. `imported`: the peak before any model was loaded."""
-    seconds, cpu_seconds = stamps.durations()
+    seconds, cpu_seconds = stamps.seconds, stamps.cpu_seconds
     if len(seconds) != args.updates - 1 or not seconds:
         raise RuntimeError(f"--updates {args.updates}: {len(seconds)} were timed: give at least 2")
     record = {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "seconds_per_update": statistics.median(seconds),
-        "samples_per_second": args.batch / statistics.median(seconds),
         "peak_mib": peak_mib(),
         "imported_mib": imported,
         "python": platform.python_version(),

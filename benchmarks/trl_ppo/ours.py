@@ -1,4 +1,4 @@
-"""PPO of marlhf_lite on a model folder and prompts, token by token (n=1); run.py starts it in the main environment."""
+"""PPO of marlhf_lite on a model folder and prompts, with macro actions of n tokens; run.py starts it."""
 
 import json
 import sys
@@ -25,7 +25,6 @@ def options(args) -> PPOConfig:
         batch_size=args.batch,
         micro_batch_size=args.micro_batch,
         num_ppo_epochs=args.epochs,
-        whiten=args.whiten,
         policy_learning_rate=args.learning_rate,
         critic_learning_rate=args.learning_rate,
         temperature=args.temperature,
@@ -40,7 +39,7 @@ def prepare(args, folder: str, stamps: Stamps) -> PPOTrainer:
     model = ModelConfig(model=str(args.model), finetune=args.finetune)
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
     run = RunFolder.create(Path(folder, "run"), {})
-    trainer = make_trainer(model, prompts, FixedNGram(1), options(args), args.response, seed=args.seed, run=run)
+    trainer = make_trainer(model, prompts, FixedNGram(args.n), options(args), args.response, seed=args.seed, run=run)
     update = trainer.update
     trainer.update = lambda batch: (update(batch), stamps.mark())[0]
     return trainer
@@ -48,7 +47,8 @@ def prepare(args, folder: str, stamps: Stamps) -> PPOTrainer:
 
 def main() -> None:
     """Train, then write the record."""
-    args, stamps = arguments(__doc__.splitlines()[0]), Stamps()
+    args = arguments(__doc__.splitlines()[0])
+    stamps = Stamps(args.turns)
     torch.set_num_threads(args.threads)
     imported = peak_mib()
     with tempfile.TemporaryDirectory() as folder:

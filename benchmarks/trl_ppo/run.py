@@ -1,22 +1,17 @@
-"""PPO of marlhf_lite against TRL 1.12's experimental PPOTrainer, side by side: samples a second and peak memory.
+"""PPO of marlhf_lite against TRL 1.12's experimental PPOTrainer, side by side: processor time and peak memory.
 
-Each side runs in its own environment and a process of its own, ours and theirs in turn, on the same random Gemmas,
-prompts, batch, micro-batch, lengths, epochs, temperature, sampling and number of threads; every response has its full
-length. Token PPO: ours is n=1. Three pairs:
+Each side runs in its own environment and a process of its own, on the same random Gemmas, prompts, batch, micro-batch,
+lengths, epochs, temperature, sampling and number of threads; every response has its full length. Token PPO: ours is
+n=1. The two processes of a comparison take turns, update by update, so that both meet the same load of the machine.
 
-    LoRA            ours: policy and critic train adapters. Theirs: the policy does; the critic trains in full, since
-                    the trainer has no option for it.
-    LoRA, whitened  the same with advantages whitened over the batch, as theirs always does; ours then needs a forward
-                    pass more.
-    full            all weights of policy and critic train, on both sides.
+    LoRA     ours: policy and critic train adapters. Theirs: the policy does; the critic trains in full, since the
+             trainer has no option for it.
+    full     all weights of policy and critic train, on both sides.
+    MA-PPO   ours with macro actions of 5 tokens against ours token by token.
 
-Ratios are theirs / ours for samples a second (above 1: ours is faster) and ours / theirs for memory (below 1: ours
-needs less). "CPU" is the same ratio of processor time, which other programs on the machine hardly change.
-
-Memory is the process's largest resident set. Part of it is not the trainer's: Python and the libraries, and freed
-memory that glibc's allocator keeps. "Live" leaves out both: one more process a side has every large block given back
-when it is freed (MALLOC_MMAP_THRESHOLD_; slower, so no speed is read from it), and what was resident before a model
-was loaded is taken off.
+A ratio of time is that of processor seconds, which other programs on the machine change less than the clock's: the
+median over pairs of updates, with quartiles. Memory is the process's largest resident set, libraries included. Ends
+with status 1 where a ratio falls short of its target.
 
     python benchmarks/trl_ppo/run.py
 
@@ -31,9 +26,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 
+from measuring import TURN
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -43,8 +39,42 @@ from synthetic import SHAPES, make_prompts, write_model
 HERE = Path(__file__).parent
 VENV = HERE / ".venv"
 INSTALLED = VENV / ".installed"
-PAIRS = {"LoRA": ("lora", False), "LoRA, whitened": ("lora", True), "full": ("full", False)}
-LIVE = "live"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: `other` against marlhf_lite's token PPO, and the ratio that is wanted."""
+
+    name: str
+    shape: str
+    finetune: str
+    target: float
+    epochs: int = 1
+    updates: int = 7  # the first warms up
+    other: str = "theirs"  # or "macro": ours with n=5
+    memory: bool = False  # compare peak memory instead of processor time
+
+    def ratio(self, ours: dict, other: dict) -> list[float]:
+        """Quartiles of the ratio: a speed-up over theirs, what MA-PPO costs over PPO, or a share of their memory."""
+        if self.memory:
+            return [ours["peak_mib"] / other["peak_mib"]] * 3
+        pairs = [b / a for a, b in zip(ours["cpu_seconds"], other["cpu_seconds"], strict=True)]
+        return statistics.quantiles(pairs, n=4, method="inclusive")
+
+    def reached(self, ratio: float) -> bool:
+        """A speed-up must be as high as the target, a cost or a share of memory as low."""
+        return ratio <= self.target if self.memory or self.other == "macro" else ratio >= self.target
+
+
+CASES = [
+    Case("full, 1 epoch", "2M", "full", 1.6),
+    Case("full, 4 epochs", "2M", "full", 1.3, epochs=4, updates=5),
+    Case("LoRA, 1 epoch", "2M", "lora", 1.5),
+    Case("LoRA, 4 epochs", "2M", "lora", 1.2, epochs=4, updates=5),
+    Case("MA-PPO / PPO", "2M", "lora", 1.02, updates=16, other="macro"),
+    Case("memory, full", "30M", "full", 0.6, updates=2, memory=True),
+    Case("memory, LoRA", "30M", "lora", 0.6, updates=2, memory=True),
+]
 
 
 def make_environment(torch_index: str) -> None:
@@ -60,110 +90,95 @@ def make_environment(torch_index: str) -> None:
         commands.insert(1, [*pip, "--no-deps", "--index-url", torch_index, torch])
     for command in commands:
         if subprocess.run(command, check=False).returncode:
-            raise SystemExit(f"{VENV} could not be made: see above, mend it and start again")
+            raise SystemExit(f"{VENV} could not be made: see above, fix it and start again")
     INSTALLED.write_bytes(wanted.read_bytes())
 
 
-def measure(side: str, flags: list[str], threads: int, live: bool) -> dict:
-    """The record of one process; `live`: freed memory goes back at once."""
-    python = sys.executable if side == "ours" else VENV / "bin" / "python"
-    settings = {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    settings |= {"OMP_NUM_THREADS": str(threads)} | ({"MALLOC_MMAP_THRESHOLD_": str(2**20)} if live else {})
+class Side:
+    """A process of ours.py or theirs.py that does one update whenever it is its turn."""
+
+    def __init__(self, case: Case, side: str, args: argparse.Namespace, models: Path, folder: str):
+        self.out, self.errors = Path(folder, f"{side}.json"), Path(folder, f"{side}.err")
+        script, python = ("theirs", VENV / "bin" / "python") if side == "theirs" else ("ours", sys.executable)
+        model = models / case.shape
+        flags = {"model": model, "prompts": model / "prompts.json", "out": self.out, "finetune": case.finetune}
+        flags |= {"epochs": case.epochs, "updates": case.updates, "n": 5 if side == "macro" else 1}
+        flags |= {name: getattr(args, name) for name in ("batch", "micro_batch", "response", "seed", "threads")}
+        words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
+        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or script == "ours"}
+        env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        self.process = subprocess.Popen(
+            [python, HERE / f"{script}.py", "--turns", *words],
+            env=env | {"OMP_NUM_THREADS": str(args.threads)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("w"),
+            text=True,
+        )
+
+    def wait(self) -> None:
+        """Until its update has ended."""
+        for line in self.process.stdout:
+            if line.strip() == TURN:
+                return
+        raise SystemExit(f"a side failed:\n{self.errors.read_text()[-2000:]}")
+
+    def go(self) -> None:
+        """It may begin its next update."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def record(self) -> dict:
+        """What it measured, after its last update."""
+        self.go()
+        if self.process.wait():
+            raise SystemExit(f"a side failed:\n{self.errors.read_text()[-2000:]}")
+        return json.loads(self.out.read_text(encoding="utf-8"))
+
+
+def measure(case: Case, args: argparse.Namespace, models: Path) -> dict[str, dict]:
+    """The records of both sides, which take turns in the order ABBA."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "record.json")
-        command = [python, HERE / f"{side}.py", "--out", out, "--threads", str(threads), *flags]
-        env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" or side == "ours"} | settings
-        done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{side}.py failed:\n{done.stderr[-2000:]}")
-        return json.loads(out.read_text(encoding="utf-8"))
+        sides = []
+        try:
+            for name in ("ours", case.other):
+                sides.append(Side(case, name, args, models, folder))
+                sides[-1].wait()  # the first update, which warms up
+            for turn in range(case.updates - 1):
+                for side in sides if turn % 2 else sides[::-1]:
+                    side.go()
+                    side.wait()
+            return {name: side.record() for name, side in zip(("ours", "other"), sides, strict=True)}
+        finally:
+            for side in sides:
+                side.process.kill()
 
 
-def flags(args: argparse.Namespace, folder: Path, epochs: int, pair: str, side: str, live: bool) -> list[str]:
-    """The command line of one side."""
-    finetune, whiten = PAIRS[pair]
-    chosen = {"model": folder, "prompts": folder / "prompts.json", "finetune": finetune, "epochs": epochs}
-    chosen |= {name: getattr(args, name) for name in ("updates", "batch", "micro_batch", "response", "seed")}
-    if live:  # the second update has all that later ones have
-        chosen["updates"] = 2
-    if side == "theirs":
-        chosen["rollout_batch"] = args.rollout_batch
-    words = [str(word) for name, value in chosen.items() for word in (f"--{name}", value)]
-    return words + ["--whiten"] * (side == "ours" and whiten)
-
-
-def tasks(args: argparse.Namespace) -> list[tuple]:
-    """(shape, epochs, pair, round or "live", side) of every process. Theirs has one setting for both LoRA pairs."""
-    cases = product(args.shapes, args.epochs, [*range(args.rounds), LIVE], PAIRS, ("ours", "theirs"))
-    return [
-        (shape, epochs, pair, turn, side)
-        for shape, epochs, turn, pair, side in cases
-        if (pair, side) != ("LoRA, whitened", "theirs")
-    ]
-
-
-def name(shape: str, epochs: int, pair: str, turn: int | str, side: str) -> str:
-    return f"{shape}/{epochs} epochs/{pair}/{side}/{turn}"
-
-
-def summarise(cells: dict, args: argparse.Namespace) -> list[dict]:
-    """One row for each pair: medians over all timed updates, the larger peaks, and ratios."""
-    rows = []
-    for shape, epochs, pair in product(args.shapes, args.epochs, PAIRS):
-        sides = {}
-        for side, which in (("ours", pair), ("theirs", pair.split(",")[0])):
-            found = [cells[name(shape, epochs, which, turn, side)] for turn in range(args.rounds)]
-            live = cells[name(shape, epochs, which, LIVE, side)]
-            sides[side] = _over_rounds(found, args.batch) | {"live_mib": live["peak_mib"] - live["imported_mib"]}
-        rows.append({"shape": shape, "epochs": epochs, "pair": pair} | sides | {"ratio": _ratios(**sides)})
-    return rows
-
-
-def _over_rounds(records: list[dict], batch: int) -> dict[str, float]:
-    joined = {key: [x for record in records for x in record[key]] for key in ("seconds", "cpu_seconds")}
-    seconds, cpu = (statistics.median(joined[key]) for key in ("seconds", "cpu_seconds"))
-    return {
-        "seconds_per_update": seconds,
-        "cpu_seconds_per_update": cpu,
-        "samples_per_second": batch / seconds,
-        "peak_mib": max(record["peak_mib"] for record in records),
-        "trained": records[0]["trained"],
-    }
-
-
-def _ratios(ours: dict, theirs: dict) -> dict[str, float]:
-    """Speed: theirs / ours in seconds. Memory: ours / theirs."""
-    return {
-        "speed": theirs["seconds_per_update"] / ours["seconds_per_update"],
-        "cpu": theirs["cpu_seconds_per_update"] / ours["cpu_seconds_per_update"],
-        "memory": ours["peak_mib"] / theirs["peak_mib"],
-        "live": ours["live_mib"] / theirs["live_mib"],
-    }
+def summarise(case: Case, ours: dict, other: dict) -> dict:
+    """One row of the table."""
+    low, ratio, high = case.ratio(ours, other)
+    seconds = {"ours": statistics.median(ours["cpu_seconds"]), "other": statistics.median(other["cpu_seconds"])}
+    peaks = {"ours": ours["peak_mib"], "other": other["peak_mib"]}
+    found = {"ratio": ratio, "low": low, "high": high, "target": case.target, "reached": case.reached(ratio)}
+    return {"case": case.name, "cpu_seconds_per_update": seconds, "peak_mib": peaks} | found
 
 
 def table(rows: list[dict]) -> str:
-    """Markdown, ours / theirs in every column but the ratios."""
-    head = ["model", "epochs", "pair", "samples/s", "speed", "CPU", "peak MiB", "memory", "live MiB", "live"]
+    """Markdown, ours / the other side in the second and third column."""
     lines = []
     for row in rows:
-        ours, theirs, ratio = row["ours"], row["theirs"], row["ratio"]
-        speeds = f"{ours['samples_per_second']:.2f} / {theirs['samples_per_second']:.2f}"
-        speed = [speeds, f"{ratio['speed']:.2f}×", f"{ratio['cpu']:.2f}×"]
-        memory = [f"{ours['peak_mib']:.0f} / {theirs['peak_mib']:.0f}", f"{ratio['memory']:.2f}×"]
-        memory += [f"{ours['live_mib']:.0f} / {theirs['live_mib']:.0f}", f"{ratio['live']:.2f}×"]
-        lines.append([row["shape"], str(row["epochs"]), row["pair"], *speed, *memory])
-    return markdown(head, lines)
+        seconds, peaks = row["cpu_seconds_per_update"], row["peak_mib"]
+        measured = [f"{seconds['ours']:.2f} / {seconds['other']:.2f}", f"{peaks['ours']:.0f} / {peaks['other']:.0f}"]
+        ratio = f"{row['ratio']:.2f}× ({row['low']:.2f} to {row['high']:.2f})"
+        lines.append([row["case"], *measured, ratio, f"{row['target']:.2f}×", "yes" if row["reached"] else "NO"])
+    return markdown(["case", "CPU s/update", "peak MiB", "ratio (quartiles)", "target", "reached"], lines)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="parameters of the model")
-    parser.add_argument("--epochs", type=int, nargs="+", default=[1, 4], help="passes over each rollout")
-    parser.add_argument("--rounds", type=int, default=2, help="processes for each case and side")
-    parser.add_argument("--updates", type=int, default=4, help="in each process; the first is not timed")
+    parser.add_argument("--cases", default="", help="only cases whose name contains this text")
     parser.add_argument("--batch", type=int, default=32, help="responses in an update")
     parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
-    parser.add_argument("--rollout_batch", type=int, default=0, help="theirs: responses in a rollout pass; 0 is all")
     parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
     parser.add_argument("--response", type=int, default=64, help="tokens in every response")
     parser.add_argument("--threads", type=int, default=1)
@@ -173,28 +188,26 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.batch % args.micro_batch:
         parser.error(f"--batch {args.batch}: give a multiple of --micro_batch {args.micro_batch}")
-    if args.updates < 2:
-        parser.error("--updates: the first is not timed: give at least 2")
     return args
 
 
-def main() -> None:
-    """Every case in a process of its own, then the table."""
+def main() -> int:
+    """Every case, then the table; 1 where a target is not reached."""
     args = parse()
     make_environment(args.torch_index)
-    cells = Cells(args.out, args)
+    cells, cases = Cells(args.out, args), [case for case in CASES if args.cases in case.name]
     with tempfile.TemporaryDirectory() as top:
-        for shape in args.shapes:
+        for shape in {case.shape for case in cases}:
             folder = write_model(Path(top, shape), SHAPES[shape], args.seed)
             prompts = make_prompts(SHAPES[shape], 4 * args.batch, args.prompt, args.seed)
             (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
-        for shape, epochs, pair, turn, side in tqdm(tasks(args), desc="processes", disable=None):
-            words = flags(args, Path(top, shape), epochs, pair, side, turn == LIVE)
-            cells.measure(name(shape, epochs, pair, turn, side), measure, side, words, args.threads, turn == LIVE)
-    rows = summarise(cells.cells, args)
+        for case in tqdm(cases, desc="cases", disable=None):
+            cells.measure(case.name, measure, case, args, Path(top))
+    rows = [summarise(case, **cells.cells[case.name]) for case in cases]
     cells.finish(rows=rows)
     print(table(rows))
+    return int(not all(row["reached"] for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,7 +35,7 @@ def options(args) -> PPOConfig:
         gradient_accumulation_steps=args.batch // args.micro_batch,
         num_mini_batches=1,
         num_ppo_epochs=args.epochs,
-        local_rollout_forward_batch_size=args.rollout_batch or args.batch,
+        local_rollout_forward_batch_size=args.batch,
         response_length=args.response,
         temperature=args.temperature,
         learning_rate=args.learning_rate,
@@ -73,7 +73,8 @@ def prepare(args, stamps: Stamps) -> PPOTrainer:
 
 def main() -> None:
     """Train, then write the record."""
-    args, stamps = arguments(__doc__.splitlines()[0]), Stamps()
+    args = arguments(__doc__.splitlines()[0])
+    stamps = Stamps(args.turns)
     torch.set_num_threads(args.threads)
     imported = peak_mib()
     trainer = prepare(args, stamps)

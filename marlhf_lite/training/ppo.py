@@ -129,7 +129,7 @@ class PPOTrainer:
         # wrappers see one forward and one backward pass.
         self.learning_rates = {"policy": config.policy_learning_rate, "critic": config.critic_learning_rate}
         groups = [{"params": trainable(getattr(models, role)), "name": role} for role in self.learning_rates]
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
         self.parameters = {group["name"]: group["params"] for group in self.optimizer.param_groups}
