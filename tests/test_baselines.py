@@ -109,7 +109,7 @@ def make(base, sft, tokenizer, texts, tmp_path):
         group = CONFIGS[method](**few | changes)
         model = load_policy(base, sft)
         spy = Spy(reward or FunctionReward(early_letters))
-        function = SampledReward(spy, model, tokenizer, group, group.num_generations, early_letters)
+        function = SampledReward(spy, model, tokenizer, group, early_letters)
         prompts = texts.prompts if prompts is None else prompts
         none = CheckpointConfig(checkpoint_every=0)
         trainer = group_trainer(method, model, tokenizer, prompts, function, group, limit, tmp_path, none, seed)
@@ -233,7 +233,7 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
         return trainer
 
     monkeypatch.setattr(baselines, "group_trainer", drifted)
-    with pytest.raises(RuntimeError, match="does not start from the reference"):
+    with pytest.raises(InputError, match="does not start from the reference"):
         baselines.rloo_stage(work(), sft, FunctionReward(early_letters))
 
 
@@ -264,7 +264,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
 
 def score_ids(reward, model, tokenizer, texts, ids, **changes):
     """Scores as TRL would get them for these token ids, and the metrics logged by the way."""
-    function = SampledReward(reward, model, tokenizer, RLOOStageConfig(**changes), 2, early_letters)
+    function = SampledReward(reward, model, tokenizer, RLOOStageConfig(**changes), early_letters)
     metrics = {}
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)

@@ -134,22 +134,22 @@ def test_the_first_update_may_be_bad(make):
 
 
 def test_bad_in_the_pass_before_several_steps(make):
-    """Old log-probabilities that are wrong spoil every step on the rollout, though each step's own pass is right."""
+    """Old log-probabilities that are wrong spoil every step on the rollout, though the second epoch's pass is right."""
     trainer = make(updates=2, num_ppo_epochs=2)
     calls = []
 
     def hook(_, args, out):
-        calls.append(1)  # of update 2, the first of three passes
-        return (out[0] * math.nan, out[1]) if len(calls) == 4 else None
+        calls.append(1)  # of update 2, the first of two passes
+        return (out[0] * math.nan, out[1]) if len(calls) == 3 else None
 
     trainer.models.policy.register_forward_hook(hook)
     states = by_update(trainer)
     assert [row["skipped_steps"] for row in trainer.train()] == [0, 1]
-    assert len(calls) == 6 and same(states[1], states[2])
+    assert len(calls) == 4 and same(states[1], states[2])
 
 
 def test_one_bad_step_of_several(make):
-    """The others are made; the update counts as bad, and where is remembered though its last step was fine."""
+    """It and those after it are left out; the update counts as bad, and where is remembered."""
     trainer = make(updates=2, num_mini_batches=2, max_bad_updates=1)
     calls = []
 
@@ -162,7 +162,7 @@ def test_one_bad_step_of_several(make):
     with pytest.raises(InputError, match="1 updates in a row .*policy log-probabilities"):
         trainer.train()
     assert len(calls) == 6 and len(states) == 2
-    assert {int(x["step"]) for x in state(trainer)[1]} == {3}
+    assert {int(x["step"]) for x in state(trainer)[1]} == {2}
 
 
 def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
@@ -344,7 +344,7 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_goes_on(places, plain, full
     error = (path / "error.txt").read_text()
     assert process.exitcode == 1 and error.startswith("InputError") and "free some disk space" in error
     if not log:
-        assert "checkpoint not written" in error and "the one of update 1 is whole" in error
+        assert "checkpoint not written" in error and "the one of update 1 is complete" in error
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["update-000001"]
     again = start(run_child, path, folders, {}, 5)
     wait(again)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from small_runs import batches, build, early_letters, timeless
 
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.parsing import ParsedSentence, Parsing
 from marlhf_lite.training import logging
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import from_texts
@@ -134,6 +136,22 @@ def test_samples_are_written_at_the_first_update_and_every_so_many(make, run, ev
     assert sorted({row["update"] for row in run.samples()}) == expected
 
 
+def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, roles, capsys):
+    """Called with the models every so many updates and at the end; recorded, and one line each in the terminal."""
+    seen = []
+
+    def held_out(models):
+        seen.append(models)
+        return {"rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75, "kl": 1.5}
+
+    make(run=run, held_out=held_out, eval_every=2, updates=3).train()
+    assert seen == [roles, roles] and [row["update"] for row in run.tests()] == [2, 3]
+    line = "ppo: update 2, held-out prompts: RM score 0.50 (SFT 0.25, win rate 75%), KL 1.50"
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    make(run=run, held_out=held_out, updates=1).train()
+    assert len(seen) == 2
+
+
 def test_interrupt_leaves_records_whole(make, run, base, sft):
     calls = []
 
@@ -221,6 +239,20 @@ def test_own_reward_gets_the_rollout(make):
     """Any function of the rollout, such as: shorter is better."""
     row = make(reward=lambda rollout: -rollout.lengths.float()).train()[0]
     assert row["rm_score_mean"] == pytest.approx(-row["response_length"])
+
+
+def no_trees(text):
+    """A parser that finds a tree for nothing."""
+    return [ParsedSentence(0, len(text), None)] if text else []
+
+
+def test_parsing_that_falls_back_everywhere_stops_at_the_first_update(make, run):
+    """It would be token-level PPO under another name."""
+    with pytest.raises(InputError, match="no tree for 100% .* link or stanza for English, python for programs, or"):
+        make(termination=Parsing(no_trees), run=run).train()
+    assert run.metrics() == []
+    row = make(termination=Parsing(no_trees), macro_config=MacroConfig(allow_fallback=True)).train()[-1]
+    assert row["fallback_rate"] == 1 == row["macro_length"]
 
 
 def test_rule_that_leaves_tokens_out_is_refused(make):

@@ -346,7 +346,9 @@ def test_rollouts_of_other_widths_are_padded_to_one(tokenizer):
     def given(model, tokenizer, prompts, sampling):
         return from_texts(tokenizer, prompts, [responses[["a", "T", "W"].index(p[0])] for p in prompts], limit=12)
 
-    whole, parts = (generate_in_batches(given, size, None, tokenizer, prompts, None) for size in (0, 1))
+    whole, parts = (
+        generate_in_batches(given, size, torch.nn.Linear(1, 1), tokenizer, prompts, None) for size in (0, 1)
+    )
     assert whole.tokens.shape == parts.tokens.shape and parts.responses == responses
     for name in ("tokens", "attention_mask", "mask", "ended"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name

@@ -1,9 +1,11 @@
 """Sampling and the Rollout: masks, positions, log-probabilities and scores, against loops over single responses."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import changed, snapshot
 from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
@@ -11,8 +13,17 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.training import rollout as rollout_module
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_texts, generate, response_mask
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampling,
+    end_of_text,
+    from_texts,
+    generate,
+    merged_adapter,
+    response_mask,
+)
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 ODD = {
@@ -245,9 +256,9 @@ def test_where_scores_are_read(tokenizer):
 def whole(either, texts):
     rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
     rows, T = rollout.mask.shape
-    noise = torch.randn(3, rows, T, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(2, rows, T, generator=torch.Generator().manual_seed(0))
     fields = {f: getattr(rollout, f) for f in ("prompts", "responses", "tokens", "attention_mask", "mask", "ended")}
-    return Rollout(**fields, ref_logprobs=noise[0], scores=noise[1, :, 0], logprobs=noise[1], values=noise[2])
+    return Rollout(**fields, ref_logprobs=noise[0], scores=noise[1, :, 0], gold=noise[1, :, 1])
 
 
 def test_trim_changes_nothing_that_is_asked(moved, whole):
@@ -255,7 +266,7 @@ def test_trim_changes_nothing_that_is_asked(moved, whole):
     cut = part.trim()
     assert cut.prompt_width < part.prompt_width and cut.mask.shape[1] == part.lengths.max() < part.mask.shape[1]
     assert torch.equal(part.widen(cut.response_ids * cut.mask), part.response_ids * part.mask)
-    assert torch.equal(part.widen(cut.logprobs * cut.mask), part.logprobs * part.mask)
+    assert torch.equal(part.widen(cut.ref_logprobs * cut.mask), part.ref_logprobs * part.mask)
     assert cut.attention_mask[:, : cut.prompt_width].sum(1).max() == cut.prompt_width
     with torch.no_grad():
         for role, read in (
@@ -281,13 +292,13 @@ def test_select_takes_the_same_rows_of_everything(whole):
         assert len(part) == len(index) and part.mask.shape[1] == whole.mask.shape[1]
         assert part.prompts == [whole.prompts[i] for i in index]
         assert part.responses == [whole.responses[i] for i in index]
-        for name in ("tokens", "attention_mask", "mask", "ended", "ref_logprobs", "scores", "logprobs", "values"):
+        for name in ("tokens", "attention_mask", "mask", "ended", "ref_logprobs", "scores", "gold"):
             assert torch.equal(getattr(part, name), torch.stack([getattr(whole, name)[i] for i in index])), name
 
 
 def test_select_leaves_missing_fields_missing(tokenizer, texts):
     part = from_texts(tokenizer, texts.prompts, texts.responses, 12).select(slice(0, 2))
-    assert part.ref_logprobs is part.scores is part.logprobs is part.values is None
+    assert part.ref_logprobs is part.scores is part.gold is None
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -358,6 +369,44 @@ def test_each_new_token_is_one_column_of_work(fresh, tokenizer):
     model.get_base_model().model.layers[0].register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
     rollout = sampled(model, tokenizer, Sampling(5))
     assert widths == [rollout.prompt_width] + [1] * (rollout.mask.shape[1] - 1)
+
+
+# -- sampling with merged weights -------------------------------------------------------------------------------------
+
+
+def test_merged_sampling_leaves_every_weight_as_it_was(moved):
+    """The very same tensors, in the policy and in the base that four models share; also after an error."""
+    models = torch.nn.ModuleList([moved.policy, moved.reference, moved.critic])
+    before, places = snapshot(models), [p.data_ptr() for p in models.parameters()]
+    for error in (False, True):
+        with contextlib.suppress(ZeroDivisionError), merged_adapter(moved.policy.model):
+            assert all("base_layer" in name for name in changed(models, before))
+            assert changed(models, before)
+            assert not error or 1 / 0
+        assert not changed(models, before) and [p.data_ptr() for p in models.parameters()] == places
+        assert not any(layer.merged for layer in moved.policy.model.modules() if hasattr(layer, "merged_adapters"))
+
+
+def test_merged_sampling_has_the_policys_probabilities(moved, tokenizer):
+    moved.policy.eval()
+    rollout = sampled(moved.policy.model, tokenizer, Sampling(6))
+    inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
+    with torch.no_grad():
+        plain, _ = moved.policy(*inputs)
+        reference, _ = moved.reference(*inputs)
+        with merged_adapter(moved.policy.model):
+            merged, _ = moved.policy(*inputs)
+    torch.testing.assert_close(merged, plain, rtol=1e-4, atol=1e-4)
+    assert (plain - reference)[rollout.mask].abs().max() > 1e-2
+
+
+def test_too_large_or_full_models_are_not_merged(moved, tiny, monkeypatch):
+    monkeypatch.setattr(rollout_module, "_merge_limit", lambda device: 100)
+    before = snapshot(moved.policy)
+    with merged_adapter(moved.policy.model):
+        assert not changed(moved.policy, before)
+    with merged_adapter(torch.nn.Linear(2, 2)):
+        pass
 
 
 # -- rewards ----------------------------------------------------------------------------------------------------------

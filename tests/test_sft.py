@@ -1,15 +1,20 @@
 """Supervised fine-tuning: which tokens the loss is on, that EOS is learnt, what is saved."""
 
+import math
+from functools import partial
+
 import datasets
 import pytest
 import torch
 
-from marlhf_lite.config.options import DataConfig, SFTStageConfig
-from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy
+from marlhf_lite.config.options import DataConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import sft as module
+from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
+from marlhf_lite.utils.errors import InputError
 
 DATA = DataConfig(max_prompt_length=20, max_response_length=8)
 PROMPTS, ANSWERS = ["a", "Why? I wonder", "one two"], ["yes", "because so it is, as we know", "three"]
@@ -83,3 +88,23 @@ def test_same_seed_same_adapter(base, tiny, tokenizer, rows, tmp_path):
         model, options = new_policy(base, tiny), SFTStageConfig(sft_epochs=2, sft_batch_size=1)
         logs.append([row["loss"] for row in train_sft(model, tokenizer, rows, options, DATA, tmp_path / place, seed)])
     assert logs[0] == logs[1] != logs[2]
+
+
+@pytest.mark.parametrize("stage", ["SFT", "reward model"])
+def test_a_loss_that_is_not_finite_ends_the_stage_in_a_line(base, tiny, tokenizer, rows, tmp_path, stage, capsys):
+    """At the second step, after which the weights would be no numbers; nothing is saved."""
+    if stage == "SFT":
+        model, options = new_policy(base, tiny), SFTStageConfig(sft_epochs=3, sft_batch_size=3)
+        train = partial(train_sft, model, tokenizer, rows, options, DATA, tmp_path / "out")
+    else:
+        new_policy(base, tiny).save_pretrained(tmp_path / "sft")
+        model, options = new_reward_model(base, tmp_path / "sft"), RewardModelConfig(rm_epochs=3, rm_batch_size=3)
+        pairs = rows.add_column("rejected", ["no", "never", "four"])
+        train = partial(train_reward_model, model, tokenizer, pairs, options, DATA, tmp_path / "out")
+    passes = []
+    first = next(p for p in model.parameters() if p.requires_grad)
+    first.register_hook(lambda g: (passes.append(1), g * (math.nan if len(passes) > 1 else 1.0))[1])
+    with pytest.raises(InputError, match=f"{stage}: loss or gradient of update 2 is not finite: start again with"):
+        train()
+    assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
+    assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own

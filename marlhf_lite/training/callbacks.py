@@ -78,6 +78,7 @@ class Recorder(ProgressBar):
             return
         seconds = time.perf_counter() - self.start
         row = {"update": state.global_step} | self.translate(logs)
+        # Tokens so far, which go on counting when a run is resumed.
         row["generated_tokens"] = row["tokens"] + (self.history[-1]["generated_tokens"] if self.history else 0)
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         self.history.append(row)
@@ -141,8 +142,9 @@ class SampledAnswers(TrainerCallback):
     def _write(self, state, model) -> None:
         if not state.is_world_process_zero:
             return
+        # Sampling switches dropout off and draws from torch's generator; training must not notice either.
         was_training = model.training
-        with torch.random.fork_rng():  # training draws what it would have drawn without this
+        with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             rollout = generate(model.eval(), self.tokenizer, self.prompts, self.sampling)
         model.train(was_training)

@@ -64,6 +64,7 @@ class RunLogger:
 
     def reload(self, updates: int) -> None:
         """Take up the records of so many updates from the run's folder, when the run is resumed."""
+        # The checkpoint has cut the logs back to its own update.
         self.history = self.run.metrics()
         if len(self.history) != updates:
             raise InputError(f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again")
@@ -129,6 +130,7 @@ def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> A
     if not names:
         return Accelerator()
     accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
+    # Trackers take flat values only.
     simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
     wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
     accelerator.init_trackers(name, config=simple, init_kwargs=wandb)

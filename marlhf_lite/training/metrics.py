@@ -36,6 +36,7 @@ def metric_sums(rollout: Rollout, macro_actions: MacroActions, old) -> dict[str,
     """Sums over this process's responses in float64, which add up over processes. `old` are `ppo.OldOutputs`."""
     mask, tokens = rollout.mask, macro_actions.token_mask
     k1, k3 = kl_terms(old.logprobs, rollout.ref_logprobs, mask)
+    # Explained variance is over tokens: each one's value against the return of its macro action.
     targets = macro_actions.broadcast(old.returns)[tokens].double()
     errors = targets - old.values[tokens].double()
     scores = rollout.scores.double()

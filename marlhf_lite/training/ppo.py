@@ -91,9 +91,6 @@ class PPOTrainer:
         held_out: models -> scores on held-out prompts, called every `logging_config.eval_every` updates.
         accelerator: where the models run; made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`.
-
-    Raises:
-        InputError: there are no prompts, or the batch cannot be divided as the options ask.
     """
 
     def __init__(
@@ -124,6 +121,7 @@ class PPOTrainer:
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
         self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
         self.generator = generator or generate
+        self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
         # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
         # wrappers see one forward and one backward pass.
@@ -145,8 +143,7 @@ class PPOTrainer:
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
         self.logger = RunLogger(run, self.accelerator, self.logging_config, name)
-        keep = self.checkpoint_config.save_total_limit
-        self.checkpoints = Checkpoints(run, keep, self.accelerator) if run else None
+        self.checkpoints = Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator) if run else None
 
     @property
     def history(self) -> list[dict]:
@@ -167,8 +164,8 @@ class PPOTrainer:
         elif not self.micro_batch_size:
             safeguards.fit_micro_batch_size(self)
         # Batches follow from the seed, so the number of updates is the position in the data.
-        batches = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
-        batches = islice(batches, self.updates_done, None)
+        stream = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
+        batches = islice(stream, self.updates_done, None)
         stop = bool(self.history) and self._is_beyond_kl_ceiling(self.history[-1])
         hidden = not self.accelerator.is_local_main_process
         with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
@@ -266,18 +263,13 @@ class PPOTrainer:
         with self.accelerator.autocast():  # the precision that training has
             for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
                 part = rollout.select(rows).trim()
-                inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.temperature)
+                inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature)
                 ref_logprobs, _ = self.models.reference(*inputs)
                 logprobs.append(rollout.widen(ref_logprobs))
             scores = self.reward(rollout)
         logprobs = self._finite("reference log-probabilities", torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
         gold = torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None
         return replace(rollout, ref_logprobs=logprobs, scores=scores, gold=gold)
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of log-probabilities, which need not be that of sampling."""
-        return self.config.temperature if self.config.logprobs_at_temperature else 1.0
 
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
@@ -316,7 +308,7 @@ class PPOTrainer:
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients where they are on."""
         part = rollout.trim()
-        inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.temperature)
+        inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature)
         logprobs, entropy, scores = self.actor_critic(*inputs)
         # The critic's score at a token is the value of the state in which the next token is chosen.
         per_token = (logprobs, entropy, part.before_tokens(scores))
@@ -359,9 +351,7 @@ class PPOTrainer:
                 sums, seen = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
                 break
             except RuntimeError as error:  # out of memory: again, with half the micro-batch
-                self.optimizer.zero_grad(set_to_none=True)
-                size = safeguards.reduced_micro_batch_size(self.micro_batch_size, error, self.accelerator)
-                self.micro_batch_size = size
+                safeguards.reduce_micro_batch_size(self, error)
         return self._apply_gradients(sums), seen
 
     def loss_normalizers(self, macro_actions: MacroActions) -> Tensor:
@@ -376,24 +366,19 @@ class PPOTrainer:
         return self.accelerator.reduce(counts, reduction="sum")
 
     def accumulate_gradients(
-        self,
-        rollout: Rollout,
-        macro_actions: MacroActions,
-        old_outputs: OldOutputs | None,
-        normalizers: Tensor,
-        sync: bool = True,
+        self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None, normalizers: Tensor
     ) -> tuple[dict[str, Tensor], OldOutputs]:
         """Forward and backward pass of every micro-batch, whose gradients add up to those of the optimizer step.
 
-        Returns sums of the losses' stats, still on the device, and the old outputs that were used. `sync`: add
-        gradients up over processes with the last micro-batch.
+        Returns sums of the losses' stats, still on the device, and the old outputs that were used.
         """
         seen, sums = [], {}
         micro_batches = torch.arange(len(rollout)).split(self.micro_batch_size)
         for i, rows in enumerate(micro_batches):
             part, segments = rollout.select(rows), macro_actions.select(rows)
+            # Gradients are added up over processes with the last micro-batch.
             is_last = i == len(micro_batches) - 1
-            with nullcontext() if is_last and sync else self.accelerator.no_sync(self.actor_critic):
+            with nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic):
                 outputs = self.compute_outputs(part)
                 old = old_outputs.select(rows) if old_outputs else self.compute_advantages(part, segments, outputs)
                 loss, stats = self.compute_losses(outputs, old, part, segments, normalizers)
@@ -451,10 +436,7 @@ class PPOTrainer:
         return totals | norms | {"skipped_steps": float(skip)}
 
     def _finite(self, name: str, x: Tensor) -> Tensor:
-        """`x` with 0 for NaN and infinity, so that every process can go on; they are counted under this name.
-
-        From the first one on, the optimizer steps of the update are left out.
-        """
+        """Count NaN and infinity, which leave out all optimizer steps from here on, and put 0 in their place."""
         self.nonfinite[name] = self.nonfinite.get(name, 0.0) + (~x.detach().isfinite()).sum()
         return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
@@ -507,9 +489,8 @@ class PPOTrainer:
         if self.checkpoints is None:
             raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
         update = self.checkpoint_config.from_checkpoint
-        counters = self.checkpoints.load(self.actor_critic, self.optimizer, update)
-        for name in self._counters():
-            setattr(self, name, counters[name])
+        for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
+            setattr(self, name, value)
         self.micro_batch_size = min(self.micro_batch_size, self.config.micro_batch_size or self.micro_batch_size)
         self.logger.reload(self.updates_done)
 

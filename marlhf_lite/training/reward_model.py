@@ -36,11 +36,13 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. This shapes the scores before the
     last token, which the critic starts from.
     """
+    # Rows differ where ids do, or where one has ended: a pad token may equal the other's token.
     differs = (chosen_ids != rejected_ids) | (masks[0] != masks[1])
     from_divergence = differs.long().cumsum(1) > 0
     counted = from_divergence & (masks[0] | masks[1])
     # Past its own end the shorter response keeps its last score; the released code reads scores of padding there.
     held = [torch.where(m, s, last_scores(s, m)[:, None]) for s, m in zip((chosen, rejected), masks, strict=True)]
+    # Each pair weighs the same, however many tokens are compared.
     terms = -logsigmoid(held[0] - held[1])
     per_pair = (terms * counted).sum(1) / counted.sum(1).clamp(min=1)
     return per_pair.mean()
@@ -59,6 +61,7 @@ class PairTrainer(RewardTrainer):
             loss = bradley_terry(chosen, rejected)
         else:
             loss = bradley_terry_all(*scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2))
+        # TRL averages these over the micro-batches of a step and logs them.
         metrics = self._metrics["train" if model.training else "eval"]
         metrics["accuracy"].append((chosen > rejected).float().mean().item())
         metrics["margin"].append((chosen - rejected).mean().item())

@@ -73,6 +73,7 @@ class SampledReward:
 
     def __call__(self, prompts, completions, completion_ids, trainer_state, log_metric, **unused) -> list[float]:
         """Shaped scores, one a response; the arguments are TRL's."""
+        # TRL gives ids without padding: the same rollout as PPO's can be made of them.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
         rollout = replace(rollout, scores=self.reward(rollout).to(rollout.tokens.device))
         check_scores(rollout)
@@ -124,6 +125,7 @@ def group_trainer(
     # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
     largest = min(config.micro_batch_size or share, share)
     micro = next(size for size in range(largest, 0, -1) if share % size == 0)
+    # Optimizer and warm-up as in PPO: per update, then constant.
     optimizer = torch.optim.AdamW(trainable(model), lr=config.group_learning_rate, weight_decay=0.0)
     warmup = max(config.warmup_updates, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1))
@@ -141,6 +143,7 @@ def group_trainer(
             **_sampling_arguments(config, max_response_length),
             **quiet_arguments() | baseline_arguments(checkpoint_config, report_to),
         ),
+        # Prompts in the order in which PPO draws them.
         train_dataset=datasets.Dataset.from_dict(
             {"prompt": list(islice(prompt_stream(prompts, seed), updates * groups))}
         ),

@@ -113,6 +113,7 @@ class Rollout:
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""
         if not len(self):
             return self
+        # The longest prompt and the longest response of these rows.
         start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
         width = max(int(self.lengths.max()), 1)
         end = self.prompt_width + width
@@ -176,6 +177,7 @@ def end_of_text(model, tokenizer) -> list[int]:
 
 def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
     """`(mask [B, T], ended [B])`: tokens up to and including the first end token of each row, all if there is none."""
+    # A token is valid if no end comes before it, so the first end itself is.
     is_end = torch.isin(response_ids, torch.tensor(list(ends), device=response_ids.device))
     before = is_end.long().cumsum(1) - is_end.long()
     return before == 0, is_end.any(1)
@@ -185,6 +187,7 @@ def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Te
 def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
     """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
     device = next(model.parameters()).device
+    # Left padding: every response begins in the same column.
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
     ends = end_of_text(model, tokenizer)
     tokens = model.generate(
@@ -227,6 +230,7 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     if not weights or is_sharded(model) or not all(map(_can_merge, weights)) or size > _merge_limit(weights[0].device):
         yield
         return
+    # `merge` adds to the weights in place, and taking it off again would round: so it gets copies.
     originals = [weight.data for weight in weights]
     try:
         with torch.no_grad():

@@ -38,6 +38,7 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
         )
     if not config.prompt_epochs:
         return config.updates
+    # An update takes batch_size / rollouts prompts; the last one may begin the next pass.
     rounds = config.prompt_epochs * prompts * config.rollouts / config.batch_size
     return math.ceil(round(rounds, 6))  # 1.1 * 10 is a little more than 11
 
@@ -60,16 +61,15 @@ def fit_micro_batch_size(trainer) -> int:
     while True:
         rows = min(2 * trainer.micro_batch_size, share)
         rollout = longest_rollout(rows, prompt_tokens, response_tokens, token, accelerator.device)
+        # One token a macro action: the most that segmentation can need.
         macro_actions = FixedNGram(1)(rollout.mask)
         normalizers = torch.full((3,), float(rollout.mask.sum()), device=accelerator.device)
         try:
-            trainer.accumulate_gradients(rollout, macro_actions, None, normalizers, sync=False)
+            with accelerator.no_sync(trainer.actor_critic):  # processes may differ in how often they try
+                trainer.accumulate_gradients(rollout, macro_actions, None, normalizers)
             break
         except RuntimeError as error:
-            trainer.optimizer.zero_grad(set_to_none=True)
-            trainer.micro_batch_size = reduced_micro_batch_size(
-                trainer.micro_batch_size, error, accelerator, alone=True
-            )
+            reduce_micro_batch_size(trainer, error, alone=True)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.nonfinite = {}
     trainer.micro_batch_size = min(gather_object([trainer.micro_batch_size]))
@@ -79,21 +79,23 @@ def fit_micro_batch_size(trainer) -> int:
     return size
 
 
-def reduced_micro_batch_size(size: int, error: RuntimeError, accelerator: Accelerator, alone: bool = False) -> int:
-    """Half the micro-batch, where the error says that memory ran out. Raises the error if it is another one.
+def reduce_micro_batch_size(trainer, error: RuntimeError, alone: bool = False) -> None:
+    """Halve the micro-batch and drop its gradients, where the error says that memory ran out; else raise the error.
 
     `alone`: no other process waits for this one in the middle of a pass. Otherwise, and where the size is 1 already,
     raises `InputError`.
     """
     if not should_reduce_batch_size(error):
         raise error
-    if size == 1 or (accelerator.num_processes > 1 and not alone):
+    size = trainer.micro_batch_size
+    if size == 1 or (trainer.accelerator.num_processes > 1 and not alone):
         fix = "shorten --max_response_length or use a smaller model" if size == 1 else f"give {size // 2}"
         raise InputError(f"out of memory with --micro_batch_size {size}: {fix}") from error
+    trainer.optimizer.zero_grad(set_to_none=True)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    trainer.micro_batch_size = size // 2
     tqdm.write(f"out of memory: micro_batch_size is {size // 2} from here on; gradients stay the same")
-    return size // 2
 
 
 # -- the first update -------------------------------------------------------------------------------------------------

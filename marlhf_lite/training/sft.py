@@ -58,6 +58,7 @@ def shared_arguments(
     stage: str,
 ) -> dict:
     """Arguments that SFT, reward model and DPO share; `stage` is the prefix of the option's names."""
+    # sft_epochs, rm_batch_size, dpo_learning_rate, ...
     epochs, batch_size, learning_rate = (
         getattr(config, f"{stage}_{name}") for name in ("epochs", "batch_size", "learning_rate")
     )
@@ -106,6 +107,7 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
 
 def run_trainer(trainer, tokenizer, output: Path, name: str) -> list[dict]:
     """Train, save what was trained, and return the rows of the log that belong to a step."""
+    # The terminal shows one bar of ours instead of a line a step.
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
     bar = ProgressBar(name)
