@@ -83,12 +83,12 @@ def test_answers_are_scored_at_the_last_token_and_a_cut_one_has_no_eos(reward, t
         ids = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
         tokens = tokenizer(row["prompt"])["input_ids"] + row.get("token_ids", ids[:5])
         with torch.no_grad():  # without padding
-            expected = reward.role(torch.tensor([tokens]), torch.ones(1, len(tokens)).long())[0, -1].item()
+            expected = reward.model(torch.tensor([tokens]), torch.ones(1, len(tokens)).long())[0, -1].item()
         assert scored == row | {"rm_score": pytest.approx(expected, abs=1e-4)}
 
 
 def test_hashes_tell_models_apart(base, reward):
-    assert hash_weights(base) == hash_weights(copy.deepcopy(base)) != hash_weights(reward.role)
+    assert hash_weights(base) == hash_weights(copy.deepcopy(base)) != hash_weights(reward.model)
 
 
 # A local causal LM
