@@ -20,7 +20,7 @@ from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import build_models, position_ids
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.models.logprobs import HeadForm
+from marlhf_lite.models.logprobs import has_plain_head
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate
@@ -97,9 +97,8 @@ def greedy(model, prompt, ends, limit):
     return ids[len(prompt) :]
 
 
-def test_the_head_is_understood(family, roles):
-    cap = 5.0 if family.name == "gemma2" else None
-    assert roles.policy.form == roles.reference.form == HeadForm(1.0, cap)
+def test_the_head_is_read(family):
+    assert has_plain_head(family.base)
 
 
 @torch.no_grad()

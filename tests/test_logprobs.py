@@ -30,9 +30,9 @@ from transformers import (
 
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel
-from marlhf_lite.models.logprobs import HeadForm, from_hidden, from_logits, head_form, is_bare
+from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head, is_plain_linear
 
-FORMS = [HeadForm(), HeadForm(scale=0.25), HeadForm(softcap=2.0), HeadForm(3.0, 5.0)]
+CAPS = [None, 2.0, 5.0]
 SMALL = {
     "vocab_size": 61,
     "hidden_size": 32,
@@ -72,32 +72,32 @@ def make(n=6, vocabulary=13, width=5, bias=True, seed=0, dtype=torch.float32):
     return hidden, head, torch.randint(vocabulary, (n,), generator=g)
 
 
-def loop(hidden, head, targets, temperature, form, weights):
+def loop(hidden, head, targets, temperature, softcap, weights):
     """One token at a time in float64, gradients of Σ weights·logp by hand: d logp / dz_j = 1[j = target] - p_j."""
     h, W = hidden.detach().double(), head.weight.detach().double()
     b = head.bias.detach().double() if head.bias is not None else torch.zeros(len(W), dtype=torch.float64)
     out, spread, dh, dW, db = [], [], torch.zeros_like(h), torch.zeros_like(W), torch.zeros_like(b)
     for i, target in enumerate(targets.tolist()):
-        z = [form.scale * (float(W[v] @ h[i]) + float(b[v])) for v in range(len(W))]
-        slope = [1.0] * len(z) if form.softcap is None else [1 - math.tanh(x / form.softcap) ** 2 for x in z]
-        y = z if form.softcap is None else [form.softcap * math.tanh(x / form.softcap) for x in z]
+        z = [float(W[v] @ h[i]) + float(b[v]) for v in range(len(W))]
+        slope = [1.0] * len(z) if softcap is None else [1 - math.tanh(x / softcap) ** 2 for x in z]
+        y = z if softcap is None else [softcap * math.tanh(x / softcap) for x in z]
         total = math.log(math.fsum(math.exp(x / temperature) for x in y))
         logp = [x / temperature - total for x in y]
         out.append(logp[target])
         spread.append(-math.fsum(math.exp(x) * x for x in logp))
         for v in range(len(W)):
-            g = ((v == target) - math.exp(logp[v])) * slope[v] * form.scale / temperature * float(weights[i])
+            g = ((v == target) - math.exp(logp[v])) * slope[v] / temperature * float(weights[i])
             dh[i] += g * W[v]
             dW[v] += g * h[i]
             db[v] += g
     return torch.tensor(out), torch.tensor(spread), dh, dW, db
 
 
-def run(hidden, head, targets, temperature, form, weights):
+def run(hidden, head, targets, temperature, softcap, weights):
     """The same from `from_hidden`."""
     hidden = hidden.detach().clone().requires_grad_()
     head.zero_grad()
-    logp, entropy = from_hidden(hidden, head, targets, temperature, form)
+    logp, entropy = from_hidden(hidden, head, targets, temperature, softcap)
     (logp * weights).sum().backward()
     return logp, entropy, hidden.grad, head.weight.grad, None if head.bias is None else head.bias.grad
 
@@ -114,14 +114,14 @@ def assert_near(ours, theirs, size=1e-5):
 
 
 @pytest.mark.parametrize("size", [None, 1, 40, 10**6])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("softcap", CAPS)
 @pytest.mark.parametrize("temperature, bias", [(1.0, False), (0.7, True)])
-def test_values_and_gradients_are_those_of_a_loop(size, form, temperature, bias):
+def test_values_and_gradients_are_those_of_a_loop(size, softcap, temperature, bias):
     hidden, head, targets = make(bias=bias)
     weights = torch.linspace(-1, 2, len(targets))
     with tiles(size and max(size, len(targets))):
-        ours = run(hidden, head, targets, temperature, form, weights)
-    assert_near(ours, loop(hidden, head, targets, temperature, form, weights))
+        ours = run(hidden, head, targets, temperature, softcap, weights)
+    assert_near(ours, loop(hidden, head, targets, temperature, softcap, weights))
     assert all(x.dtype == torch.float32 for x in ours[:3])
 
 
@@ -132,15 +132,15 @@ def test_values_and_gradients_are_those_of_a_loop(size, form, temperature, bias)
     width=st.integers(1, 7),
     columns=st.integers(1, 50),
     temperature=st.floats(0.2, 3.0),
-    form=st.sampled_from(FORMS),
+    softcap=st.sampled_from(CAPS),
     seed=st.integers(0, 99),
 )
-def test_any_shape_and_tile(n, vocabulary, width, columns, temperature, form, seed):
+def test_any_shape_and_tile(n, vocabulary, width, columns, temperature, softcap, seed):
     hidden, head, targets = make(n, vocabulary, width, seed=seed)
     weights = torch.linspace(-1, 1, n)
     with tiles(n * columns):
-        ours = run(hidden, head, targets, temperature, form, weights)
-    assert_near(ours, loop(hidden, head, targets, temperature, form, weights), 2e-5)
+        ours = run(hidden, head, targets, temperature, softcap, weights)
+    assert_near(ours, loop(hidden, head, targets, temperature, softcap, weights), 2e-5)
 
 
 def test_more_tokens_than_a_tile_has_rows():
@@ -149,7 +149,7 @@ def test_more_tokens_than_a_tile_has_rows():
     seen = []
     for size in (None, 3 * len(targets)):
         with tiles(size):
-            seen.append(run(hidden, head, targets, 0.9, HeadForm(), weights))
+            seen.append(run(hidden, head, targets, 0.9, None, weights))
     assert_near(seen[1], seen[0], 2e-5)
 
 
@@ -157,7 +157,7 @@ def test_large_logits_stay_finite():
     hidden, head, targets = make()
     for size in (None, 12):
         with tiles(size):
-            logp, entropy, *grads = run(hidden * 1e3, head, targets, 0.1, HeadForm(), torch.ones(len(targets)))
+            logp, entropy, *grads = run(hidden * 1e3, head, targets, 0.1, None, torch.ones(len(targets)))
         assert logp.isfinite().all() and entropy.isfinite().all() and all(g.isfinite().all() for g in grads)
         assert (entropy > -1e-2).all() and (logp <= 0).all()
 
@@ -177,10 +177,10 @@ def test_sums_over_a_large_vocabulary_are_float32(size):
 def test_bfloat16_in_tiles_is_as_near_as_at_once():
     hidden, head, targets = make(40, 300, 16, bias=False, dtype=torch.bfloat16)
     weights = torch.ones(40)
-    exact, errors = loop(hidden, head, targets, 1.0, HeadForm(), weights), []
+    exact, errors = loop(hidden, head, targets, 1.0, None, weights), []
     for size in (None, 40 * 64):
         with tiles(size):
-            ours = run(hidden, head, targets, 1.0, HeadForm(), weights)
+            ours = run(hidden, head, targets, 1.0, None, weights)
         assert ours[2].dtype == ours[3].dtype == torch.bfloat16
         errors.append([float((a.detach().double() - b).abs().mean()) for a, b in zip(ours[:4], exact)])
     assert all(tiled <= 1.2 * once + 1e-6 for once, tiled in zip(*errors))
@@ -257,15 +257,15 @@ def build(cls, config, **more):
     return cls(config(**SMALL | more)).eval()
 
 
-MODELS = {
-    "gemma2": (lambda: build(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=4.0), HeadForm(1.0, 4.0)),
-    "no cap": (lambda: build(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=None), HeadForm()),
-    "granite": (lambda: build(GraniteForCausalLM, GraniteConfig, logits_scaling=8.0), HeadForm(1 / 8)),
-    "hyperclova": (lambda: build(HyperCLOVAXForCausalLM, HyperCLOVAXConfig, logits_scaling=8.0), HeadForm(8.0)),
-    "cohere": (lambda: build(CohereForCausalLM, CohereConfig, logit_scale=0.3), HeadForm(0.3)),
-    "mixtral": (lambda: build(MixtralForCausalLM, MixtralConfig, num_local_experts=2), HeadForm()),
-    "gpt2": (lambda: build(GPT2LMHeadModel, GPT2Config, n_layer=1), HeadForm()),
-    "opt": (lambda: build(OPTForCausalLM, OPTConfig, ffn_dim=48, word_embed_proj_dim=16, dropout=0.0), None),
+MODELS = {  # and whether the library may make their logits from the head's weight
+    "gemma2": (lambda: build(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=4.0), True),
+    "no cap": (lambda: build(Gemma2ForCausalLM, Gemma2Config, final_logit_softcapping=None), True),
+    "mixtral": (lambda: build(MixtralForCausalLM, MixtralConfig, num_local_experts=2), True),
+    "gpt2": (lambda: build(GPT2LMHeadModel, GPT2Config, n_layer=1), True),
+    "granite": (lambda: build(GraniteForCausalLM, GraniteConfig, logits_scaling=8.0), False),
+    "hyperclova": (lambda: build(HyperCLOVAXForCausalLM, HyperCLOVAXConfig, logits_scaling=8.0), False),
+    "cohere": (lambda: build(CohereForCausalLM, CohereConfig, logit_scale=0.3), False),
+    "opt": (lambda: build(OPTForCausalLM, OPTConfig, ffn_dim=48, word_embed_proj_dim=16, dropout=0.0), False),
 }
 
 
@@ -279,25 +279,12 @@ def plain(model, temperature=1.0, length=LENGTH):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", [None, 64])
-def test_a_model_s_form_is_found_and_gives_its_log_probabilities(name, size):
-    make_model, form = MODELS[name]
+def test_log_probabilities_of_every_family(name, size):
+    make_model, is_plain = MODELS[name]
     model = make_model()
-    assert head_form(model) == form
+    assert has_plain_head(model) == is_plain
     with tiles(size), torch.no_grad():
         assert_near(PolicyModel(model)(TOKENS, MASK, LENGTH, 0.7), plain(model, 0.7))
-
-
-def test_a_form_is_found_in_bfloat16():
-    assert head_form(MODELS["gemma2"][0]().bfloat16()) == HeadForm(1.0, 4.0)
-    assert head_form(MODELS["granite"][0]().bfloat16()) == HeadForm(1 / 8)
-
-
-def test_finding_the_form_leaves_everything_as_it_was():
-    model = MODELS["gemma2"][0]().train()
-    backbone, state = model.model, torch.get_rng_state()
-    head_form(model)
-    assert model.model is backbone and "forward" not in vars(backbone) and model.training
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 class Doubled(Gemma2ForCausalLM):
@@ -309,34 +296,19 @@ class Doubled(Gemma2ForCausalLM):
         return out
 
 
-class Padded(Gemma2ForCausalLM):
-    """A head wider than the logits."""
-
-    def forward(self, *args, **kwargs):
-        out = super().forward(*args, **kwargs)
-        out.logits = out.logits[..., :-1]
-        return out
+def test_classes_of_one_s_own_take_the_model_s_logits():
+    model = build(Doubled, Gemma2Config)
+    assert not has_plain_head(model)
+    with tiles(64), torch.no_grad():
+        assert_near(PolicyModel(model)(TOKENS, MASK, 3), plain(model, length=3))
 
 
-class Picky(Gemma2ForCausalLM):
-    """A model that needs more of its backbone than hidden states."""
-
-    def forward(self, *args, **kwargs):
-        return super().forward(*args, **kwargs) if self.model(*args, **kwargs).past_key_values.is_initialized else None
-
-
-@pytest.mark.parametrize("cls", [Doubled, Padded, Picky])
-def test_unknown_forms_take_the_model_s_own_logits(cls):
-    model = build(cls, Gemma2Config)
-    role = PolicyModel(model)
-    assert role.form is None
-    if cls is not Picky:
-        with tiles(64), torch.no_grad():
-            assert_near(role(TOKENS, MASK, 3), plain(model, length=3))
-
-
-def test_only_a_bare_linear_head_is_read():
-    assert is_bare(nn.Linear(2, 3)) and not is_bare(None) and not is_bare(nn.Sequential(nn.Linear(2, 3)))
+def test_only_a_plain_linear_head_is_read():
+    assert (
+        is_plain_linear(nn.Linear(2, 3))
+        and not is_plain_linear(None)
+        and not is_plain_linear(nn.Sequential(nn.Linear(2, 3)))
+    )
     for change in (
         lambda head: head.register_forward_hook(lambda *_: None),
         lambda head: head.register_forward_pre_hook(lambda *_: None),
@@ -345,7 +317,7 @@ def test_only_a_bare_linear_head_is_read():
     ):
         head = nn.Linear(2, 3)
         change(head)
-        assert not is_bare(head)
+        assert not is_plain_linear(head)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
-from marlhf_lite.models.logprobs import from_hidden, from_logits, head_form, is_bare
+from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -33,7 +33,6 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
-        self.form = head_form(unwrap_peft(self.model))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], float32, in nats.
@@ -44,12 +43,12 @@ class PolicyModel(nn.Module):
         inputs["position_ids"] = position_ids(attention_mask)
         before, targets = slice(-length - 1, -1), tokens[:, -length:]
         causal_lm = unwrap_peft(self.model)
-        head = causal_lm.get_output_embeddings()
-        if self.form is None or not is_bare(head):
+        if not has_plain_head(causal_lm):
             logits = self.model(**inputs, logits_to_keep=length + 1).logits[:, before]
             return from_logits(logits, targets, temperature)
         hidden = causal_lm.base_model(**inputs).last_hidden_state[:, before]
-        return from_hidden(hidden, head, targets, temperature, self.form)
+        softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
+        return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
 
 
 def score_states(classifier: PreTrainedModel, hidden: Tensor) -> Tensor:

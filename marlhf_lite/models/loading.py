@@ -1,13 +1,13 @@
-"""Policy, reference, reward model and critic: four modules over one set of frozen base weights.
+"""Load policy, reference, reward model and critic: four modules over one set of frozen base weights.
 
-The base is loaded once. `share` copies its module tree but not its parameters, and each role then gets a LoRA adapter
-(and a score head) of its own. No adapter is ever switched, so a role can neither lose its gradients to another nor be
-evaluated with the wrong adapter. What each stage starts from (paper, Appendix B.2) is a copied adapter:
+The base is loaded once. `share` copies its module tree but not its parameters, and each model gets a LoRA adapter (and
+a score head) of its own. No adapter is ever switched, so a model can neither lose its gradients to another nor run with
+the wrong adapter. Each stage starts from a copy of a saved adapter (paper, Appendix B.2):
 
     SFT adapter -> policy, reference, reward model        reward adapter and head -> critic
 
-Full fine-tuning (`finetune="full"`, the paper's way) has four separate models instead: every folder holds all weights,
-and the base is an empty shell that only says which family, dtype and attention they have.
+Full fine-tuning (`finetune="full"`, as in the paper) has four separate models instead: every folder holds all weights,
+and the base is an empty model that gives only family, dtype and attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
-    """Where a model is: the embedded one by its name, a local folder as it is, else a name on the hub.
+    """Return the path of a model: of the embedded one, of a local folder, or a name on the hub as it is.
 
     Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
     """
@@ -76,7 +76,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_tokenizer(name: str):
-    """The model's fast tokenizer. Without a pad token it gets EOS as one, which is safe: masks come from lengths."""
+    """Load the model's tokenizer. Without a pad token it gets EOS as one, which is safe: masks come from lengths."""
     tokenizer = _load(AutoTokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
@@ -86,29 +86,29 @@ def load_tokenizer(name: str):
 
 
 def load_base(options: ModelConfig) -> PreTrainedModel:
-    """The causal LM, every parameter frozen, in eval mode, on this process's device, where its roles then are too.
+    """Load the causal LM with every parameter frozen, in eval mode, on this process's device.
 
-    For full fine-tuning an empty one: nothing trains or answers with the base itself.
+    Full fine-tuning gets an empty one on the meta device, since no model shares weights with it.
     """
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    how = {
+    settings = {
         "dtype": dtype,
         "attn_implementation": None if options.attn_implementation == "auto" else options.attn_implementation,
     }
     if options.finetune == "full":
         config = _load(AutoConfig, options.model)
-        how["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
+        settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, **how).requires_grad_(False)
+            return AutoModelForCausalLM.from_config(config, **settings).requires_grad_(False)
     if options.load_in_4bit:
-        how |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
-        return _load(AutoModelForCausalLM, options.model, **how).requires_grad_(False).eval()
-    base = _load(AutoModelForCausalLM, options.model, **how)
+        settings |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
+        return _load(AutoModelForCausalLM, options.model, **settings).requires_grad_(False).eval()
+    base = _load(AutoModelForCausalLM, options.model, **settings)
     return base.requires_grad_(False).eval().to(PartialState().device)
 
 
 def _four_bits() -> BitsAndBytesConfig:
-    """NF4 with double quantisation, computed in bfloat16 where the GPU has it (a T4 has not)."""
+    """Return NF4 with double quantisation, computed in bfloat16 where the GPU has it (a T4 has not)."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError("--load_in_4bit: needs the package bitsandbytes: pip install -e '.[gpu]'")
     bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -137,13 +137,13 @@ def _load(kind, name: str, path: str = "", **kwargs):
 
 
 def share(model: nn.Module) -> nn.Module:
-    """A copy of the module tree whose parameters and buffers are the original's: no memory, gradients apart."""
+    """Copy the module tree but not its parameters and buffers, which stay the original's."""
     kept = [*model.parameters(), *model.buffers()]
     return copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept})
 
 
 def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
-    """LoRA on every linear layer of the blocks; a score model trains its head in full."""
+    """Return the LoRA settings for the layers of `--lora_target_modules`; a score model also trains its head."""
     return LoraConfig(
         task_type=task,
         r=options.lora_r,
@@ -155,23 +155,23 @@ def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
 
 
 def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
-    """The base with a fresh adapter (or, for full fine-tuning, its weights to train): where SFT starts."""
+    """Return the base with a new adapter, or for full fine-tuning all its weights, to train: where SFT starts."""
     if options.finetune == "full":
-        return _whole(base, options.model, trainable=True)
+        return _load_full_model(base, options.model, trainable=True)
     return get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM))
 
 
 def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
-    """The base with a saved adapter, or a whole saved model: policy (trainable) or reference (frozen)."""
-    if is_whole(adapter):
-        return _whole(base, adapter, trainable)
+    """Load the policy (trainable) or the reference (frozen): the base with a saved adapter, or a full saved model."""
+    if is_full_model(adapter):
+        return _load_full_model(base, adapter, trainable)
     return _load_adapter(share(base), adapter, trainable)
 
 
 def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> PeftModel:
-    """A score model that starts from the SFT adapter or model, with a new head (paper, Appendix B.2); trainable."""
-    if is_whole(sft):
-        return with_head(_whole(base, sft, trainable=True), seed).requires_grad_(True).train()
+    """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2)."""
+    if is_full_model(sft):
+        return with_head(_load_full_model(base, sft, trainable=True), seed).requires_grad_(True).train()
     config = LoraConfig.from_pretrained(_check_adapter(sft, base))
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
     model = get_peft_model(with_head(share(base), seed), config)
@@ -181,21 +181,23 @@ def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> P
 
 
 def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> PeftModel:
-    """A saved reward adapter or model with its head: the reward model (frozen) or the critic (trainable)."""
-    if is_whole(adapter):
-        return _whole(base, adapter, trainable, kind=AutoModelForSequenceClassification)
+    """Load the reward model (frozen) or the critic (trainable): a saved adapter or full model, with its head."""
+    if is_full_model(adapter):
+        return _load_full_model(base, adapter, trainable, kind=AutoModelForSequenceClassification)
     return _load_adapter(with_head(share(base), 0), adapter, trainable)
 
 
-def is_whole(folder: str | Path) -> bool:
-    """Whether a folder holds all weights of a model, not an adapter."""
+def is_full_model(folder: str | Path) -> bool:
+    """Return whether a folder holds all weights of a model, not an adapter."""
     return (Path(folder) / "config.json").is_file() and not (Path(folder) / "adapter_config.json").is_file()
 
 
-def _whole(base: PreTrainedModel, folder: str | Path, trainable: bool, kind=AutoModelForCausalLM) -> PreTrainedModel:
-    """All weights of a model, in the base's dtype and attention."""
+def _load_full_model(
+    base: PreTrainedModel, folder: str | Path, trainable: bool, kind=AutoModelForCausalLM
+) -> PreTrainedModel:
+    """Load all weights of a model, in the base's dtype and attention."""
     attention = base.config._attn_implementation
-    place = str(folder) if is_whole(folder) else ""  # a stage's folder; it needs no tokenizer of its own
+    place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
     model = _load(kind, str(folder), place, dtype=base.dtype, attn_implementation=attention)
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
@@ -221,7 +223,7 @@ def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -
 
 
 def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """The backbone of a causal LM under a score head of one output, as a sequence classifier of the same family."""
+    """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
     config = copy.deepcopy(causal_lm.config)
     config.num_labels = 1
     config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0

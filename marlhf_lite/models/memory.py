@@ -1,40 +1,30 @@
-"""How much memory a PPO run needs, from the model's config alone: nothing is downloaded but that, nothing computed.
+"""Estimate the GPU memory of a PPO run from the model's config alone: no weights are loaded, nothing is computed.
 
-The real modules run forward and backward on fake tensors, which have shapes and no data, while every storage that
-lives is counted. So LoRA, activation checkpointing, chunked log-probabilities and attention are those of the run.
+A formula counts what lives at the peak. Its terms are the tensors that transformers' and PEFT's modules of the Llama
+and Gemma kind keep for the backward pass; a test compares it with the allocations of the real modules.
 """
 
 from __future__ import annotations
 
-import copy
-import weakref
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
-from peft import TaskType, get_peft_model
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import (
-    ActorCritic,
-    PolicyModel,
-    ScalarHeadModel,
-    checkpoint_activations,
-    position_ids,
-)
-from marlhf_lite.models.loading import EMBEDDED_MODEL, lora_config, model_path, share, with_head
-from marlhf_lite.models.logprobs import HeadForm
+from marlhf_lite.models.architectures import known_config
+from marlhf_lite.models.loading import EMBEDDED_MODEL, model_path
+from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.utils.errors import InputError
 
 GIB = 2**30
+ADAPTER_BYTES = 4  # adapters are float32 whatever the base is
 FOUR_BITS = 0.516  # bytes a weight: 4 bits, and doubly quantised scales of blocks of 64
-CUDA_CONTEXT = 0.6 * GIB  # CUDA's own, on a card; about as large on all of them
+CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory; about as large on all cards
 FRAGMENTS = 1.05  # what allocators hold beyond what lives
 
 
@@ -56,150 +46,153 @@ class Memory:
 
 
 def estimate_memory(options: SimpleNamespace, gpu: bool = True) -> Memory:
-    """Memory of one process that runs PPO with these options (groups model, data, ppo), without sharding.
+    """Estimate the memory of one process that runs PPO with these options (groups model, data, ppo), unsharded.
 
-    The longest batch that can come: prompts of --max_prompt_length, responses of
-    --max_response_length. On a GPU, CUDA's own memory is added.
+    The longest batch counts: prompts of --max_prompt_length, responses of --max_response_length. With `gpu`, CUDA's own
+    memory is added. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and what its
+    matrix products copy.
     """
-    model, ppo = options.model, options.ppo
+    model, ppo, data = options.model, options.ppo, options.data
     base = empty_base(model)
-    actors, frozen = bare_roles(base, model)
-    width = options.data.max_prompt_length
-    length = options.data.max_response_length
-    trained = [p for p in actors.parameters() if p.requires_grad]
-    whole = model.finetune == "full"
-    adapters = 0 if whole else _bytes(trained) + _bytes(p for p in frozen.parameters() if p.dtype == torch.float32)
-    models = [base] if not whole else [actors.policy, actors.critic, *frozen]
-    rows, micro = ppo.generation_batch_size or ppo.batch_size, ppo.micro_batch_size or 1
+    size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
+    head = base.get_output_embeddings()
+    if model.finetune == "full":
+        untied = 0 if base.config.get_text_config().tie_word_embeddings else _bytes([head.weight])
+        critic = size - untied + width * base.dtype.itemsize  # without the vocabulary's head, with one of width 1
+        weights, adapters, trained = 2 * size + 2 * critic, 0, size + critic
+    else:
+        score = ADAPTER_BYTES * width
+        adapter = ADAPTER_BYTES * model.lora_r * sum(sum(w.shape) for w in _adapted(base, model.lora_target_modules))
+        weights, adapters, trained = size, 4 * adapter + 4 * score, 2 * adapter + score
+        if model.load_in_4bit:  # the linear layers of the blocks shrink, no others
+            blocks = list(_adapted(base, "all-linear"))
+            weights += sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
+    rows = ppo.generation_batch_size or ppo.batch_size
+    prompt, response = data.max_prompt_length, data.max_response_length
     return Memory(
-        weights=sum(_weights(one, model.load_in_4bit) for one in models),
+        weights=weights,
         adapters=adapters,
-        optimizer=2 * _bytes(trained),
-        generation=_peak(actors, lambda: _prefill(actors.policy.model, rows, width + length), 0),
-        training=_peak(actors, lambda: training_pass(actors, micro, width, length), 2 * _bytes(trained)),
+        optimizer=2 * trained,
+        generation=generation_bytes(base, model, rows, prompt + response),
+        training=training_bytes(base, model, ppo.micro_batch_size or 1, prompt, response, trained),
         context=CUDA_CONTEXT if gpu else 0.0,
     )
 
 
 def empty_base(options: ModelConfig) -> PreTrainedModel:
-    """The model's shape without weights, from its config. Raises `InputError` where there is no config."""
+    """Return the model's modules without weights, from its config. Raises `InputError` where there is no config."""
     name = options.model
     try:
-        config = AutoConfig.from_pretrained(model_path(name) if name == EMBEDDED_MODEL else name)
+        path = model_path(name) if name == EMBEDDED_MODEL else name
+        config = known_config(name) or AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
     dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     attention = None if options.attn_implementation == "auto" else options.attn_implementation
     with torch.device("meta"):
-        base = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
-    return base.requires_grad_(options.finetune == "full")
-
-
-def bare_roles(base: PreTrainedModel, options: ModelConfig) -> tuple[ActorCritic, nn.ModuleList]:
-    """`(policy and critic, the frozen two)`, on the meta device."""
-
-    def make(score: bool) -> nn.Module:
-        one = copy.deepcopy(base) if options.finetune == "full" else share(base)
-        one = with_head(one, 0) if score else one
-        if options.finetune == "full":
-            return one.requires_grad_(True)
-        return get_peft_model(one, lora_config(options, TaskType.SEQ_CLS if score else TaskType.CAUSAL_LM))
-
-    actors = ActorCritic(PolicyModel(make(False)), ScalarHeadModel(make(True))).train()
-    text = base.config.get_text_config()
-    actors.policy.form = HeadForm(softcap=getattr(text, "final_logit_softcapping", None))
-    if options.gradient_checkpointing:
-        for role in (actors.policy, actors.critic):
-            checkpoint_activations(role.model)
-    return actors, nn.ModuleList([make(False), make(True)])
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _weights(model: nn.Module, four_bits: bool) -> float:
-    """Bytes of a model's weights; tied ones once. In 4 bits the linear layers of the blocks shrink, no others."""
-    total = _bytes(model.parameters())
-    if four_bits:
-        head = model.get_output_embeddings()
-        blocks = [m.weight for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-        total += sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
-    return total
+def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
+    """Yield the weights that get an adapter: those of the blocks' linear layers, if `targets` has their names."""
+    for name, module in base.named_modules():
+        linear = isinstance(module, nn.Linear) and module is not base.get_output_embeddings()
+        if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
+            yield module.weight
 
 
-def _peak(module: nn.Module, work: Callable[[], None], least: float) -> float:
-    """The most that lives at a time while `work` runs, over and above the weights; at least `least`."""
-    with FakeTensorMode():
-        _fake(module)
-        with _Live() as live:
-            work()
-    return max(live.peak, least)
+@dataclass(frozen=True)
+class _Shape:
+    """The numbers of a model that activations depend on; widths count elements."""
+
+    layers: int
+    hidden: int
+    inner: int  # inside the MLP
+    heads: int
+    queries: int  # all heads
+    keys: int  # all heads of keys; values have as many
+    norms: int  # in a layer
+    vocabulary: int
+    element: int  # bytes of an activation
+    eager: bool  # attention scores are kept as [B, heads, T, T]
+
+    @classmethod
+    def of(cls, base: PreTrainedModel) -> _Shape:
+        config = base.config.get_text_config()
+        heads = config.num_attention_heads
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            heads=heads,
+            queries=heads * head_dim,
+            keys=key_heads * head_dim,
+            norms=4 if config.model_type in ("gemma2", "gemma3_text") else 2,
+            vocabulary=config.vocab_size,
+            element=base.dtype.itemsize,
+            eager=base.config._attn_implementation == "eager",
+        )
 
 
-def _fake(module: nn.Module) -> None:
-    """Give every parameter and buffer a shape on a device, but no data; shared ones stay shared."""
-    made: dict[int, Tensor] = {}
-    for part in module.modules():
-        for store in (part._parameters, part._buffers):
-            for name, old in store.items():
-                if old is None:
-                    continue
-                if id(old) not in made:
-                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
-                    made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-                store[name] = made[id(old)]
+def layer_bytes(shape: _Shape, full: bool, rows: int, width: int) -> float:
+    """Return the bytes that one layer keeps for the backward pass of `rows` sequences of `width` tokens."""
+    element = shape.element
+    cast = 0 if full or element == 4 else 4  # PEFT copies the inputs of its adapters to float32
+    norm = 4 * (1 + full)  # a norm's input in float32, and for its own gradient the normalised one
+    products = 0 if cast else 2 * element  # inputs of the attention's and of the MLP's products, one copy each,
+    copies = 5 * cast  # or one a product: query, key, value, gate, up
+    attention = (2 * element + cast) * shape.queries  # rotated queries, and the output
+    repeated = shape.keys < shape.queries and shape.keys * shape.heads != shape.queries  # several key heads, shared
+    keys = 2 * element * (shape.queries if repeated else shape.keys)
+    mlp = (4 * element - (element if cast else 0) + cast) * shape.inner  # gate, its activation, up, their product
+    token = (shape.norms * norm + products + copies) * shape.hidden + attention + keys + mlp
+    scores = rows * shape.heads * width**2 * (4 + 2 * element) if shape.eager else 0  # capped, softmax, weights
+    return rows * width * token + scores
 
 
-def _prefill(model: nn.Module, rows: int, width: int) -> None:
-    """Keys and values of `rows` whole sequences, and one position's logits of each."""
-    tokens = torch.zeros(rows, width, dtype=torch.long)
-    mask = torch.ones_like(tokens)
-    model.eval()
-    with torch.no_grad():
-        out = model(input_ids=tokens, attention_mask=mask, position_ids=position_ids(mask), logits_to_keep=1)
-        torch.softmax(out.logits.float(), -1).sort()
-    model.train()
+def training_bytes(
+    base: PreTrainedModel, options: ModelConfig, rows: int, prompt: int, response: int, trained: int
+) -> float:
+    """Return the peak of a micro-batch's forward and backward pass through policy and critic, or of Adam's step.
+
+    `trained` is the bytes of all gradients. With gradient checkpointing a layer keeps only its input, and one layer
+    at a time is computed again.
+    """
+    shape, full = _Shape.of(base), options.finetune == "full"
+    tokens = rows * (prompt + response)
+    layer = layer_bytes(shape, full, rows, prompt + response)
+    once = layer if options.gradient_checkpointing else 0
+    each = tokens * shape.hidden * shape.element if options.gradient_checkpointing else layer
+    kept = 2 * shape.layers * each
+    inside = 3 * tokens * shape.inner * shape.element  # gradients inside an MLP
+    if not full and shape.element == 4:
+        inside += 4 * shape.hidden * shape.inner  # a weight with its adapter added
+    logits = 4 * 4 * min(rows * response * shape.vocabulary, MAX_LOGITS)  # logits, softmax and two gradients
+    # The embedding's gradient is the last one to come, and is added to that of the head.
+    embedding = shape.vocabulary * shape.hidden * shape.element if full else 0
+    last = trained + max(once + inside - embedding, 2 * embedding)
+    return max(kept + max(once + inside, logits), last, 2 * trained)
 
 
-def training_pass(actors: ActorCritic, rows: int, prompt: int, length: int) -> None:
-    """Forward and backward of a micro-batch."""
-    tokens = torch.zeros(rows, prompt + length, dtype=torch.long)
-    logprobs, _, scores = actors(tokens, torch.ones_like(tokens), length)
-    (logprobs.sum() + scores.sum()).backward()
-
-
-class _Live(TorchDispatchMode):
-    """Bytes of the storages that operations made and that something still holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.now, self.peak, self.sizes = 0, 0, {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in known:  # a view holds nothing new
-                self._add(x.untyped_storage())
-        return out
-
-    def _add(self, storage) -> None:
-        key = storage._cdata
-        if key in self.sizes:
-            return
-        self.sizes[key] = storage.nbytes()
-        self.now += self.sizes[key]
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._drop, key)
-
-    def _drop(self, key: int) -> None:
-        self.now -= self.sizes.pop(key)
+def generation_bytes(base: PreTrainedModel, options: ModelConfig, rows: int, width: int) -> float:
+    """Return keys and values of `rows` sequences of `width` tokens, and the largest layer of a pass over them."""
+    shape, element = _Shape.of(base), _Shape.of(base).element
+    cache = rows * width * shape.layers * 2 * shape.keys * element
+    adapter = 0 if options.finetune == "full" else 8 - element  # an adapter's output and its sum in float32
+    layer = rows * width * ((3 * element + adapter) * shape.inner + 4 * element * shape.hidden)
+    scores = rows * shape.heads * width**2 * (4 + element) if shape.eager else 0
+    return cache + max(layer + scores, rows * shape.vocabulary * (element + 16))
 
 
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:
-    """The parts in GiB, and whether they fit a card of `gpu` GiB."""
+    """Format the parts in GiB, and whether they fit a card of `gpu` GiB."""
     parts = {
         "weights": memory.weights,
         "adapters": memory.adapters,
