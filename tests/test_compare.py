@@ -8,8 +8,8 @@ import pytest
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.compare import compare, comparison_table
 from marlhf_lite.evaluation.judges import find_answers
-from marlhf_lite.evaluation.responses import KEY, ResponseStore, prompt_ids, read_responses, write_rows
-from marlhf_lite.evaluation.scores import name_temperatures, to_frame
+from marlhf_lite.evaluation.responses import KEY, ResponseStore, read_responses, write_rows
+from marlhf_lite.evaluation.scores import name_temperatures, prompt_ids, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 

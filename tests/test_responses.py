@@ -16,7 +16,6 @@ from marlhf_lite.evaluation.responses import (
     answer,
     evaluate_checkpoints,
     fingerprint,
-    prompt_ids,
     restore,
 )
 from marlhf_lite.evaluation.scores import Scorers, to_frame
@@ -381,12 +380,6 @@ def test_faulty_stores_are_named(tmp_path, rows, words):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(InputError, match=f"{path}, {words}"):
         ResponseStore(tmp_path, "PPO", SETTINGS)
-
-
-def test_ids_come_from_the_text_and_repeats_are_told_apart():
-    ids = prompt_ids(["a", "b", "a", "\ud800"])
-    assert len(set(ids)) == 4 and ids[2] == f"{ids[0]}-2"
-    assert prompt_ids(["b", "a"]) == [ids[1], ids[0]]
 
 
 def test_restored_responses_are_the_very_tokens(moved, tokenizer, texts):

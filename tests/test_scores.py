@@ -4,7 +4,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from marlhf_lite.evaluation.scores import name_temperatures, prompt_means, score_matrix, summarise, table, to_frame
+from marlhf_lite.evaluation.scores import (
+    name_temperatures,
+    prompt_ids,
+    prompt_means,
+    score_matrix,
+    summarise,
+    table,
+    to_frame,
+    to_records,
+)
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 
@@ -92,12 +101,19 @@ def row(id="p", sample=0, **more):
     return {"id": id, "sample": sample, "prompt": f"prompt {id}", "method": "PPO", "temperature": 0.8} | more
 
 
-def test_rows_without_ids_go_by_prompt_and_samples_are_counted():
-    rows = [{"prompt": p, "method": m, "response": "né\ud83d"} for m in ("A", "B") for p in ("x", "y", "x")]
-    frame = to_frame(rows)
-    assert frame["id"].tolist() == ["x", "y", "x"] * 2 and frame["sample"].tolist() == [0, 0, 1] * 2
-    assert frame["response"].tolist() == ["né\ud83d"] * 6 and frame["temperature"].isna().all()
+def test_ids_come_from_the_text_and_repeats_are_told_apart():
+    ids = prompt_ids(["a", "b", "a", "\ud800"])
+    assert len(set(ids)) == 4 and ids[2] == f"{ids[0]}-2"
+    assert prompt_ids(["b", "a"]) == [ids[1], ids[0]]
+
+
+def test_rows_without_ids_go_by_prompt():
+    rows = [{"prompt": p, "method": m, "response": "né\ud83d"} for m in ("A", "B") for p in ("x\ud83d", "y", "y")]
+    frame = to_frame([*rows, row(id="own")])
+    assert frame["id"].tolist() == [*prompt_ids(["x\ud83d", "y", "y"]) * 2, "own"]
+    assert frame["response"].tolist()[:6] == ["né\ud83d"] * 6 and frame["temperature"].isna().sum() == 6
     assert to_frame(frame).equals(frame)
+    assert to_records(frame)[0] == rows[0] | {"id": frame["id"][0], "sample": 0}
 
 
 def test_temperatures_are_named_where_there_are_several():

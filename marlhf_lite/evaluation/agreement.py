@@ -20,6 +20,7 @@ from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import Interval, check_level, finite
 from marlhf_lite.utils.errors import InputError
 
+RESAMPLES = 2000  # of the bootstrap of κ
 WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
 
 
@@ -76,17 +77,11 @@ def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: 
     return np.select([tie, first > second], ["tie", "first"], "second").tolist()
 
 
-def agree(
-    one: Mapping[str, str | None],
-    other: Mapping[str, str | None],
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Agreement:
+def agree(one: Mapping[str, str | None], other: Mapping[str, str | None], level: float = 0.95) -> Agreement:
     """Percent agreement (Wilson interval) and Cohen's κ (bootstrap interval over pairs) of two raters.
 
     `one` and `other` map pair ids to verdicts; a tie agrees with a tie alone. Pairs that only one of them judged are
-    left out. `level`, `resamples` and `seed` are those of `bootstrap_mean`. Raises `InputError` for no common pair.
+    left out. Raises `InputError` for no common pair.
     """
     verdicts = pd.DataFrame({"one": pd.Series(one, dtype=object), "other": pd.Series(other, dtype=object)})
     judged = verdicts[verdicts.isin(list(WORTH)).all(axis=1)]
@@ -96,7 +91,7 @@ def agree(
     names = list(WORTH)
     counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
     share = wilson(int(counts.trace()), len(judged), level)
-    return Agreement(share, _kappa_interval(counts, level, resamples, seed), len(judged), len(verdicts) - len(judged))
+    return Agreement(share, _kappa_interval(counts, level), len(judged), len(verdicts) - len(judged))
 
 
 def kappa(counts: np.ndarray) -> np.ndarray:
@@ -111,10 +106,10 @@ def kappa(counts: np.ndarray) -> np.ndarray:
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
-def _kappa_interval(counts: np.ndarray, level: float, resamples: int, seed: int) -> Interval:
+def _kappa_interval(counts: np.ndarray, level: float) -> Interval:
     """Bootstrap over pairs: each resample is a table of counts. Those in which κ is undefined are left out."""
     value, n = float(kappa(counts)), int(counts.sum())
-    drawn = np.random.default_rng(seed).multinomial(n, counts.ravel() / n, resamples).reshape(-1, *counts.shape)
+    drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
     drawn = kappa(drawn)
     drawn = drawn[~np.isnan(drawn)]
     if math.isnan(value) or not len(drawn):
@@ -123,16 +118,16 @@ def _kappa_interval(counts: np.ndarray, level: float, resamples: int, seed: int)
     return Interval(value, float(low), float(high), level)
 
 
-def agreement_table(raters: Mapping[str, Mapping[str, str | None]], **options) -> list[dict]:
+def agreement_table(raters: Mapping[str, Mapping[str, str | None]], level: float = 0.95) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
-    `raters`: name to verdicts by pair id, on the same pairs; `options`: level, resamples and seed of `agree`.
+    `raters`: name to verdicts by pair id, on the same pairs.
     """
     if len(raters) < 2:
         raise InputError(f"agreement: {len(raters)} rater: give at least two")
     rows = []
     for a, b in combinations(raters, 2):
-        result = agree(raters[a], raters[b], **options)
+        result = agree(raters[a], raters[b], level)
         intervals = {"agreement": result.agreement._asdict(), "kappa": result.kappa._asdict()}
         rows.append({"a": a, "b": b, **intervals, "pairs": result.pairs, "left_out": result.left_out})
     return rows

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.responses import prompt_ids
+from marlhf_lite.evaluation.scores import prompt_ids
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from tqdm.auto import tqdm
 
 from marlhf_lite.evaluation.sampling import generate_seeded, merged
-from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, score_rollout, to_frame, to_records
+from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rewards import ModelReward
@@ -97,14 +96,12 @@ def read_responses(path: str | Path) -> pd.DataFrame:
         raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
     # Earlier versions wrote the temperature behind the method where a run had several.
     rows = [row | {"method": str(row["method"]).removesuffix(f" T={row.get('temperature')}")} for row in rows]
-    groups: dict[tuple, list[dict]] = {}
-    for row in (row for row in rows if row.get("id") is None):
-        groups.setdefault((row["method"], row.get("temperature"), row.get("sample", 0)), []).append(row)
-    for group in groups.values():
-        for row, name in zip(group, prompt_ids([row["prompt"] for row in group]), strict=True):
-            row["id"] = name
-    check_rows(rows, str(path))  # over all files
-    return to_frame(rows)
+    frame = to_frame(rows)
+    twice = frame[frame.duplicated(["method", "temperature", *KEY])]
+    if len(twice):
+        what = f"id {twice['id'].iloc[0]} of {twice['method'].iloc[0]}"
+        raise InputError(f"{path}: {what} stands there twice: delete one of them")
+    return frame
 
 
 def _sample_files(folder: Path) -> list[Path]:
@@ -130,17 +127,6 @@ def check_rows(rows: Sequence[Mapping], source: str, needed: Sequence[str] = ())
             if first.setdefault(names, number) != number:
                 what = f"id {row['id']} of {row['method']}"
                 raise InputError(f"{source}, row {number}: {what} stands in row {first[names]} too: delete one of them")
-
-
-def prompt_ids(prompts: Sequence[str]) -> list[str]:
-    """An id for each prompt, from its text alone; a text that comes again is told apart by its number."""
-    seen: Counter[str] = Counter()
-    ids = []
-    for prompt in prompts:
-        name = hashlib.sha256(prompt.encode("utf-8", "backslashreplace")).hexdigest()[:12]
-        seen[name] += 1
-        ids.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
-    return ids
 
 
 def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:

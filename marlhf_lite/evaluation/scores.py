@@ -6,6 +6,8 @@ Responses are rows of a DataFrame, as `evaluate_checkpoints` and `read_responses
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,17 +75,28 @@ def score_rollout(
 
 
 def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
-    """Rows of responses as a DataFrame with id (else the prompt), sample, seed, method and temperature."""
+    """Rows of responses as a DataFrame with id (else made of the prompt), sample, seed, method and temperature."""
     if not isinstance(rows, pd.DataFrame):
         # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
     frame = rows.reindex(columns=list(dict.fromkeys([*rows, "id", "sample", "seed", "method", "temperature"])))
+    frame["sample"] = frame["sample"].where(frame["sample"].notna(), 0)
     if frame["id"].isna().any():
-        frame["id"] = frame["id"].where(frame["id"].notna(), frame["prompt"])
-    if frame["sample"].isna().any():
-        number = frame.groupby(["method", "temperature", "id"], dropna=False).cumcount()
-        frame["sample"] = frame["sample"].where(frame["sample"].notna(), number)
+        unnamed = frame[frame["id"].isna()].groupby(["method", "temperature", "sample"], dropna=False)["prompt"]
+        names = unnamed.transform(lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object))
+        frame["id"] = frame["id"].where(frame["id"].notna(), names)
     return frame.astype({name: float for name in ("temperature", *SCORES, "kl") if name in frame})
+
+
+def prompt_ids(prompts: Iterable[str]) -> list[str]:
+    """An id for each prompt, from its text alone; a text that comes again is told apart by its number."""
+    seen: Counter[str] = Counter()
+    ids = []
+    for prompt in prompts:
+        name = hashlib.sha256(prompt.encode("utf-8", "backslashreplace")).hexdigest()[:12]
+        seen[name] += 1
+        ids.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+    return ids
 
 
 def to_records(responses: pd.DataFrame) -> list[dict]:

@@ -1,9 +1,8 @@
-"""Means with confidence intervals, and learning curves. Needs no model and no file."""
+"""Means with confidence intervals, and how soon a curve gets somewhere. Needs no model and no file."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,15 +21,6 @@ class Interval(NamedTuple):
     low: float
     high: float
     level: float
-
-
-class Curves(NamedTuple):
-    """The runs of one method, a table each: updates in the first column, sorted, then the metrics."""
-
-    raw: list[np.ndarray]  # a [U,1+M] for each run: the updates in which every metric has a value
-    smoothed: list[np.ndarray]  # the same updates, the metrics averaged over the last few
-    mean: np.ndarray  # [U,1+M] mean of the smoothed runs, at the updates that all runs have
-    std: np.ndarray  # [U,M] standard deviation of the runs there (N−1); 0 for a single run
 
 
 def bootstrap_mean(values: Sequence[float], level: float = 0.95, n: int = 10_000, seed: int = 0) -> Interval:
@@ -119,53 +109,6 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
     if np.isnan(score):
         raise InputError(f"values: none of the last {window} is a number, so there is no final score")
     return score
-
-
-def seed_curves(
-    runs: Sequence[Sequence[Mapping]], metrics: Sequence[str], smooth: int = 5, name: str = "runs"
-) -> Curves:
-    """Runs of one method, one for each seed, as curves over updates with their mean and spread.
-
-    Args:
-        runs: for each seed its rows, with `update` and the metrics; a row in which one is null or missing is skipped,
-            and of rows with the same update the last one counts, as after a resume.
-        metrics: names in the rows.
-        smooth: each run is first averaged over its last `smooth` updates with values; 1 for none.
-        name: of the runs, in messages.
-
-    Raises:
-        InputError: no runs or rows, a metric that no row has, or runs without an update in common.
-    """
-    if not len(runs) or isinstance(runs[0], Mapping):
-        raise InputError(f"{name}: give a list of runs, each a list of rows; for a single run [rows]")
-    raw = [_metrics_by_update(name, rows, list(metrics)) for rows in runs]
-    smoothed = [run.apply(trailing_mean, window=smooth) for run in raw]
-    shared = functools.reduce(pd.Index.intersection, [run.index for run in raw])
-    if not len(shared):
-        raise InputError(f"{name}: its runs have no update in common; give runs logged at the same updates")
-    by_update = pd.concat([run.loc[shared] for run in smoothed]).groupby(level=0)
-    mean, std = by_update.mean(), by_update.std().fillna(0.0)
-    raw, smoothed, (mean,) = ([run.reset_index().to_numpy() for run in some] for some in (raw, smoothed, [mean]))
-    return Curves(raw, smoothed, mean, std.to_numpy())
-
-
-def _metrics_by_update(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
-    """[U,M] metrics, indexed by update, sorted, of the rows in which every metric has a value."""
-    table = pd.DataFrame(list(rows), dtype=object)
-    for metric in ("update", *metrics):
-        if metric not in table:
-            raise InputError(f"{name}: no {metric!r} in its rows; there are: {', '.join(table) or 'none'}")
-    try:
-        table = table[["update", *metrics]].astype(float)
-    except (TypeError, ValueError):
-        table = pd.DataFrame({"update": [np.nan]})
-    if table["update"].isna().any():
-        raise InputError(f"{name}: update must be a number in every row, {', '.join(metrics)} or null")
-    table = table.drop_duplicates("update", keep="last").set_index("update").sort_index()
-    table = table[np.isfinite(table).all(axis=1)]
-    if not len(table):
-        raise InputError(f"{name}: {' and '.join(metrics)} have no value together in any update")
-    return table
 
 
 def finite(name: str, values: Sequence[float]) -> np.ndarray:
