@@ -26,8 +26,8 @@ from marlhf_lite.config.options import (
     RunConfig,
     TrainerConfig,
 )
-from marlhf_lite.experiments import baselines
-from marlhf_lite.experiments.workspace import RunContext
+from marlhf_lite.experiments import pipeline
+from marlhf_lite.experiments.pipeline import RunContext
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model
 from marlhf_lite.tasks.splits import Task
@@ -232,9 +232,9 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
         nudge(trainer.model, 5, 0.5)
         return trainer
 
-    monkeypatch.setattr(baselines, "group_trainer", drifted)
+    monkeypatch.setattr(pipeline, "group_trainer", drifted)
     with pytest.raises(InputError, match="does not start from the reference"):
-        baselines.rloo_stage(work(), sft, FunctionReward(early_letters))
+        pipeline.rloo_stage(work(), sft, FunctionReward(early_letters))
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
@@ -246,13 +246,13 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
         if state.global_step == 2:
             next(p for p in model.parameters() if p.requires_grad).data.fill_(torch.nan)
 
-    monkeypatch.setattr(baselines.Recorder, "on_step_begin", spoil)
-    monkeypatch.setattr(baselines.Recorder, "start", 0.0, raising=False)
+    monkeypatch.setattr(pipeline.Recorder, "on_step_begin", spoil)
+    monkeypatch.setattr(pipeline.Recorder, "start", 0.0, raising=False)
     with pytest.raises(InputError, match="not finite: start again with a lower learning rate"):
         if method == "dpo":
-            baselines.dpo_stage(place, sft)
+            pipeline.dpo_stage(place, sft)
         else:
-            getattr(baselines, f"{method}_stage")(place, sft, FunctionReward(early_letters))
+            getattr(pipeline, f"{method}_stage")(place, sft, FunctionReward(early_letters))
     assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
     rows = RunFolder.open(place.path / method).metrics()
     assert [row["update"] for row in rows][:2] == [1, 2] and all(row["policy_loss"] is not None for row in rows[:2])
@@ -435,7 +435,7 @@ def check_policy(folder, base, sft):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
-    folder = getattr(baselines, f"{method}_stage")(work(), sft, model_reward)
+    folder = getattr(pipeline, f"{method}_stage")(work(), sft, model_reward)
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == method and run.config["updates"] == 2
     check_policy(folder, base, sft)
@@ -456,7 +456,7 @@ def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
 
 def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft, texts):
     space = work()
-    folder = baselines.dpo_stage(space, sft)
+    folder = pipeline.dpo_stage(space, sft)
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == "dpo" and run.config["dpo_batch_size"] == 2
     check_policy(folder, base, sft)
@@ -478,16 +478,16 @@ def test_interrupt_leaves_records_and_adapter(work, base, sft):
         return early_letters(prompts, responses)
 
     with pytest.raises(KeyboardInterrupt):
-        baselines.rloo_stage(space, sft, FunctionReward(interrupted))
+        pipeline.rloo_stage(space, sft, FunctionReward(interrupted))
     run = RunFolder.open(space.path / "rloo")
     assert [row["update"] for row in run.metrics()] == [1, 2]
     check_policy(run.path / "policy", base, sft)
 
 
 STAGES = {
-    "rloo": lambda space, sft, reward: baselines.rloo_stage(space, sft, reward),
-    "grpo": lambda space, sft, reward: baselines.grpo_stage(space, sft, reward),
-    "dpo": lambda space, sft, reward: baselines.dpo_stage(space, sft, reward),
+    "rloo": lambda space, sft, reward: pipeline.rloo_stage(space, sft, reward),
+    "grpo": lambda space, sft, reward: pipeline.grpo_stage(space, sft, reward),
+    "dpo": lambda space, sft, reward: pipeline.dpo_stage(space, sft, reward),
 }
 
 
@@ -499,7 +499,7 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
     for stop in (None, 4):
         if stop:
             with monkeypatch.context() as patch:
-                patch.setattr(baselines.Recorder, "on_step_begin", interrupting(stop))
+                patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(stop))
                 with pytest.raises(KeyboardInterrupt):
                     STAGES[method](work(overwrite=True, **options), sft, model_reward)
             rows = RunFolder.open(runs[0][0].parent).metrics()
@@ -516,7 +516,7 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
 
 def interrupting(update):
     """`Recorder.on_step_begin` that raises KeyboardInterrupt when an update begins."""
-    original = baselines.Recorder.on_step_begin
+    original = pipeline.Recorder.on_step_begin
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step + 1 == update:
@@ -528,13 +528,13 @@ def interrupting(update):
 
 def test_resume_without_a_checkpoint_starts_over(work, sft):
     reward = FunctionReward(early_letters)
-    baselines.rloo_stage(work(updates=1), sft, reward)
-    baselines.rloo_stage(work(updates=2, resume="work"), sft, reward)
+    pipeline.rloo_stage(work(updates=1), sft, reward)
+    pipeline.rloo_stage(work(updates=2, resume="work"), sft, reward)
     assert [row["update"] for row in RunFolder.open(work().path / "rloo").metrics()] == [1, 2]
 
 
 def test_tests_compare_with_the_sft_model(work, sft, model_reward):
-    folder = baselines.rloo_stage(work(eval_every=1, group_learning_rate=0.05), sft, model_reward)
+    folder = pipeline.rloo_stage(work(eval_every=1, group_learning_rate=0.05), sft, model_reward)
     run = RunFolder.open(folder.parent)
     first, second = run.tests()
     assert (first["update"], second["update"]) == (1, 2) and first["rm_score_sft"] == second["rm_score_sft"]

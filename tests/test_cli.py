@@ -1,6 +1,7 @@
 """The command line: exit codes, one line for every mistake before anything loads, and whole runs on small budgets."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -14,13 +15,16 @@ import yaml
 from matplotlib import pyplot as plt
 from PIL import Image
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
+import marlhf_lite
 from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config.options import GROUPS
-from marlhf_lite.experiments import pipeline, workspace
+from marlhf_lite.experiments import pipeline
 from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
+from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -96,10 +100,41 @@ def test_examples_use_real_options(name):
     assert {word[2:] for word in words if word.startswith("--")} <= known | {"preset", "config"}
 
 
-def test_as_a_module_without_torch_for_usage():
-    code = "import sys; from marlhf_lite.cli import main; main([]); assert 'torch' not in sys.modules"
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        ([], 0),
+        (["--version"], 0),
+        (["presets"], 0),
+        (["ppo", "--help"], 0),
+        (["run", "--dataset", "nowhere.jsonl"], 2),
+        (["run", "--config", "nowhere.yaml"], 2),
+        (["ppo", "--sft", "nowhere"], 2),
+        (["evaluate", "--sft", "nowhere"], 2),
+        (["run", "--resume", "nowhere"], 2),
+        (["generate", "--policy", "nowhere"], 2),
+        (["export", "--policy", "nowhere", "--output_dir", "x"], 2),
+    ],
+)
+def test_help_and_missing_files_need_no_heavy_imports(argv, status):
+    """So they answer at once: torch and transformers take seconds to import."""
+    code = f"""
+import sys
+from marlhf_lite.cli import main
+try:
+    status = main({argv})
+except SystemExit as end:
+    status = end.code
+assert status == {status}, status
+assert not {{'torch', 'transformers', 'datasets', 'matplotlib'}} & set(sys.modules)"""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"marlhf-lite {marlhf_lite.__version__}\n"
 
 
 def test_exit_code_of_the_process():
@@ -123,7 +158,7 @@ def no_model(monkeypatch):
         raise AssertionError("a model was loaded before the input was checked")
 
     monkeypatch.setattr(models, "load_base", refuse)
-    monkeypatch.setattr(workspace, "load_base", refuse)
+    monkeypatch.setattr(pipeline, "load_base", refuse)
 
 
 @pytest.fixture
@@ -196,7 +231,7 @@ def test_missing_dataset(fails, name):
         (["run", "--preset", "mine"], ["--preset mine", "official, paper"]),
         (["run", "--config", "no.yaml"], ["--config no.yaml", "check the path"]),
         (["run", "--n", "0"], ["--n 0", "from 1 up, or inf"]),
-        (["ppo", "--n", "-1"], ["--n -1", "from 1 up, or inf"]),
+        (["ppo", "--sft", SFT, "--reward", "gold", "--n", "-1"], ["--n -1", "from 1 up, or inf"]),
         (["demo", "--n", "2.5"], ["--n 2.5"]),
         (["run", "--termination", "randomized", "--lengths", "2,x"], ["--lengths 2,x"]),
         (["run", "--updates", "0"], ["--updates 0", "at least 1"]),
@@ -216,26 +251,22 @@ def test_missing_dataset(fails, name):
         (["run", "--size", "9", "--reward", ":"], ["--reward :"]),
         (["ppo", "--from_checkpoint", "2"], ["--from_checkpoint 2: only a run that goes on has one", "--resume"]),
         (["run", "--from_checkpoint", "2"], ["--from_checkpoint 2", "--resume"]),
-        (["rloo", "--lam", "0.5"], ["--lam 0.5: it does nothing in rloo: leave it out"]),
-        (["rloo", "--kl-in=loss"], ["--kl_in loss: it does nothing in rloo"]),
-        (["rloo", "--policy_learning_rate", "1"], ["--policy_learning_rate 1.0", "give --group_learning_rate"]),
-        (["grpo", "--whiten"], ["--whiten True: it does nothing in grpo"]),
-        (["grpo", "--keep_best", "--eval_every", "1"], ["--keep_best True: it does nothing in grpo"]),
-        (["dpo", "--updates", "3"], ["--updates 3: it does nothing in dpo: give --dpo_epochs"]),
+        (["rloo", "--policy_learning_rate", "1"], ["--policy_learning_rate", "did you mean --group_learning_rate?"]),
+        (["generate"], ["--policy: not given", "marlhf ppo"]),
+        (["export", "--policy", SFT], ["--output_dir: not given"]),
         (["evaluate", "--sft", SFT, "--responses", "FILE"], ["--responses FILE cannot be made (FILE is a file)"]),
     ],
 )
 def test_bad_options(fails, sft, tmp_path, argv, parts):
     (tmp_path / "FILE").touch()
     argv = [sft if word is SFT else word for word in argv]
-    fails(*argv, parts=parts, output=None if argv[0] == "fly" else "out")
+    fails(*argv, parts=parts, output=None if argv[0] in ("fly", "generate", "export") else "out")
 
 
-def test_options_of_a_preset_or_with_their_default_may_do_nothing(fails, tmp_path):
-    """They are PPO's, and serve several commands; what is wrong here is something else."""
+def test_options_of_other_commands_may_stand_in_files(fails, tmp_path):
+    """One file serves several commands; what is wrong here is something else."""
     (tmp_path / "my.yaml").write_text("lam: 0.5\n")
-    fails("rloo", "--config", "my.yaml", "--preset", "paper", "--gamma", "1", parts=["--sft: not given"])
-    fails("dpo", "--updates", "30", parts=["--sft: not given"])
+    fails("rloo", "--config", "my.yaml", "--preset", "paper", parts=["--sft: not given"])
 
 
 def test_model_folders(fails, tiny, sft, tmp_path):
@@ -248,7 +279,7 @@ def test_model_folders(fails, tiny, sft, tmp_path):
 
 
 def test_gold_needs_a_known_truth(fails, pairs, sft):
-    parts = ["--reward gold", "no known truth"]
+    parts = ["--reward gold", "no gold score"]
     fails("run", "--dataset", pairs, "--reward", "gold", parts=parts)
     fails("ppo", "--sft", sft, "--dataset", pairs, "--reward", "gold", parts=parts)
 
@@ -363,27 +394,83 @@ def test_run_on_a_file_with_the_embedded_model(pairs, tmp_path, capsys):
     check_records(tmp_path / "out", tmp_path / "out" / "figures")
     counts = json.loads((tmp_path / "out" / "data.json").read_text())
     assert counts["kept"] == 80 and sum(counts[part] for part in ("sft", "rm", "ppo", "test")) == 80
-    for part in ("sft 14, rm 29, ppo 29, test 8", "held-out pairs ranked", "| MA-PPO |", "figures: ", "records: out"):
+    for part in (
+        "sft 14, rm 29, ppo 29, test 8",
+        "held-out pairs ranked",
+        "| MA-PPO |",
+        "figures: ",
+        "run folder: out",
+    ):
         assert part in shown
 
 
 def test_run_on_transcripts(tiny, tmp_path):
-    """HH's form, gzipped, with options from a file and figures elsewhere; then again over it, from its own config."""
+    """HH's form, gzipped, with options from a file; then again over it, from its own config."""
     bad = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "c"}
     data = write_jsonl(tmp_path / "hh.jsonl.gz", [*dialogues(80), bad])
     settings = {flag[2:]: value for flag, value in zip(SMALL[::2], SMALL[1::2])}
-    settings |= {"dataset": data, "model": tiny.model, "bad_rows": "drop", "figures": "pictures", "output_dir": "out"}
+    settings |= {"dataset": data, "model": tiny.model, "bad_rows": "drop", "output_dir": "out"}
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", "--config", "my.yaml"]) == 0
     run = tmp_path / "out"
-    first = check_records(run, tmp_path / "pictures")
+    first = check_records(run, run / "figures")
     assert json.loads((run / "data.json").read_text())["no_shared_turn"] == 1
     answer = RunFolder.open(run).samples()[0]
     assert answer["prompt"].startswith("\n\nHuman: Where") and answer["prompt"].endswith(" pounds.\n\nAssistant:")
     shutil.copy(run / "config.yaml", "again.yaml")
     assert main(["run", "--config", "again.yaml", "--overwrite"]) == 0
-    second = check_records(run, tmp_path / "pictures")
+    second = check_records(run, run / "figures")
     assert second["methods"] == first["methods"]  # the same seed gives the same numbers
+
+
+def test_run_with_n_1_is_called_ppo_and_ends_with_three_answers(tiny, tmp_path, capsys):
+    assert main(["run", "--size", "60", "--model", tiny.model, "--n", "1", *SMALL, "--output_dir", "out"]) == 0
+    shown = capsys.readouterr()
+    assert "| PPO |" in shown.out and "MA-PPO" not in shown.out + shown.err and "PPO:" in shown.err
+    assert (tmp_path / "out" / "ppo" / "policy").is_dir()
+    first = [row for row in RunFolder.open("out").samples() if row["method"] == "PPO"][:3]
+    after_table = shown.out.split("| PPO |")[1]
+    assert after_table.count("\nprompt: ") == 3 and after_table.count("\nSFT [") == after_table.count("\nPPO [") == 3
+    for row in first:
+        assert " ".join(row["prompt"].split())[-40:] in after_table
+
+
+def test_stages_take_over_data_and_model(tiny, pairs, sft, tmp_path, capsys):
+    """`--sft` of a run on other data: the next stage trains on that, and says so; a contradiction is refused."""
+    stage("sft", "a", "--dataset", pairs, "--model", tiny.model)
+    capsys.readouterr()
+    stage("rm", "b", "--sft", "a")
+    shown = capsys.readouterr().out
+    assert f"data and model as in --sft: --dataset {pairs} --model {tiny.model}" in shown
+    config = RunFolder.open("b").config
+    assert (config["dataset"], config["model"]) == (pairs, tiny.model)
+    assert main(["ppo", "--sft", "a", "--rm", "b", "--dataset", "tiny-tldr", "--output_dir", "c"]) == 2
+    assert "--dataset tiny-tldr: --sft a was made with" in capsys.readouterr().err and not Path("c").exists()
+
+
+def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path, capsys, monkeypatch):
+    """The exported model is the base with the adapter added in, and answers as the policy does."""
+    prompt = "SUBREDDIT: r/tea\nPOST: I bought tea.\nTL;DR:"
+    given = ["--policy", str(sft), "--model", tiny.model]
+    words = ["generate", *given, "--max_response_length", "8", "--seed", "3"]
+    assert main([*words, "--prompt", prompt]) == 0
+    answer = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt))
+    assert main(words) == 0 and capsys.readouterr().out == answer and len(answer) > 1
+    assert main([*words, "--prompt", " "]) == 2 and "--prompt: empty" in capsys.readouterr().err
+    assert main([*words, "--prompt", prompt, "--max_prompt_length", "2"]) == 2
+    assert "more than --max_prompt_length 2" in capsys.readouterr().err
+    assert main(["export", *given, "--output_dir", "mine"]) == 0
+    assert "model: mine" in capsys.readouterr().out
+    model, policy = AutoModelForCausalLM.from_pretrained("mine"), load_policy(base, sft, trainable=False)
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    torch.testing.assert_close(model(tokens).logits, policy(tokens).logits, rtol=1e-4, atol=1e-4)
+    assert main(["export", *given, "--output_dir", "mine"]) == 2 and "exists already" in capsys.readouterr().err
+    pushed = []
+    monkeypatch.setattr(type(model), "push_to_hub", lambda self, name: pushed.append(name))
+    monkeypatch.setattr(PreTrainedTokenizerBase, "push_to_hub", lambda self, name: 1 / 0)
+    assert main(["export", *given, "--output_dir", "other", "--push_to_hub", "me/mine"]) == 2
+    assert pushed == ["me/mine"] and "--push_to_hub me/mine: failed (division by zero)" in capsys.readouterr().err
 
 
 def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
@@ -396,7 +483,7 @@ def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert lengths[0] == 1 < lengths[1] <= 5
     starts = [RunFolder.open(tmp_path / "out" / name).metrics()[0]["rm_score_mean"] for name in ("ppo", "ma-ppo")]
     assert starts[0] == pytest.approx(starts[1])  # the same start and the same first rollout
-    assert (tmp_path / "figures" / "demo" / "gold_curves.png").is_file()
+    assert (tmp_path / "out" / "figures" / "gold_curves.png").is_file()
     assert "updates to PPO's final RM score" in capsys.readouterr().out
 
 
@@ -447,19 +534,19 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert Path("e/figures/rm_score_distribution.png").is_file() and not Path("e/figures/reward_curves.png").exists()
     trained, answered = Path("c/config.yaml").read_bytes(), Path("e/samples.jsonl").read_bytes()
     with monkeypatch.context() as again:  # everything is stored, so nothing is loaded
-        again.setattr(workspace, "load_base", lambda *_: pytest.fail("a model was loaded"))
-        stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b/rm", "--policies", "c=c", "--eval_batch_size", "3")
+        again.setattr(pipeline, "load_base", lambda *_: pytest.fail("a model was loaded"))
+        stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b/rm", "--policies", "c=c")
     answers = Path("e/samples.jsonl").read_bytes()
     assert answers and answered.startswith(answers)
     config = RunFolder.open("e").config
-    assert (config["policies"], config["eval_batch_size"], config["resume"]) == ("c=c", 3, "")
+    assert (config["policies"], config["resume"]) == ("c=c", "")
     assert json.loads(Path("e/summary.json").read_text())["config"]["policies"] == "c=c"
     stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c", "--responses", "e/responses")
     assert Path("c/config.yaml").read_bytes() == trained  # a run of another command
     capsys.readouterr()
     stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b", "--eval_temperatures", "0,1", "--eval_prompts", "2")
     shown = capsys.readouterr().out
-    assert "behind scores: gain over SFT T=0.0 [95 % interval]" in shown
+    assert "behind scores: gain over SFT T=0.0, at every temperature [95 % interval]" in shown
     stage("run", "f", *shared, "--sft", "a", "--rm", "b")  # what is given is not made again
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
     stage("evaluate", "g", *shared, "--sft", "a")
@@ -482,11 +569,14 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
             raise KeyboardInterrupt
         return generate(*args)
 
-    monkeypatch.setattr(pipeline, "make_generator", lambda name: interrupted)
+    monkeypatch.setattr(ppo, "generate", interrupted)
     argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo", "data"), "--output_dir", "out"]
     assert main(argv) == 130
     shown = capsys.readouterr()
-    assert "interrupted" in shown.err and "Traceback" not in shown.err
+    assert shown.out.startswith("run folder: out\n")
+    assert shown.err.endswith(
+        "marlhf: interrupted; what was recorded so far in out is whole: marlhf ppo --resume out goes on\n"
+    )
     run = RunFolder.open("out/ppo")
     assert [row["update"] for row in run.metrics()] == [1] and len(run.samples()) == 4
     for name in ("metrics.jsonl", "samples.jsonl"):

@@ -18,14 +18,13 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.cli import main
-from marlhf_lite.cli.commands import COMMANDS
+from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments import study as study_module
 from marlhf_lite.experiments.results import read_result, study_table
 from marlhf_lite.experiments.study import STAGES, Commands, changed_option, load_study, log_end, plan, run_study
-from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 
 SHIPPED = ("main", "ablations", "tuning")
 SMALL = {
@@ -333,7 +332,7 @@ STUDY = """
 import sys
 from pathlib import Path
 from marlhf_lite.cli import main
-from marlhf_lite.cli.commands import COMMANDS
+from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments import study
 

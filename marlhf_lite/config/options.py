@@ -51,14 +51,14 @@ class SeedConfig(Checked):
 
 
 @dataclass
-class OutputConfig(SeedConfig):
-    """Output folder and random seed."""
+class OutputConfig(Checked):
+    """Output folder."""
 
     output_dir: str = option("", "Folder for everything that the command writes. Default: runs/<command>-<time>.")
 
 
 @dataclass
-class RunConfig(OutputConfig):
+class RunConfig(SeedConfig, OutputConfig):
     """Output folder, how a run goes on, and random seed."""
 
     overwrite: bool = option(False, "Permission to replace the run in --output_dir, if there is one.")
@@ -254,19 +254,34 @@ class SamplingConfig(Checked):
 
 
 @dataclass
-class RolloutConfig(SamplingConfig):
-    """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
+class BatchConfig(Checked):
+    """Sizes of batches."""
 
-    updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
-    prompt_epochs: float | None = option(
-        None, "Passes over the PPO prompts, instead of --updates (Table 5: Epochs).", above=0
-    )
     batch_size: int = option(32, "Responses per update, over all processes.", least=1)
     micro_batch_size: int = option(
         16,
         "Responses per forward and backward pass: changes memory, not gradients. 0: the most that fit, found by a dry "
         "run of the longest possible batch.",
         least=0,
+    )
+
+
+@dataclass
+class GenerationBatchConfig(BatchConfig):
+    """Sizes of batches, while sampling too."""
+
+    generation_batch_size: int = option(
+        0, "Responses sampled at a time, for the memory of keys and values; 0: a process's whole share.", least=0
+    )
+
+
+@dataclass
+class RolloutConfig(BatchConfig, SamplingConfig):
+    """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
+
+    updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
+    prompt_epochs: float | None = option(
+        None, "Passes over the PPO prompts, instead of --updates (Table 5: Epochs).", above=0
     )
     warmup_updates: int = option(5, "Updates of linear warm-up; the learning rate is constant after them.", least=0)
     max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
@@ -278,13 +293,10 @@ class RolloutConfig(SamplingConfig):
 
 
 @dataclass
-class PPOConfig(RolloutConfig):
+class PPOConfig(RolloutConfig, GenerationBatchConfig):
     """PPO with a critic, over macro actions."""
 
     rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
-    generation_batch_size: int = option(
-        0, "Responses sampled at a time, for the memory of keys and values; 0: a process's whole share.", least=0
-    )
     num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     policy_learning_rate: float = option(2e-3, "Learning rate of the policy (this default is for LoRA).", above=0)
@@ -488,15 +500,15 @@ class GenerateConfig(TrainedPolicyConfig):
 
 
 @dataclass
-class ExportConfig(TrainedPolicyConfig):
+class ExportConfig(OutputConfig, TrainedPolicyConfig):
     """A policy and where it goes."""
 
     push_to_hub: str = option("", "Repository on the Hugging Face hub, as owner/name, that also gets the model.")
 
 
 @dataclass
-class MemoryConfig(Checked):
-    """The card that an estimate is compared with."""
+class MemoryConfig(GenerationBatchConfig, LengthConfig):
+    """Sizes of batches and texts, and the card that the estimate is compared with."""
 
     gpu: float = option(0.0, "Memory of the card in GiB; 0: no comparison.", least=0)
 
@@ -515,7 +527,6 @@ class StudyConfig(Checked):
 
 GROUPS: dict[str, type[Checked]] = {
     "seed": SeedConfig,
-    "output": OutputConfig,
     "run": RunConfig,
     "model": ModelConfig,
     "length": LengthConfig,

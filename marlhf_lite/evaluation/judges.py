@@ -47,7 +47,7 @@ from marlhf_lite.evaluation.responses import fingerprint, read_responses, restor
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.models.adapters import adapter
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.rewards import ModelReward
@@ -364,7 +364,7 @@ def _with_rm_scores(options: SimpleNamespace, rows: Sequence[Mapping]) -> Sequen
     """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
     scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
     stored = len(scored_by) == 1 and None not in scored_by
-    folder = adapter("rm", options.rm_input.rm) if options.rm_input.rm or not stored else None
+    folder = resolve_adapter_dir("rm", options.rm_input.rm) if options.rm_input.rm or not stored else None
     if stored and (folder is None or scored_by == {fingerprint(folder)}):
         return rows
     reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options.model), folder)))

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
-from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
+from marlhf_lite.utils.shipped import shipped
 
 SCORES = {"rm_score": "RM score", "gold": "gold score"}
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}

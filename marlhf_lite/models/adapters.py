@@ -1,9 +1,8 @@
-"""Folders, checked before anything loads: what comes with the project, what stages made, and where a run may go."""
+"""Folders of adapters that earlier stages made, found and checked before anything loads."""
 
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
@@ -13,21 +12,16 @@ ADAPTERS = {
     "sft": ("sft", "CAUSAL_LM", ("sft",)),
     "rm": ("rm", "SEQ_CLS", ("rm",)),
     "policies": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
+    "policy": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
 }
-# What peft calls an adapter -> how transformers ends the class name of such a whole model.
-WHOLE = {"CAUSAL_LM": "ForCausalLM", "SEQ_CLS": "ForSequenceClassification"}
+# What peft calls an adapter -> the end of the class name of a model with all weights.
+FULL_MODEL = {"CAUSAL_LM": "ForCausalLM", "SEQ_CLS": "ForSequenceClassification"}
 
 
-def shipped(name: str) -> Path:
-    """Where something that comes with the project is: in an installed package, or in the checkout's data/."""
-    packed = Path(str(files("marlhf_lite"))) / "_data" / name
-    return packed if packed.exists() else Path(__file__).parents[2] / "data" / name
+def resolve_adapter_dir(option: str, folder: str) -> Path:
+    """Return the folder that `--sft`, `--rm`, `--policy` or one of `--policies` means: it, or a folder inside a run.
 
-
-def adapter(option: str, folder: str) -> Path:
-    """The folder that `--sft`, `--rm` or one of `--policies` means: it, or the stage's folder inside a run.
-
-    It holds an adapter, or after full fine-tuning a whole model.
+    It holds an adapter, or after full fine-tuning all weights. Raises `InputError` where it is missing or damaged.
     """
     command, kind, inside = ADAPTERS[option]
     if not folder:
@@ -46,7 +40,7 @@ def adapter(option: str, folder: str) -> Path:
 
 
 def _config_of(place: Path) -> Path | None:
-    """The file that says what the weights there are: of an adapter first, for it may lie beside a model's."""
+    """Return the config of the weights in a folder: an adapter's first, which may stand beside a model's."""
     paths = (place / "adapter_config.json", place / "config.json")
     return next((path for path in paths if path.is_file()), None)
 
@@ -55,14 +49,14 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
     again, path = f"make it again with `marlhf {command}`", _config_of(place)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        whole = path.name == "config.json"
-        found = (config.get("architectures") or [None])[0] if whole else config.get("task_type")
+        is_full_model = path.name == "config.json"
+        found = (config.get("architectures") or [None])[0] if is_full_model else config.get("task_type")
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
-    fits = found is None or (found.endswith(WHOLE[kind]) if whole else found == kind)
+    fits = found is None or (found.endswith(FULL_MODEL[kind]) if is_full_model else found == kind)
     if not fits:
-        what = "a model" if whole else "an adapter"
+        what = "a model" if is_full_model else "an adapter"
         raise InputError(f"{source}: {what} of another kind ({found}): give a folder that `marlhf {command}` wrote")
-    weights = "model*" if whole else "adapter_model.*"
+    weights = "model*" if is_full_model else "adapter_model.*"
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")

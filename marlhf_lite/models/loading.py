@@ -40,8 +40,8 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.adapters import shipped
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

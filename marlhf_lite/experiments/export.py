@@ -1,0 +1,54 @@
+"""Use of a trained policy: answer a prompt, or save it as a model of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from peft import PeftModel
+from transformers import PreTrainedModel, set_seed
+
+from marlhf_lite.experiments.pipeline import print_main, start_processes
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.errors import InputError
+
+
+def merged_policy(options: SimpleNamespace, folder: Path) -> tuple[PreTrainedModel, object]:
+    """Load a policy and merge its adapter into the base weights; return the model and its tokenizer."""
+    start_processes()
+    options = replace(options.model, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
+    tokenizer, policy = load_tokenizer(options.model), load_policy(load_base(options), folder, trainable=False)
+    return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer
+
+
+def answer_prompt(options: SimpleNamespace, folder: Path, prompt: str) -> str:
+    """Return a policy's answer to a prompt."""
+    if not prompt.strip():
+        raise InputError("--prompt: empty: give a text, or write it to the standard input")
+    model, tokenizer = merged_policy(options, folder)
+    tokens, limit = len(tokenizer(prompt)["input_ids"]), options.length.max_prompt_length
+    if tokens > limit:
+        raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
+    set_seed(options.seed.seed)
+    chosen = options.sampling
+    sampling = Sampling(options.length.max_response_length, chosen.temperature, chosen.top_k, chosen.top_p)
+    return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
+
+
+def export_policy(options: SimpleNamespace, folder: Path, output: Path) -> None:
+    """Save a policy and its tokenizer as a model that transformers loads, and push it to the hub if asked."""
+    model, tokenizer = merged_policy(options, folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(output)
+    print_main(f"model: {output}")
+    name = options.export.push_to_hub
+    if name:
+        try:
+            for part in (model, tokenizer):
+                part.push_to_hub(name)
+        except Exception as error:  # no network, no login, no right: the hub has many classes of errors
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"--push_to_hub {name}: failed ({reason}): log in with `hf auth login`") from None
+        print_main(f"pushed to: https://huggingface.co/{name}")

@@ -1,0 +1,10 @@
+"""Files that come with the project."""
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def shipped(name: str) -> Path:
+    """Return the path of a shipped file or folder: in an installed package, or in data/ of a checkout."""
+    packed = Path(str(files("marlhf_lite"))) / "_data" / name
+    return packed if packed.exists() else Path(__file__).parents[2] / "data" / name
