@@ -1,7 +1,11 @@
 """Are all axes labelled, and is all in its place? For figures in a test, and every picture that a notebook makes."""
 
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureCanvasBase
+from matplotlib.colors import same_color
+
+from marlhf_lite.plotting.training import method_styles
 
 
 def unlabelled(figure):
@@ -36,6 +40,22 @@ def check_layout(figure):
     (caption,) = [text for text in figure.texts if text.get_gid() == "caption"]
     words = caption.get_window_extent()
     assert words.width <= 1.02 * figure.bbox.width and words.y1 <= min(box.y0 for box in boxes)
+
+
+def lines(ax, name, bold=True):
+    """[2,U] data of a method's bold lines, or of its thin ones, found by the method's colour."""
+    own = [line for line in ax.lines if _is_of(name, line.get_color()) and len(line.get_xdata())]
+    return [np.array(line.get_data(), float) for line in own if (line.get_linewidth() > 1) == bold]
+
+
+def shapes(ax, name):
+    """[N,2] outlines of a method's bands, or histograms."""
+    own = [shape for shape in ax.collections if _is_of(name, shape.get_facecolor()[0][:3])]
+    return [shape.get_paths()[0].vertices for shape in own if len(shape.get_paths())]
+
+
+def _is_of(name, colour):
+    return same_color(colour, method_styles([name])[name]["color"])
 
 
 def watch():

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from figure_checks import check_layout
+from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
-from matplotlib.colors import same_color
 
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.errors import InputError
@@ -39,13 +38,6 @@ SCORES = {name: np.random.default_rng(i).normal(i, 1, 200 + i) for i, name in en
 pytestmark = pytest.mark.usefixtures("figures_apart")
 
 
-def lines(ax, name, bold=True):
-    """[2,U] data of a method's bold lines, or of its thin ones."""
-    colour = plots.method_styles([name])[name]["color"]
-    own = [line for line in ax.lines if same_color(line.get_color(), colour) and len(line.get_xdata())]
-    return [np.array(line.get_data(), float) for line in own if (line.get_linewidth() > 1) == bold]
-
-
 def values(rows, metric):
     pairs = [(row["update"], row[metric]) for row in rows if row[metric] is not None]
     return np.array(pairs).T
@@ -62,8 +54,6 @@ ALL = {
     "length": lambda: plots.reward_curves(ONE, "response_length"),
     "distribution": lambda: plots.score_distribution(SCORES),
     "norms": lambda: plots.l2_norms(SEEDS),
-    "gold": lambda: plots.reward_against_gold(ONE),
-    "gold seeds": lambda: plots.reward_against_gold(SEEDS),
 }
 
 
@@ -80,7 +70,6 @@ def test_every_figure_is_labelled_captioned_and_in_place(name, tmp_path):
 
 def test_labels_carry_units():
     assert plots.reward_curves(ONE, "response_length").get_ylabel() == "response length (tokens)"
-    assert [ax.get_xlabel() for ax in plots.reward_against_gold(ONE)] == ["KL, k1 (nats a response)"] * 2
 
 
 def test_one_run_shows_raw_and_trailing_average():
@@ -97,13 +86,12 @@ def test_one_run_shows_raw_and_trailing_average():
 
 def test_seeds_show_mean_band_and_each():
     ax = plots.reward_curves(SEEDS, smooth=3)
-    bands = [band for band in ax.collections if len(band.get_paths())]
-    for (name, runs), band in zip(SEEDS.items(), bands, strict=True):
+    for name, runs in SEEDS.items():
         each = np.stack([smoothed(values(rows, "rm_score_mean")[1], 3) for rows in runs])
         ((x, y),) = lines(ax, name)
         assert y == pytest.approx(each.mean(0))
         assert [line[1, -1] for line in lines(ax, name, bold=False)] == pytest.approx(each[:, -1])
-        corners = band.get_paths()[0].vertices
+        (corners,) = shapes(ax, name)
         for update, middle, spread in zip(x, y, each.std(0, ddof=1), strict=True):
             edges = corners[corners[:, 0] == update, 1]
             assert (edges.min(), edges.max()) == pytest.approx((middle - spread, middle + spread))
@@ -144,9 +132,8 @@ def test_draws_into_axes_of_the_caller():
 
 def heights(ax, name):
     """The heights of a method's histogram, without their order."""
-    colour = plots.method_styles([name])[name]["color"]
-    (shape,) = [shape for shape in ax.collections if same_color(shape.get_facecolor()[0][:3], colour)]
-    return np.unique(shape.get_paths()[0].vertices[:, 1].round(9))
+    (outline,) = shapes(ax, name)
+    return np.unique(outline[:, 1].round(9))
 
 
 def test_distribution_is_a_share_over_common_bins_with_means():
@@ -180,20 +167,6 @@ def test_norms_and_their_root_mean_squares():
     assert "fewer terms" in axes[0, 0].figure.texts[0].get_text()
 
 
-@pytest.mark.parametrize("runs", [ONE, SEEDS])
-def test_gold_is_a_path_over_kl(runs):
-    axes = plots.reward_against_gold(runs)
-    assert axes.shape == (2,)
-    for ax, metric in zip(axes, ["rm_score_mean", "gold_mean"], strict=True):
-        ends = ax.collections[-1].get_offsets()
-        for number, (name, group) in enumerate(runs.items()):
-            pairs = [[(row["kl_k1"], row[metric]) for row in rows if row[metric] is not None] for rows in group]
-            mean = np.mean([[smoothed(column) for column in np.array(pair).T] for pair in pairs], axis=0)
-            assert lines(ax, name)[0] == pytest.approx(mean)
-            assert list(ends[number]) == pytest.approx(list(mean[:, -1]))
-            assert len(lines(ax, name, bold=False)) == (len(group) if len(group) > 1 else 0)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -207,7 +180,9 @@ def test_gold_is_a_path_over_kl(runs):
         ),
         (lambda: plots.reward_curves(ONE, smooth=0), "smooth 0"),
         (lambda: plots.l2_norms({"PPO": [[{"update": 1, "q_norm": 1}]]}), "no 'advantage_norm'"),
-        (lambda: plots.reward_against_gold({"PPO": [[{"update": 1, "kl_k1": 1, "rm_score_mean": 1}]]}), "'gold_mean'"),
+        (lambda: plots.reward_curves({"PPO": [[{"update": 1, "rm_score_mean": np.inf}]]}), "no value together"),
+        (lambda: plots.reward_curves({"PPO": [[{"update": 1, "rm_score_mean": "high"}]]}), "rm_score_mean or null"),
+        (lambda: plots.reward_curves({"PPO": [[{"update": None, "rm_score_mean": 1}]]}), "a number in every row"),
         (lambda: plots.score_distribution({}), "scores is empty"),
         (lambda: plots.score_distribution({"PPO": []}), "PPO: no values"),
         (lambda: plots.score_distribution({"PPO": [1.0, float("nan")]}), r"PPO\[1\] is nan"),

@@ -1,7 +1,6 @@
-"""The paper's pictures of evaluation: each function draws one figure from stored answers and returns its Axes.
+"""Figures of evaluation: each function draws one figure from stored responses and returns its Axes.
 
-Like those in `plots`, they are to be read at 10 cm wide, have a caption that `plots.caption` replaces, and are written
-with `plots.save`; none of them shows a figure.
+Like those in `plotting.training`, they are to be read at 10 cm wide and have a caption that `caption` replaces.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
@@ -18,7 +18,7 @@ from marlhf_lite.evaluation.agreement import WinRate
 from marlhf_lite.evaluation.distributions import shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.training import STYLE, WIDTH, Runs, caption, dress, legend, method_styles, panels, subplots
+from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, method_styles, panels, subplots
 from marlhf_lite.utils.errors import InputError
 
 NAMES = {"rm_score": "reward model score", "gold": "gold score"}
@@ -27,56 +27,56 @@ _OUTCOMES = {"win": ("#0173b2", "white"), "tie": ("#d5d5d5", "black"), "lose": (
 
 @plt.rc_context(STYLE)
 def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarray:
-    """Best-of-N by temperature, a panel for each method on one colour scale (paper: Figure 8). Returns [methods] Axes.
+    """Draw best-of-N by temperature, a panel for each method on one colour scale (Figure 8). Returns [methods] Axes.
 
     Args:
         cells: as `best_of_n.best_of_n` gives them; temperature 0, which has N = 1 alone, is left out.
         score: rm_score, or gold for the gold score of what the reward model picks.
 
-    Raises InputError for no cells, or cells without the score.
+    Raises `InputError` for no cells, or cells without the score.
     """
     cells = [cell for cell in cells if cell["temperature"] != 0]
     if not cells or not all(score in cell for cell in cells):
         raise InputError(f"cells: none with {score}: give those of best_of_n at temperatures above 0")
-    methods, temperatures = dict.fromkeys(c["method"] for c in cells), sorted({c["temperature"] for c in cells})
-    sizes = sorted({cell["n"] for cell in cells})
-    grid = {method: np.full((len(sizes), len(temperatures)), np.nan) for method in methods}
-    for cell in cells:
-        grid[cell["method"]][sizes.index(cell["n"]), temperatures.index(cell["temperature"])] = cell[score]["mean"]
-    height = len(methods) * (0.06 * len(sizes) + 0.09) + 0.08
-    figure, axes = plt.subplots(
-        len(methods), 1, sharex=True, squeeze=False, figsize=(WIDTH, height * WIDTH), layout="constrained"
-    )
-    for ax, (method, values) in zip(axes[:, 0], grid.items(), strict=True):
-        image = _heat(ax, values, *(f([v for g in grid.values() for v in g.ravel()]) for f in (np.nanmin, np.nanmax)))
-        _ticks(ax, [f"{t:g}" for t in temperatures], list(map(str, sizes)))
+    table = pd.DataFrame([{**cell, "mean": cell[score]["mean"]} for cell in cells])
+    methods, sizes = table["method"].unique(), table["n"].nunique()
+    height = len(methods) * (0.06 * sizes + 0.09) + 0.08
+    axes = subplots((len(methods), 1), height, sharex=True)[:, 0]
+    scale = {"vmin": table["mean"].min(), "vmax": table["mean"].max(), "cmap": "cividis", "cbar": False}
+    for ax, method in zip(axes, methods, strict=True):
+        grid = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
+        grid = grid.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
+        texts = grid.map(lambda x: f"{x:.2f}".replace("-", "−"))
+        seaborn.heatmap(grid, annot=texts, fmt="", annot_kws={"size": 7}, linewidths=0.5, ax=ax, **scale)
+        ax.invert_yaxis()
+        ax.tick_params(axis="y", rotation=0)
+        ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
         ax.set_title(method, fontsize=8, loc="left", parse_math=False)
-        ax.set_ylabel("N")
-    axes[-1, 0].set_xlabel("sampling temperature")
-    figure.colorbar(image, ax=axes[:, 0].tolist(), label=NAMES.get(score, score), aspect=30)
-    prompts = cells[0]["prompts"]
+    axes[0].figure.colorbar(axes[0].collections[0], ax=axes.tolist(), label=NAMES.get(score, score), aspect=30)
     kept = "" if score == "rm_score" else " The kept response is the one with the best reward model score."
-    caption(figure, f"Best of N, mean over {prompts} prompts, from {cells[0]['samples']} samples each.{kept}")
-    return axes[:, 0]
+    counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
+    caption(axes[0].figure, f"Best of N, mean over {counts}.{kept}")
+    return axes
 
 
 @plt.rc_context(STYLE)
-def temperature_sweep(rows: pd.DataFrame | Sequence[Mapping], score: str = "rm_score", level: float = 0.95) -> Axes:
-    """Mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
+def temperature_sweep(
+    responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score", level: float = 0.95
+) -> Axes:
+    """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
 
-    `rows` are answers at several temperatures. Raises InputError for none, or answers without the score.
+    `responses` are at several temperatures. Raises `InputError` for none, or responses without the score.
     """
-    frame, points = to_frame(rows), {}
+    frame = to_frame(responses)
     if not len(frame):
         raise InputError("rows: none, give answers at several temperatures")
-    for (method, temperature), group in frame.groupby(["method", "temperature"], sort=False):
-        interval = bootstrap_mean(score_matrix(group, score).mean(axis=1), level, 2000)
-        points.setdefault(method, []).append((temperature, *interval[:3]))
+    groups = frame.groupby(["method", "temperature"], sort=False)
+    means = pd.concat({key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys)
+    table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique())
     ax = subplots((1, 1), 0.68)[0, 0]
-    for method, style in method_styles(points).items():
-        x, mean, low, high = np.array(sorted(points[method])).T
-        ax.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0, gid=f"{method} band")
-        ax.plot(x, mean, marker="o", markersize=3, linewidth=1.4, label=method, gid=f"{method} line", **style)
+    look = {"hue": "method", "palette": {name: style["color"] for name, style in styles.items()}, "linewidth": 1.4}
+    band = {"errorbar": lambda x: bootstrap_mean(x, level, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
+    seaborn.lineplot(table, x="temperature", y="score", marker="o", markersize=4, ax=ax, **look, **band)
     dress(ax, "sampling temperature", NAMES.get(score, score))
     legend(ax)
     caption(ax.figure, f"Bands: {level:.0%} bootstrap intervals over prompts.")
@@ -85,54 +85,50 @@ def temperature_sweep(rows: pd.DataFrame | Sequence[Mapping], score: str = "rm_s
 
 @plt.rc_context(STYLE)
 def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT", label: str = "reward model score") -> np.ndarray:
-    """Each response's score less the baseline's for the same prompt, a panel for each method (paper: Figures 10, 20).
+    """Draw each response's score less the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
 
     `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
-    Raises InputError for scores of one method alone.
+    Raises `InputError` for scores of one method alone.
     """
     moved = shifts(scores, baseline)
-    count = moved.shape[1]
-    if not count:
+    if not moved.shape[1]:
         raise InputError(f"shifts: {', '.join(scores)} alone: give another method to compare with it")
-    columns = min(2, count)
-    lines = -(-count // columns)
-    axes = plt.subplots(
-        lines, columns, sharex=True, sharey=True, squeeze=False, layout="constrained",
-        figsize=(WIDTH, (0.06 + (0.34 if columns > 1 else 0.5) * lines) * WIDTH),
-    )[1]  # fmt: skip
+    columns = min(2, moved.shape[1])
+    rows = -(-moved.shape[1] // columns)
+    axes = subplots((rows, columns), 0.06 + (0.34 if columns > 1 else 0.5) * rows, sharex=True, sharey=True).flat
     bins = np.histogram_bin_edges(moved, bins=30)
-    for ax, (method, style) in zip(axes.flat, method_styles(moved).items(), strict=False):
-        values = moved[method].to_numpy()
-        ax.stairs(np.histogram(values, bins)[0] / len(values), bins, fill=True, color=style["color"], alpha=0.6)
+    for ax, (method, style) in zip(axes, method_styles(moved).items(), strict=False):
+        look = {"color": style["color"], "alpha": 0.6, "element": "step", "linewidth": 0}
+        seaborn.histplot(moved[method], bins=bins, stat="proportion", ax=ax, **look)
         ax.axvline(0, color="black", linewidth=0.8)
-        ax.axvline(values.mean(), linewidth=1, gid=f"{method} mean", color=style["color"], linestyle="--")
-        ax.set_title(f"{method}: {(values > 0).mean():.0%} better", fontsize=8, loc="left", parse_math=False)
+        ax.axvline(moved[method].mean(), linewidth=1, color=style["color"], linestyle="--")
+        ax.set_title(f"{method}: {(moved[method] > 0).mean():.0%} better", fontsize=8, loc="left", parse_math=False)
         dress(ax, "", "")
-    for ax in axes.flat[count:]:
+    for ax in axes[moved.shape[1] :]:
         ax.axis("off")
     base = baseline if baseline in scores else scores.columns[0]
-    axes[0, 0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize=8)
-    axes[0, 0].figure.supylabel("share of responses", fontsize=8)
-    caption(axes[0, 0].figure, "Solid line: no change. Dashed: mean shift.")
-    return axes.flat[:count]
+    axes[0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize=8)
+    axes[0].figure.supylabel("share of responses", fontsize=8)
+    caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
+    return axes[: moved.shape[1]]
 
 
 @plt.rc_context(STYLE)
 def score_quantiles(
     scores: Mapping[str, Sequence[float]], thresholds: Sequence[float] = (), label: str = "reward model score"
 ) -> Axes:
-    """The share of responses that score no more than x: tails that a histogram hides (paper: Figures 3, 14, 16).
+    """Draw the share of responses that score no more than x, which shows the tails (paper: Figures 3, 14, 16).
 
-    `scores`: method to finite scores [N]; `thresholds` are marked. Raises InputError for no methods or no scores.
+    `scores`: method to finite scores [N]; `thresholds` are marked. Raises `InputError` for no methods or no scores.
     """
     if not scores:
         raise InputError("scores is empty: give at least one method with its scores")
-    arrays = {name: np.sort(finite(name, values)) for name, values in scores.items()}
+    arrays = {name: finite(name, values) for name, values in scores.items()}
     ax = subplots((1, 1), 0.68)[0, 0]
     for name, style in method_styles(arrays).items():
-        ax.ecdf(arrays[name], label=name, gid=f"{name} line", linewidth=1.4, **style)
+        seaborn.ecdfplot(x=arrays[name], label=name, linewidth=1.4, ax=ax, **style)
     for threshold in thresholds:
-        ax.axvline(threshold, color="0.4", linewidth=0.7, gid="threshold")
+        ax.axvline(threshold, color="0.4", linewidth=0.7)
     dress(ax, label, "share of responses up to x")
     legend(ax)
     marked = " Vertical lines: thresholds." if len(thresholds) else ""
@@ -142,40 +138,37 @@ def score_quantiles(
 
 @plt.rc_context(STYLE)
 def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
-    """Gold score against reward model score over training: where the path turns down, only the proxy still improves.
+    """Draw gold score against reward model score over training: where the path turns down, only the proxy improves.
 
-    Not in the paper. Rows have `update`, `rm_score_mean` and `gold_mean`; `smooth` and errors as in
-    `plots.reward_curves`.
+    Not in the paper. Rows have `update`, `rm_score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
     """
     ax = panels(runs, [("rm_score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
-    caption(
-        ax.figure, "A run is a path through its updates; large dots: last update. Right but down: over-optimisation."
-    )
+    words = "A run is a path through its updates; large dots: last update. Right but down: over-optimisation."
+    caption(ax.figure, words)
     return ax
 
 
 @plt.rc_context(STYLE)
 def agreement_map(table: Sequence[Mapping]) -> Axes:
-    """Agreement of every two raters in per cent, with Cohen's κ (paper: Table 1).
+    """Draw the agreement of every two raters in per cent, with Cohen's κ (paper: Table 1).
 
-    `table` is that of `agreement.agreement_table`. Raises InputError for an empty one.
+    `table` is that of `agreement.agreement_table`. Raises `InputError` for an empty one.
     """
     if not table:
         raise InputError("table is empty: give verdicts of at least two raters")
     names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
-    values, texts = np.full((len(names), len(names)), np.nan), {}
+    shares = pd.DataFrame(np.nan, names[1:], names[:-1])
+    texts = pd.DataFrame("", names[1:], names[:-1])
     for row in table:
-        place = names.index(row["b"]), names.index(row["a"])
         share, kappa = row["agreement"], row["kappa"]["mean"]
-        values[place] = share["mean"]
         words = "κ undefined" if np.isnan(kappa) else f"κ {kappa:.2f}".replace("-", "−")
-        texts[place] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+        shares.loc[row["b"], row["a"]] = share["mean"]
+        texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
     ax = subplots((1, 1), 0.16 * len(names))[0, 0]
-    image = _heat(ax, values[1:, :-1], 0, 1, {(i - 1, j): text for (i, j), text in texts.items()})
-    _ticks(ax, names[:-1], names[1:])
-    ax.invert_yaxis()  # as the paper's table: the first rater on top
+    bar = {"label": "agreement", "format": PercentFormatter(1)}
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": 7}, "cbar_kws": bar}
+    seaborn.heatmap(shares, annot=texts, fmt="", ax=ax, **look)
     ax.set(xlabel="rater", ylabel="rater")
-    ax.figure.colorbar(image, label="agreement", format=PercentFormatter(1))
     pairs = sorted({row["pairs"] for row in table})
     count = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
     caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
@@ -184,22 +177,19 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
 
 @plt.rc_context(STYLE)
 def win_rates(rates: Mapping[str, WinRate]) -> Axes:
-    """Wins, ties and losses as stacked bars, with the interval of the win rate behind them (paper: Figures 4, 17).
+    """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
 
-    `rates`: who against whom by which judge, as the bar is called, to `agreement.win_rate`. Raises InputError for none.
+    `rates`: who against whom by which judge, as the bar is called, to `agreement.win_rate`. Raises `InputError` for
+    none.
     """
     if not rates:
         raise InputError("rates is empty: give at least one win rate")
+    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in _OUTCOMES} for name, rate in rates.items()}).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
-    left = np.zeros(len(rates))
-    totals = np.array([rate.win + rate.tie + rate.lose for rate in rates.values()])
-    for outcome, (colour, text) in _OUTCOMES.items():
-        share = np.array([getattr(rate, outcome) for rate in rates.values()]) / totals
-        bars = ax.barh(range(len(rates)), share, left=left, color=colour, height=0.66, label=outcome, gid=outcome)
-        ax.bar_label(
-            bars, [f"{x:.0%}" if x >= 0.06 else "" for x in share], label_type="center", color=text, fontsize=7
-        )
-        left += share
+    colours = {key: colour for key, (colour, _) in _OUTCOMES.items()}
+    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=colours, legend=False, ax=ax)
+    for bars, (_, text) in zip(ax.containers, _OUTCOMES.values(), strict=True):
+        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text, fontsize=7)
     names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
     ax.set_yticks(range(len(rates)), names, parse_math=False)
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # seen between the bars
@@ -210,22 +200,3 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     level = next(iter(rates.values())).rate.level
     caption(ax.figure, f"Win rate: ties count half; in brackets its {level:.0%} interval.")
     return ax
-
-
-def _heat(ax: Axes, values: np.ndarray, low: float, high: float, texts: Mapping[tuple, str] | None = None):
-    """A colour for each cell with its number in it; the first row is drawn at the bottom."""
-    image = ax.pcolormesh(values, cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=0.5)
-    for (i, j), value in np.ndenumerate(values):
-        if not np.isnan(value):
-            words = texts[i, j] if texts else f"{value:.2f}".replace("-", "−")
-            shade = "black" if high > low and (value - low) / (high - low) > 0.5 else "white"
-            ax.text(j + 0.5, i + 0.5, words, ha="center", va="center", fontsize=7, color=shade)
-    return image
-
-
-def _ticks(ax: Axes, x: Sequence[str], y: Sequence[str]) -> None:
-    ax.set_xticks(np.arange(len(x)) + 0.5, x, parse_math=False)
-    ax.set_yticks(np.arange(len(y)) + 0.5, y, parse_math=False)
-    ax.tick_params(length=0)
-    ax.grid(False)
-    ax.spines[:].set_visible(False)

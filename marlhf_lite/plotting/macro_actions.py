@@ -178,6 +178,8 @@ def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 
         ax.set(xlabel="", ylabel="")
     for ax in axes.flat[len(segmentations) :]:
         ax.axis("off")
+    for ax in axes.flat[max(len(segmentations) - columns, 0) : len(segmentations)]:
+        ax.tick_params(labelbottom=True)  # nothing stands below it
     figure.supxlabel("length of the macro action (tokens)", fontsize=8)
     figure.supylabel("share of tokens", fontsize=8)
     return axes.flat[: len(segmentations)]

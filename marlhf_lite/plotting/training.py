@@ -162,20 +162,6 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
     return axes
 
 
-@plt.rc_context(STYLE)
-def reward_against_gold(runs: Runs, smooth: int = 5) -> np.ndarray:
-    """Draw reward model score and gold score over the KL to the reference; where only the first rises, it is hacked.
-
-    Not in the paper, which reports reward hacking on WebGPT (Appendix C.2). A run is a path through its updates that
-    ends in a dot, single updates as points; several are thin, with the mean of both coordinates.
-    Rows have `update`, `kl_k1`, `rm_score_mean` and `gold_mean`. Returns [2] Axes, reward model score left and gold
-    score right. `smooth`, here of both coordinates, and errors as in `reward_curves`.
-    """
-    axes = panels(runs, [("kl_k1", name) for name in ("rm_score_mean", "gold_mean")], (1, 2), 0.6, smooth)[0]
-    caption(axes[0].figure, "Large dots: last update. Left up, right down: over-optimisation.")
-    return axes
-
-
 # Tables for seaborn
 
 
@@ -213,14 +199,17 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
-    table = pd.DataFrame(list(rows))
+    table = pd.DataFrame(list(rows), dtype=object)
     for metric in ("update", *metrics):
         if metric not in table:
             raise InputError(f"{name}: no {metric!r} in its rows; there are: {', '.join(table) or 'none'}")
     try:
-        table = table[["update", *metrics]].astype(float).drop_duplicates("update", keep="last").sort_values("update")
+        table = table[["update", *metrics]].astype(float)
     except (TypeError, ValueError):
-        raise InputError(f"{name}: update must be a number in every row, {', '.join(metrics)} or null") from None
+        table = pd.DataFrame({"update": [np.nan]})
+    if table["update"].isna().any():
+        raise InputError(f"{name}: update must be a number in every row, {', '.join(metrics)} or null")
+    table = table.drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
         raise InputError(f"{name}: {' and '.join(metrics)} have no value together in any update")
@@ -276,9 +265,9 @@ def _reading(runs: Runs, smooth: int) -> str:
     return " ".join(parts)
 
 
-def subplots(shape: tuple[int, int], height: float) -> np.ndarray:
+def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
     """Make a figure of 10 cm and return its Axes, always [rows, columns]; `height` is a share of the width."""
-    return plt.subplots(*shape, figsize=(WIDTH, height * WIDTH), layout="constrained", squeeze=False)[1]
+    return plt.subplots(*shape, figsize=(WIDTH, height * WIDTH), layout="constrained", squeeze=False, **options)[1]
 
 
 def dress(ax: Axes, x: str, y: str) -> None:
