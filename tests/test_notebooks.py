@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 NOTEBOOKS = sorted(p for folder in ("notebooks", "notebooks/solutions") for p in (ROOT / folder).glob("*.ipynb"))
 LESSONS = [p for p in NOTEBOOKS if p.parent.name == "notebooks"]
-CELL_SECONDS = 120
+CELL_SECONDS = 600  # against a cell that hangs; a busy machine is slow
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|tmp|home/[a-z_][\w-]*)/")
 
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks")))
