@@ -40,6 +40,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
@@ -158,7 +159,7 @@ def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
     """Return the base with a new adapter, or for full fine-tuning all its weights, to train: where SFT starts."""
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
-    return get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM))
+    return use_merged_forward(get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM)))
 
 
 def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
@@ -174,7 +175,7 @@ def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> P
         return with_head(_load_full_model(base, sft, trainable=True), seed).requires_grad_(True).train()
     config = LoraConfig.from_pretrained(_check_adapter(sft, base))
     config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
-    model = get_peft_model(with_head(share(base), seed), config)
+    model = use_merged_forward(get_peft_model(with_head(share(base), seed), config))
     head = {k: v for k, v in get_peft_model_state_dict(model).items() if ".score." in k}
     set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)) | head)
     return model.train()
@@ -216,7 +217,8 @@ def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
     try:
-        return PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable).train(trainable)
+        loaded = PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable)
+        return use_merged_forward(loaded).train(trainable)
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None
