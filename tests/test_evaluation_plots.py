@@ -10,7 +10,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments.evaluation_report import details
+from marlhf_lite.experiments.evaluation_report import caption, details
 from marlhf_lite.plotting import evaluation as plots
 from marlhf_lite.plotting.training import save
 from marlhf_lite.utils.errors import InputError
@@ -216,6 +216,16 @@ def test_details_of_several_temperatures(tmp_path):
         "best_of_n_rm_score", "best_of_n_gold"
     }  # fmt: skip
     assert (tmp_path / "details.json").stat().st_size > 1000
+
+
+def test_the_caption_says_what_gains_are_over_and_that_there_were_fewer_prompts():
+    rows = to_frame(ROWS)
+    interval = "[95 % interval]"
+    assert (
+        caption(rows, 6) == f"6 held-out prompts; behind scores: gain over SFT T=0.0, at every temperature {interval}"
+    )
+    fewer = "6 held-out prompts (512 asked for: the task has no more); behind scores: gain over SFT"
+    assert caption(rows[rows["temperature"] == 0.4], 512) == f"{fewer} {interval}"
 
 
 def test_details_without_scores(tmp_path):

@@ -21,6 +21,15 @@ from marlhf_lite.utils.jsonl import write_json
 _HEADINGS = {"method": "method", "mean": "mean", "std": "std", "median": "median", "low tail": "5 % quantile"}
 
 
+def caption(responses: pd.DataFrame, asked: int) -> str:
+    """What stands above the table of `summarise`; `asked` is the number of prompts that were asked for."""
+    count = responses["id"].nunique()
+    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
+    base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
+    always = ", at every temperature" * (responses["temperature"].nunique() > 1)
+    return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]"
+
+
 def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path, baseline: str = "SFT") -> str:
     """Write details.json and details.md to `path` and figures to `figures`; the text of details.md.
 

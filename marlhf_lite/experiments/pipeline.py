@@ -30,7 +30,7 @@ from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers, name_temperatures
-from marlhf_lite.experiments.evaluation_report import details
+from marlhf_lite.experiments.evaluation_report import caption, details
 from marlhf_lite.experiments.reports import run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -472,11 +472,7 @@ def evaluate(context: RunContext, policies: dict[str, Path], sft: Path, rm: Path
     histories = {name: RunFolder.open(path.parent).metrics() for name, path in policies.items() if examples}
     figures = context.path / "figures"
     summary = run_report(context.path, rows, histories, figures, context.run.config)
-    count, asked = len(context.test_prompts), options.eval_prompts
-    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
-    baseline = name_temperatures(rows)["method"].iloc[0]  # SFT, with its temperature where there are several
-    always = ", at every temperature" * (rows["temperature"].nunique() > 1)
-    print(f"\n{prompts}; behind scores: gain over {baseline}{always} [95 % interval]\n\n{summary}\n")
+    print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
     if not examples or options.temperatures or options.eval_samples > 1:
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
     print(example_answers(rows, examples), end="")
