@@ -151,8 +151,3 @@ def figures_apart():
     yield
     assert dict(mpl.rcParams) == settings
     pyplot.close("all")
-
-
-def find(ax, gid):
-    """The artists of an axes that have this group id."""
-    return [artist for artist in ax.get_children() if artist.get_gid() == gid]
