@@ -47,7 +47,7 @@ METHODS = {
     "PPO": {"command": "ppo", "options": {"n": 1}},
     "best-of-3": {"command": "best_of_n", "samples": 3},
     "DPO": {"command": "dpo", "options": {"eval_every": 2, "test_prompts": 2}},
-    "RLOO": {"command": "rloo"},
+    "RLOO=2": {"command": "rloo"},
 }
 
 
@@ -164,7 +164,7 @@ def test_an_empty_key_is_as_if_it_were_not_there(small):
 
 def test_shared_options_may_do_nothing_in_some_methods(small):
     found = {run.method: run.options.get("lam") for run in plan(load_study(small(shared=SMALL | {"lam": 0.5})))}
-    assert found["PPO"] == 0.5 and found["RLOO"] is None
+    assert found["PPO"] == 0.5 and found["RLOO=2"] is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_dry_run_lists_and_does_nothing(small, tmp_path, capsys, monkeypatch):
         "PPO-seed0": "n was 1, now 3",
         "best-of-3-seed0": "done",
         "DPO-seed0": "to do",
-        "RLOO-seed0": "done",
+        "RLOO=2-seed0": "done",
     }
     assert shown.splitlines()[-1] == "5 runs, 3 done"
     assert not (tmp_path / "runs").exists()
@@ -424,7 +424,7 @@ def test_results_hold_what_is_compared(place):
         assert result["seconds_total"] == pytest.approx(seconds, rel=1e-3)
     assert [row["update"] for row in found["PPO"]["curve"]] == [1, 2]
     assert found["PPO"]["curve"][0].keys() >= {"rm_score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
-    assert found["RLOO"]["curve"][1]["generated_tokens"] > found["RLOO"]["curve"][0]["generated_tokens"] > 0
+    assert found["RLOO=2"]["curve"][1]["generated_tokens"] > found["RLOO=2"]["curve"][0]["generated_tokens"] > 0
     scores = [row["rm_score_mean"] for row in found["DPO"]["curve"]]
     assert scores[0] is None and scores[-1] is not None  # of tests on held-out prompts
     assert found["SFT"]["curve"] == [] and set(found["SFT"]["final"]["kl"]) == {0.0}

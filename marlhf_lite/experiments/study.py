@@ -256,7 +256,11 @@ def run_study(options: StudyConfig) -> None:
             raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --results")
     todo = [run for run in runs if not stored[run.name]]
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    failures = _run_all(study, todo, Path("runs") / f"study-{study.name}", results, options.workers) if todo else []
+    failures = (
+        _run_all(study, todo, Path("runs") / f"study-{study.name.replace('=', '-')}", results, options.workers)
+        if todo
+        else []
+    )
     _report(study, plan(study, seeds), results, custom=bool(options.results))
     if failures:
         print(*failures, sep="\n\n")
@@ -325,7 +329,8 @@ def make_start(run: Run, folder: Path, commands: Commands) -> Path:
 
 def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: Commands) -> None:
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
-    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
+    # Other options have another folder. Its name has no "=", which `--policies name=folder` could not tell apart.
+    models, folder = start.result(), work / f"{run.name.replace('=', '-')}-{_hash(run.options)}"
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
     there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test"]
     if there < run.prompts:
