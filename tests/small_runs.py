@@ -79,8 +79,8 @@ def same_checkpoints(one, other):
 
 
 def _leaves(value, name=""):
-    if isinstance(value, dict):
-        for key, item in value.items():
+    if isinstance(value, dict | list | tuple):  # torch makes lists of tuples when it loads an optimizer
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _leaves(item, f"{name}/{key}")
     else:
         yield name, value
@@ -129,8 +129,6 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
         os.dup2(nowhere.fileno(), 1), os.dup2(nowhere.fileno(), 2)
     torch.set_num_threads(1)
     path = Path(path)
-    if halt:
-        _halt_at(halt, halted(path))
     resume = any((path / "checkpoints").glob("update-*"))
     set_seed(seed if resume else 0)
     run = RunFolder.open(path) if resume else RunFolder.create(path, {}, overwrite=True)
@@ -138,6 +136,8 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
         model, sft, rm = folders
         roles = build_models(load_base(ModelConfig(model=model)), sft, rm)
         trainer = build(roles, load_tokenizer(EMBEDDED_MODEL), run, **changes)
+        if halt:
+            _halt_at(halt, halted(path))
         if limit:
             _limit_files(trainer, *limit)
         trainer.train(resume)
@@ -159,7 +159,7 @@ def _halt_at(count, mark):
 
         return call
 
-    os.fsync, os.replace, shutil.rmtree = slow(os.fsync), slow(os.replace), slow(shutil.rmtree)
+    torch.save, os.replace, shutil.rmtree = slow(torch.save), slow(os.replace), slow(shutil.rmtree)
 
 
 def _limit_files(trainer, update, size):

@@ -88,7 +88,7 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     again = build(build_models(*folders), tokenizer, RunFolder.open(run.path))
     assert timeless(again.train(resume=True)) == timeless(plain.history)
     for name in ("policy", "critic"):
-        assert not changed(getattr(again.models, name), snapshot(getattr(plain.roles, name)))
+        assert not changed(getattr(again.models, name), snapshot(getattr(plain.models, name)))
     state = torch.load(run.path / "checkpoints" / "update-000003" / "state.pt", weights_only=True)
     assert len(state["weights"]) == len([*again.actor_critic.parameters()])
     assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
