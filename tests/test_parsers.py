@@ -270,6 +270,7 @@ def test_link_sentences_without_a_reply_have_no_tree(tmp_path, monkeypatch, end)
 def test_link_replies_are_read():
     reply = "(S (NP the cat.n)\n   (VP sat.v-d\n       (PP on\n (NP the mat.n)))\n   .)\n\n(S (NP second))"
     assert read_constituents(reply).leaves() == ["the", "cat.n", "sat.v-d", "on", "the", "mat.n", "."]
+    assert read_constituents("(ADJP (S (NP it)\n .))\n\n").leaves() == ["it", "."]
     for none in ("", "No linkages\n", "(S (NP the", "(S"):
         assert read_constituents(none) is None
     words = ["the", "asdf{?}.n", "{of}", "12.5{!}", "Mr..x", "'s.v", "{", "{}}", "U.S", ".", "....v"]

@@ -20,9 +20,9 @@ MARKER = "!walls=0\n"  # a harmless command after each sentence: its answer ends
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
 LONGEST = 2000  # characters; longer sentences are not parsed
 START_SECONDS = 20.0  # for the dictionary to load
-# Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints. Control
-# characters become spaces.
-_ALIKE = str.maketrans("‘’“”([)]", "''\"\"{{}}") | {code: " " for code in (*range(32), 127)}
+# Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints.
+_ALIKE = str.maketrans("‘’“”([)]\n\r\t\0", "''\"\"{{}}    ")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 class LinkGrammarParser:
@@ -98,11 +98,20 @@ class LinkGrammarParser:
 
 def read_constituents(reply: str) -> nltk.Tree | None:
     """Return the first tree of a reply in brackets, leaves as link-grammar writes them; None if there is none."""
-    start = reply.find("(S")
-    try:
-        return nltk.Tree.fromstring(reply[start:].split("\n\n")[0]) if start >= 0 else None
-    except ValueError:  # cut off
-        return None
+    start = reply.find("(S")  # what precedes it, such as `(ADJP` of an incomplete sentence, is left out
+    stack: list[nltk.Tree] = []
+    words = iter(_TOKEN.findall(reply, start) if start >= 0 else [])
+    for word in words:
+        if word == "(":
+            stack.append(nltk.Tree(next(words, ""), []))
+        elif word != ")":
+            stack[-1].append(word)
+        elif len(stack) == 1:
+            return stack[0]
+        else:
+            done = stack.pop()
+            stack[-1].append(done)
+    return None
 
 
 def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:

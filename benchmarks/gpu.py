@@ -1,0 +1,316 @@
+"""What can only be seen on a GPU, in one command of at most 9 minutes without a network: `make gpu`.
+
+Tests of kernels, autocast and checkpointing on the card; PPO and MA-PPO on the architecture of Gemma-2B with random
+bfloat16 weights and LoRA, with tokens a second, seconds by phase, the share of the card's arithmetic, and peak memory
+against `marlhf memory`; the launch files with one process; a 4-bit base. All goes into one JSON file.
+
+    python benchmarks/gpu.py                      # one card of 80 GB
+    python benchmarks/gpu.py --device cpu --tiny  # every part on a tiny model, to test this script
+    python benchmarks/gpu.py --device cpu --parts update --updates 1 --batch 8 --micro 2  # Gemma-2B, about 10 GiB
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from accelerate import PartialState
+from transformers import AutoModelForCausalLM, GemmaConfig
+
+from marlhf_lite.config.options import DataConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.macro import FixedNGram
+from marlhf_lite.models.actor_critic import PPOModels, build_models
+from marlhf_lite.models.architectures import known_config
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.memory import GIB, estimate_memory
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+LAUNCH = ROOT / "marlhf_lite" / "config" / "accelerate"
+TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}  # dense, 16 bits
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short responses, to test this script")
+    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, comma-separated")
+    for name, default in {"updates": 4, "batch": 64, "micro": 8, "prompt": 256, "response": 128}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--n", default="1,5", help="tokens a macro action, comma-separated; 1 is PPO")
+    parser.add_argument("--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown")
+    parser.add_argument("--seconds", type=float, default=540.0, help="time limit; later parts are left out")
+    parser.add_argument("--out", default="", help="JSON file; default data/results/gpu/CARD.json")
+    args = parser.parse_args(argv)
+    if args.tiny:
+        args.updates, args.batch, args.micro, args.prompt, args.response = 2, 4, 2, 16, 8
+    args.deadline = time.monotonic() + args.seconds
+    return args
+
+
+# The model
+
+
+def build(args: argparse.Namespace, options: ModelConfig, folder: Path) -> PPOModels:
+    """Build the four models over one random base, with adapters as SFT and the reward model leave them."""
+    config = GemmaConfig(**TINY) if args.tiny else known_config("google/gemma-2b")
+    with torch.device(PartialState().device):
+        base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    if options.load_in_4bit:
+        base.save_pretrained(folder / "model")
+        load_tokenizer(EMBEDDED_MODEL).save_pretrained(folder / "model")
+        del base
+        options.model = str(folder / "model")
+        base = load_base(options)
+    base = base.requires_grad_(False).eval()
+    config.save_pretrained(folder / "config")
+    new_policy(base, options).save_pretrained(folder / "sft")
+    new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
+    return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
+
+
+def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
+    """Return different texts of about `tokens` tokens."""
+    words = "the friend of my uncle moved to the harbor and waited some days for a letter from the old town".split()
+    texts = []
+    for i in range(count):
+        text, k = f"Post {i}:", i
+        while len(tokenizer(text)["input_ids"]) < tokens - 4:
+            text, k = f"{text} {words[k % len(words)]}", k + 7
+        texts.append(text)
+    return texts
+
+
+def reset_peak() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_bytes() -> int:
+    """Return the most bytes on the card since `reset_peak`, CUDA's own left out; on a CPU of the whole process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def flops(parameters: int, row: dict, args: argparse.Namespace) -> float:
+    """Return the operations of an update's matrix products with the base's weights.
+
+    Two a weight and token forward (sampling, reference, reward model, policy, critic), and two backward for policy and
+    critic, as the base is frozen. Checkpointing's second forward pass is not counted.
+    """
+    tokens = args.batch * args.prompt + row["tokens"]
+    return 2 * parameters * tokens * (5 + 2)
+
+
+def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dict:
+    """Run updates with macro actions of n tokens and return means over all but the first, which warms up."""
+    torch.manual_seed(0)
+    reset_peak()
+    options = ModelConfig(dtype="bfloat16", gradient_checkpointing=True, load_in_4bit=load_in_4bit)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models, tokenizer = build(args, options, folder), load_tokenizer(EMBEDDED_MODEL)
+        ppo = PPOConfig(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro)
+        trainer = PPOTrainer(
+            models,
+            tokenizer,
+            make_prompts(tokenizer, args.batch, args.prompt),
+            ModelReward(models.reward, args.micro),
+            FixedNGram(n),
+            ppo,
+            MacroConfig(n=str(n)),
+            max_response_length=args.response,
+        )
+        rows = trainer.train()
+        options.model = str(folder / "config")
+        data = DataConfig(max_prompt_length=args.prompt, max_response_length=args.response)
+        estimate = estimate_memory(SimpleNamespace(model=options, ppo=ppo, data=data), gpu=False)
+    used = rows[1:] or rows
+    seconds = sum(row["seconds"] for row in used) / len(used)
+    weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)
+    result = {
+        "n": n,
+        "parameters": weights,
+        "seconds_per_update": seconds,
+        "seconds_by_phase": {k[8:]: sum(r[k] for r in used) / len(used) for k in rows[0] if k.startswith("seconds_")},
+        "response_tokens_per_second": sum(row["tokens"] for row in used) / seconds / len(used),
+        "peak_gib": peak_bytes() / GIB,
+        "estimated_peak_gib": estimate.peak / GIB,
+        "kl_at_start": rows[0]["kl_k1"],
+        "policy_grad_norm": rows[-1]["policy_grad_norm"],
+    }
+    card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    peak = args.peak_tflops or next((value for name, value in TFLOPS.items() if name in card), 0)
+    if peak:
+        done = sum(flops(weights, row, args) for row in used) / len(used)
+        result["mfu"] = done / seconds / (peak * 1e12)
+    return result
+
+
+# The parts
+
+
+def run_tests(args: argparse.Namespace) -> dict:
+    """Run the tests of kernels, autocast and checkpointing, which take the card where there is one."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "tests/test_on_card.py",
+    ]
+    done = run(args, command)
+    lines = done.stdout.strip().splitlines()
+    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return {"status": done.returncode, "summary": lines[-1] if lines else done.stderr[-300:], "failures": failures}
+
+
+def run(args: argparse.Namespace, command: list[str]) -> subprocess.CompletedProcess:
+    """Run a command in the checkout, until the time limit."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if args.device == "cpu":
+        env |= {"CUDA_VISIBLE_DEVICES": ""}
+    left = max(args.deadline - time.monotonic(), 1)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=left)
+
+
+def run_updates(args: argparse.Namespace) -> dict:
+    """Measure PPO and MA-PPO."""
+    results = [measure(args, n) for n in map(int, args.n.split(","))]
+    ratio = results[-1]["seconds_per_update"] / results[0]["seconds_per_update"]
+    return {"runs": results, "last_over_first": ratio}
+
+
+def run_launch_files(args: argparse.Namespace) -> dict:
+    """Run PPO through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
+    small = ["--size", "60", "--max_response_length", "8"]
+    update = ["--updates", "1", "--batch_size", "4", "--micro_batch_size", "2"]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, finetune in (("ddp", "lora"), ("fsdp2", "full")):
+            marlhf = [sys.executable, "-m", "marlhf_lite"]
+            given = [*small, "--finetune", finetune]
+            places = {stage: f"{folder}/{name}-{stage}" for stage in ("sft", "rm", "ppo")}
+            stages = [
+                [*marlhf, "sft", *given, "--sft_epochs", "1", "--output_dir", places["sft"]],
+                [*marlhf, "rm", *given, "--rm_epochs", "1", "--sft", places["sft"], "--output_dir", places["rm"]],
+                [
+                    *(
+                        sys.executable,
+                        "-m",
+                        "accelerate.commands.launch",
+                        "--config_file",
+                        str(LAUNCH / f"{name}.yaml"),
+                    ),
+                    *("--num_processes", "1", *(["--cpu"] if args.device == "cpu" else []), "-m", "marlhf_lite"),
+                    *("ppo", *given, *update, "--sft", places["sft"], "--rm", places["rm"]),
+                    *("--output_dir", places["ppo"]),
+                ],
+            ]
+            start = time.monotonic()
+            for command in stages:
+                done = run(args, command)
+                if done.returncode:
+                    break
+            error = (done.stderr or done.stdout).strip().splitlines()[-3:] if done.returncode else []
+            found[name] = {"status": done.returncode, "seconds": time.monotonic() - start, "error": error}
+    return found
+
+
+def run_four_bits(args: argparse.Namespace) -> dict:
+    """Measure one update over a 4-bit base, where bitsandbytes is installed and there is a card."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return {"left_out": "bitsandbytes is not installed: pip install -e '.[gpu]'"}
+    if args.device == "cpu":
+        return {"left_out": "4-bit bases need a card"}
+    return measure(argparse.Namespace(**vars(args) | {"updates": 2}), 5, load_in_4bit=True)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict]] = {
+    "tests": run_tests,
+    "update": run_updates,
+    "launch": run_launch_files,
+    "four_bits": run_four_bits,
+}
+
+
+def describe_device(args: argparse.Namespace) -> dict:
+    if args.device == "cpu":
+        return {"name": "CPU", "threads": torch.get_num_threads()}
+    card = torch.cuda.get_device_properties(0)
+    found = {"name": card.name, "gib": card.total_memory / GIB, "capability": f"{card.major}.{card.minor}"}
+    return found | {"cuda": torch.version.cuda, "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the parts and write the record after each; a part that fails is recorded. Status 1 where one failed."""
+    args = arguments(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("make gpu: no CUDA device here, so there is nothing to measure")
+        return 0
+    if args.device == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    device = describe_device(args)
+    name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
+    out = Path(args.out or ROOT / "data" / "results" / "gpu" / f"{name}.json")
+    shown = {key: value for key, value in vars(args).items() if key not in ("out", "deadline")}
+    record = {"device": device, "environment": environment(), "arguments": shown, "parts": {}}
+    failed = False
+    for part in args.parts.split(","):
+        start = time.monotonic()
+        if start > args.deadline:
+            record["parts"][part] = {"left_out": "no time was left"}
+            continue
+        try:
+            result = PARTS[part](args)
+        except Exception as error:  # one part must not cost the others' results
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        failed |= "error" in result or any(value.get("status") for value in (result, *dicts(result)))
+        record["parts"][part] = result | {"seconds": time.monotonic() - start}
+        print(json.dumps({part: record["parts"][part]}, indent=1), flush=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, record)
+    print(f"written to {out}")
+    return int(failed)
+
+
+def dicts(result: dict) -> list[dict]:
+    return [value for value in result.values() if isinstance(value, dict)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
