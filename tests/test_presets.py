@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config.options import GROUPS
-from marlhf_lite.config.parser import list_presets, parse, preset_text, presets
+from marlhf_lite.config.parser import flatten, list_presets, parse, preset_text, presets
 from marlhf_lite.utils.errors import InputError
 
 # Table 5, row by row, its cells spread over the tasks they speak of; - where it has a dash. The last column is Appendix
@@ -20,20 +20,18 @@ TABLE_5 = """
 sft_batch_size         512    512    64      128    128    128     128    128    128     16            32            512
 sft_epochs             3      3      3       1      1      5       3      3      3       1             1             3
 sft_learning_rate      5e-5   5e-5   1e-4    2e-5   2e-5   2e-5    5e-6   5e-6   5e-6    5e-6          2e-6          5e-5
-sft_lr_scheduler       cosine cosine cosine  cosine cosine cosine  cosine cosine cosine  cosine        cosine        cosine
-sft_warmup_ratio       0.1    0.1    0.1     0.1    0.1    0.1     0.1    0.1    0.1     0             0             0.1
+lr_scheduler_type      cosine cosine cosine  cosine cosine cosine  cosine cosine cosine  cosine        cosine        cosine
+warmup_ratio           0.1    0.1    0.1     0.1    0.1    0.1     0.1    0.1    0.1     0             0             0.1
 rm_batch_size          64     64     32      128    64     32      128    128    128     -             -             64
 rm_epochs              1      1      1       1      1      1       1      1      1       -             -             1
 rm_learning_rate       1e-5   1e-5   2e-5    1e-6   1e-6   1e-6    8e-6   8e-6   8e-6    -             -             1e-5
-rm_lr_scheduler        cosine cosine cosine  cosine cosine cosine  cosine cosine cosine  -             -             cosine
-rm_warmup_ratio        0.1    0.1    0.1     0.1    0.1    0.1     0.1    0.1    0.1     -             -             0.1
 batch_size             256    256    256     256    256    256     256    256    256     16            16            256
 policy_learning_rate   1.5e-5 1.5e-5 1.5e-5  1e-6   1e-6   1e-6    7e-7   7e-7   7e-7    5e-7          5e-7          5e-6
 critic_learning_rate   1.5e-5 1.5e-5 1.5e-5  1e-6   1e-6   1e-6    1e-6   1e-6   1e-6    5e-5          5e-5          1e-5
 prompt_epochs          1      1      4       1      1      4       1      1      1       1             1             1
 num_ppo_epochs             1      1      1       1      1      1       1      1      1       1             1             1
 rollouts               1      1      1       1      1      1       1      1      1       1             1             1
-clip                   0.2    0.2    0.2     0.2    0.2    0.2     0.2    0.2    0.2     0.2           0.2           0.2
+cliprange              0.2    0.2    0.2     0.2    0.2    0.2     0.2    0.2    0.2     0.2           0.2           0.2
 lam                    0.95   0.95   0.95    0.95   0.95   0.95    0.95   0.95   0.95    0.95          0.95          0.95
 gamma                  1      1      1       1      1      1       1      1      1       1             1             1
 kl_coef                0.05   0.05   0.05    0.05   0.05   0.1     0.1    0.1    0.1     0.05          0.05          0.1
@@ -78,9 +76,9 @@ PAPER = expected()
 
 @cache
 def load(names: str, *argv: str) -> dict:
-    """Options of all groups by name, as the presets give them."""
-    options = parse("run", ["--preset", names, *argv], tuple(GROUPS), "about")
-    return {name: value for group in vars(options).values() for name, value in vars(group).items()}
+    """Options of the command that runs all stages, by name, as the presets give them."""
+    options = parse("run", ["--preset", names, *argv], COMMANDS["run"].groups, "about")
+    return flatten(options)
 
 
 def refused(names: str) -> str:
@@ -126,7 +124,7 @@ def test_model_data_and_way_of_training(name):
 def test_gemma_2_gets_an_attention_that_caps_its_logits():
     tiny = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
     for task in ("tldr", "hh", "webgpt"):
-        attention = load(f"gemma-2-27b/{task}")["attention"]
+        attention = load(f"gemma-2-27b/{task}")["attn_implementation"]
         config = Gemma2Config(**tiny, head_dim=8, vocab_size=16)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         assert model.config._attn_implementation == "eager"
@@ -164,7 +162,7 @@ def test_every_preset_parses_for_every_command(name, command):
     values = yaml.safe_load(preset_text(name))
     for group in groups:
         for field in dataclasses.fields(GROUPS[group]):
-            if field.name in values:
+            if field.name in values and field.name in load(name):
                 assert getattr(getattr(options, group), field.name) == load(name)[field.name], field.name
 
 
