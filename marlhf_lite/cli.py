@@ -208,10 +208,7 @@ def _train_all(options: SimpleNamespace, folders: dict[str, Path], methods: dict
 
 def _evaluate(options: SimpleNamespace, folders: dict[str, Path]) -> None:
     from marlhf_lite.models.adapters import resolve_adapter_dir
-    from marlhf_lite.utils.run_folder import check_writable
 
-    if options.eval.responses:
-        check_writable("--responses", Path(options.eval.responses))
     policies: dict[str, Path] = {}
     for item in filter(None, options.policies.policies.split(",")):
         name, _, folder = item.strip().rpartition("=")

@@ -105,7 +105,7 @@ def make(base, sft, tokenizer, texts, tmp_path):
     """A group trainer, its model and the rollouts it scores; keyword arguments are options, else of the trainer."""
 
     def build(method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes):
-        few = {"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1, "group_learning_rate": 0.01}
+        few = {"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1, "policy_learning_rate": 0.01}
         group = CONFIGS[method](**few | changes)
         model = load_policy(base, sft)
         spy = Spy(reward or FunctionReward(early_letters))
@@ -135,7 +135,7 @@ def work(base, tokenizer, texts, tmp_path):
     def build(model=base, **changes):
         kinds = {"run": RunConfig, "model": ModelConfig, "data": DataConfig, "trainer": TrainerConfig}
         given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
-        given |= {"group_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
+        given |= {"policy_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
         kinds |= {"checkpoint": CheckpointConfig, "logging": LoggingConfig, "dpo": DPOStageConfig, **CONFIGS}
         names = {f.name for kind in kinds.values() for f in fields(kind)}
         assert given.keys() <= names
@@ -159,7 +159,7 @@ def work(base, tokenizer, texts, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_starts_at_the_reference_and_moves_away_from_it(make, base, sft, method):
     start, frozen = adapter(load_policy(base, sft)), {k: p.clone() for k, p in base.named_parameters()}
-    made = make(method, group_learning_rate=0.05)
+    made = make(method, policy_learning_rate=0.05)
     kl = "kl_k1" if method == "rloo" else "kl_k3"
     first, second = rows(made)
     assert abs(first[kl]) < 1e-3 < abs(second[kl])
@@ -171,7 +171,7 @@ def test_starts_at_the_reference_and_moves_away_from_it(make, base, sft, method)
 @pytest.mark.parametrize("method, at_temperature", [("rloo", False), ("grpo", True)])
 def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
     """Of a policy that has moved, against the estimators on the sampled tokens; the base would give another."""
-    made = make(method, updates=1, group_learning_rate=1e-9, temperature=0.7, logprobs_at_temperature=at_temperature)
+    made = make(method, updates=1, policy_learning_rate=1e-9, temperature=0.7, logprobs_at_temperature=at_temperature)
     policy = nudge(load_policy(base, sft), 5, 0.05)
     for name, parameter in policy.named_parameters():
         made.model.get_parameter(name).data.copy_(parameter.data)
@@ -360,7 +360,7 @@ def test_sampling_options_reach_generation(make):
 @pytest.mark.parametrize("method", METHODS)
 def test_reward_rises(make, method):
     made = make(method, updates=24, batch_size=48, micro_batch_size=48, temperature=1.0, top_k=0, kl_coef=0.0,
-                group_learning_rate=0.1)  # fmt: skip
+                policy_learning_rate=0.1)  # fmt: skip
     scores = [row["rm_score_mean"] for row in rows(made)]
     assert sum(scores[-5:]) / 5 > 0.2 + sum(scores[:2]) / 2
 
@@ -534,7 +534,7 @@ def test_resume_without_a_checkpoint_starts_over(work, sft):
 
 
 def test_tests_compare_with_the_sft_model(work, sft, model_reward):
-    folder = pipeline.rloo_stage(work(eval_every=1, group_learning_rate=0.05), sft, model_reward)
+    folder = pipeline.rloo_stage(work(eval_every=1, policy_learning_rate=0.05), sft, model_reward)
     run = RunFolder.open(folder.parent)
     first, second = run.tests()
     assert (first["update"], second["update"]) == (1, 2) and first["rm_score_sft"] == second["rm_score_sft"]
@@ -551,7 +551,7 @@ def test_whole_models(work, base, sft, tiny, tokenizer, model_reward, tmp_path, 
     load_policy(base, sft).merge_and_unload().save_pretrained(whole)
     tokenizer.save_pretrained(whole)
     shell = load_base(replace(tiny, finetune="full"))
-    space = work(shell, finetune="full", updates=4, group_learning_rate=1e-2, dpo_learning_rate=1e-3)
+    space = work(shell, finetune="full", updates=4, policy_learning_rate=1e-2, dpo_learning_rate=1e-3)
     folder = STAGES[method](space, whole, model_reward)
     rows = RunFolder.open(folder.parent).metrics()
     names = [k for k in rows[0] if k.startswith(("kl_", "log_ratio"))]

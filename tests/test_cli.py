@@ -251,10 +251,9 @@ def test_missing_dataset(fails, name):
         (["run", "--size", "9", "--reward", ":"], ["--reward :"]),
         (["ppo", "--from_checkpoint", "2"], ["--from_checkpoint 2: only a run that goes on has one", "--resume"]),
         (["run", "--from_checkpoint", "2"], ["--from_checkpoint 2", "--resume"]),
-        (["rloo", "--policy_learning_rate", "1"], ["--policy_learning_rate", "did you mean --group_learning_rate?"]),
+        (["rloo", "--critic_learning_rate", "1"], ["--critic_learning_rate", "did you mean --policy_learning_rate?"]),
         (["generate"], ["--policy: not given", "marlhf ppo"]),
         (["export", "--policy", SFT], ["--output_dir: not given"]),
-        (["evaluate", "--sft", SFT, "--responses", "FILE"], ["--responses FILE cannot be made (FILE is a file)"]),
     ],
 )
 def test_bad_options(fails, sft, tmp_path, argv, parts):
@@ -541,7 +540,7 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     config = RunFolder.open("e").config
     assert (config["policies"], config["resume"]) == ("c=c", "")
     assert json.loads(Path("e/summary.json").read_text())["config"]["policies"] == "c=c"
-    stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c", "--responses", "e/responses")
+    stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c")
     assert Path("c/config.yaml").read_bytes() == trained  # a run of another command
     capsys.readouterr()
     stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b", "--eval_temperatures", "0,1", "--eval_prompts", "2")

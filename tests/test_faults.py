@@ -10,6 +10,7 @@ from small_runs import build, early_letters, run_child, start, timeless, wait
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram, MacroActions
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.training import safeguards
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
@@ -97,7 +98,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_an_update_that_is_not_finite_is_left_out(make, run, fault):
     """Weights and moments stay as they were; the updates around it train, and the count starts anew."""
-    trainer = make(run, updates=5, max_bad_updates=2, kl_target=0.1, kl_horizon=4, kl_ceiling=1e3)
+    trainer = make(run, updates=5, kl_target=0.1, kl_horizon=4, kl_ceiling=1e3)
     FAULTS[fault](trainer, (2, 4))
     states = by_update(trainer)
     history = trainer.train()
@@ -116,7 +117,7 @@ def test_an_update_that_is_not_finite_is_left_out(make, run, fault):
 
 @pytest.mark.parametrize("fault", list(FAULTS)[::2])
 def test_several_in_a_row_stop_the_run_and_say_where(make, run, fault):
-    trainer = make(run, updates=9, max_bad_updates=3)
+    trainer = make(run, updates=9)
     FAULTS[fault](trainer, range(2, 10))
     before = by_update(trainer)
     with pytest.raises(InputError, match=f"3 updates in a row were not finite.*{fault.split(',')[0]}.*start again"):
@@ -148,9 +149,10 @@ def test_bad_in_the_pass_before_several_steps(make):
     assert len(calls) == 4 and same(states[1], states[2])
 
 
-def test_one_bad_step_of_several(make):
+def test_one_bad_step_of_several(make, monkeypatch):
     """It and those after it are left out; the update counts as bad, and where is remembered."""
-    trainer = make(updates=2, num_mini_batches=2, max_bad_updates=1)
+    monkeypatch.setattr(safeguards, "NONFINITE_IN_ROW", 1)
+    trainer = make(updates=2, num_mini_batches=2)
     calls = []
 
     def hook(_, args, out):
@@ -167,10 +169,10 @@ def test_one_bad_step_of_several(make):
 
 def test_counted_over_a_restart(make, base, sft, rm, tokenizer, run):
     """Two bad updates, a checkpoint, and a third bad one after it are three in a row."""
-    trainer = make(run, updates=3, max_bad_updates=3)
+    trainer = make(run, updates=3)
     spoil(trainer, "policy", (2, 3))
     trainer.train()
-    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=4, max_bad_updates=3)
+    again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), updates=4)
     spoil(again, "policy", (4,))
     with pytest.raises(InputError, match="3 updates in a row"):
         again.train(resume=True)

@@ -14,9 +14,7 @@ from marlhf_lite.evaluation import held_out
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.training import logging
 from marlhf_lite.training.checkpoint import random_states
-from marlhf_lite.training.logging import completions_table
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.run_folder import RunFolder
@@ -181,27 +179,3 @@ def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
             "ended",
         } <= row.keys()
         assert 0 <= row["rm_score_win_rate"] <= 1
-
-
-# -- completions ------------------------------------------------------------------------------------------------------
-
-
-def test_completions_are_shown_while_training(roles, tokenizer, run, capsys, monkeypatch):
-    monkeypatch.setattr(logging, "SAMPLE_EVERY", 2)
-    build(roles, tokenizer, run, num_completions_to_print=2, updates=3).train()
-    shown = "".join(capsys.readouterr())
-    rows = run.samples()
-    for update in (1, 2):
-        mine = [row for row in rows if row["update"] == update]
-        assert completions_table(mine[:2]) in shown
-    assert shown.count("score, tokens, response") == 2
-
-
-def test_a_row_of_the_table():
-    row = {"update": 3, "prompt": "x" * 150 + "\nWhy?", "response": "Because\n  so.", "score": -1.256, "tokens": 4}
-    long = row | {"response": "y" * 150, "ended": False, "score": 10.0, "tokens": 96}
-    lines = completions_table([row | {"ended": True}, long]).split("\n")
-    assert lines[0] == "-- update 3: score, tokens, response"
-    assert lines[1] == "   ..." + "x" * 95 + " Why?" and lines[2] == " -1.26    4  Because so."
-    assert lines[4] == " 10.00   96  " + "y" * 100 + " [cut]"
-    assert completions_table([]) == ""

@@ -113,9 +113,9 @@ def endpoint(monkeypatch):
 def judge(endpoint):
     """A function that makes a judge of this endpoint."""
 
-    def make(criteria=TLDR, **options):
-        options = {"judge_url": endpoint.url, "judge_model": "m-1", "judge_retries": 3} | options
-        return EndpointJudge(EndpointConfig(**options), criteria)
+    def make(criteria=TLDR, retries=3, **options):
+        options = {"judge_url": endpoint.url, "judge_model": "m-1"} | options
+        return EndpointJudge(EndpointConfig(**options), criteria, retries)
 
     return make
 
@@ -167,7 +167,7 @@ def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpo
     evil = "A is\n\x1b[2J better" + " !" * 999
     wrong = iter([evil, "", None, verdict("A")[:-5], verdict("C"), f"Well: {verdict('A')}", verdict("A", a=11)])
     endpoint.decide = lambda *_: next(wrong, verdict("tie"))
-    judgments = judge_pairs(judge(judge_workers=1), PAIRS, tmp_path)
+    judgments = judge_pairs(judge(workers=1), PAIRS, tmp_path)
     counts = summary(judgments)
     assert (counts["malformed"], counts["tie"], counts["win"], counts["lose"]) == (7, 2, 0, 0)
     assert counts["judged"] == 2 and counts["prompt_tokens"] == 900
@@ -183,7 +183,7 @@ def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpo
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 408, 409])
 def test_what_may_pass_is_tried_again(endpoint, judge, tmp_path, status):
     endpoint.script = [status, None, status, status, status]
-    judgments = judge_pairs(judge(judge_workers=1), PAIRS[:3], tmp_path)
+    judgments = judge_pairs(judge(workers=1), PAIRS[:3], tmp_path)
     assert len(endpoint.requests) == 7 and summary(judgments)["judged"] == 3
 
 
@@ -199,7 +199,7 @@ def cut(handler):
 def test_a_connection_that_breaks_is_tried_again(endpoint, judge, tmp_path, monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     endpoint.script = [None, cut, cut]
-    assert summary(judge_pairs(judge(judge_workers=1), PAIRS[:2], tmp_path))["judged"] == 2
+    assert summary(judge_pairs(judge(workers=1), PAIRS[:2], tmp_path))["judged"] == 2
     assert len(endpoint.requests) == 4
 
 
@@ -209,7 +209,7 @@ def test_a_connection_that_breaks_is_tried_again(endpoint, judge, tmp_path, monk
 )
 def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(endpoint, judge, tmp_path, entry):
     endpoint.script = [None, entry]
-    counts = summary(judge_pairs(judge(judge_workers=1, judge_retries=0), PAIRS[:3], tmp_path))
+    counts = summary(judge_pairs(judge(workers=1, retries=0), PAIRS[:3], tmp_path))
     assert (counts["judged"], counts["skipped"]) == (2, 1) and len(stored(tmp_path)) == 2
     assert summary(judge_pairs(judge(), PAIRS[:3], tmp_path))["judged"] == 3 and len(endpoint.requests) == 4
 
@@ -218,7 +218,7 @@ def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(endpo
 def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, judge, tmp_path, status, tries):
     body = json.dumps({"error": {"message": f"no field of this name, {KEY}"}}).encode()
     endpoint.script = [None] * 4 + [(status, body)] * 99
-    message = ended(judge(judge_workers=1, judge_retries=1), tmp_path)
+    message = ended(judge(workers=1, retries=1), tmp_path)
     assert f"HTTP {status}" in message and "no field of this name, [key]" in message and "kept" in message
     assert len(stored(tmp_path)) == 4 and len(endpoint.requests) == 4 + 3 * tries
     endpoint.script = []
@@ -230,13 +230,13 @@ def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, j
 def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path, status, word):
     body = json.dumps({"error": {"message": f"bad key {KEY}", "code": "x"}}).encode()
     endpoint.script = [(status, body)] * 99
-    message = ended(judge(judge_workers=8), tmp_path)
+    message = ended(judge(workers=8), tmp_path)
     assert f"HTTP {status}" in message and word in message and len(endpoint.requests) == 1
 
 
 def test_a_key_refused_midway_keeps_what_was_judged(endpoint, judge, tmp_path):
     endpoint.script = [None] * 5 + [401] * 99
-    assert "HTTP 401" in ended(judge(judge_workers=2), tmp_path)
+    assert "HTTP 401" in ended(judge(workers=2), tmp_path)
     assert len(stored(tmp_path)) == 5 and len(endpoint.requests) <= 7
     endpoint.script = []
     count = len(endpoint.requests)
@@ -247,7 +247,7 @@ def test_nothing_there_ends_the_run(endpoint, judge, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-    assert f"{url}: cannot be reached" in ended(judge(judge_url=url, judge_retries=0), tmp_path)
+    assert f"{url}: cannot be reached" in ended(judge(judge_url=url, retries=0), tmp_path)
 
 
 def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
@@ -267,7 +267,7 @@ def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
     endpoint.script = [None, None, interrupt]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(judgments.ThreadPoolExecutor, "shutdown", unblock)
-        judge_pairs(judge(judge_workers=2), PAIRS, tmp_path)
+        judge_pairs(judge(workers=2), PAIRS, tmp_path)
     assert 3 <= len(stored(tmp_path)) == len(endpoint.requests) <= 9
     assert len(judge_pairs(judge(), PAIRS, tmp_path)) == 9 and len(endpoint.requests) == 9
 
@@ -294,7 +294,7 @@ def test_a_limit_holds_when_the_estimate_was_too_low(endpoint, judge, tmp_path, 
     assert "--judge_token_limit 2000" in ended(judge(judge_token_limit=2000), tmp_path) and not endpoint.requests
     expected = sum(sum(judge()._estimate(*pair.texts)) for pair in PAIRS)
     endpoint.usage = (expected // 3, 0)  # far more than a ninth
-    assert "--judge_token_limit" in ended(judge(judge_workers=workers, judge_token_limit=expected + 10), tmp_path)
+    assert "--judge_token_limit" in ended(judge(workers=workers, judge_token_limit=expected + 10), tmp_path)
     assert 1 <= len(endpoint.requests) == len(stored(tmp_path)) <= 5
     assert len(judge_pairs(judge(), PAIRS, tmp_path)) == 9 == len(endpoint.requests)
 
@@ -310,13 +310,13 @@ def test_without_usage_tokens_are_estimated(endpoint, judge, tmp_path):
 def test_requests_at_the_same_time(endpoint, judge, tmp_path):
     together = threading.Barrier(3, timeout=30)  # breaks, and ends the connection, unless three wait for it
     endpoint.script = [None] + [lambda handler: (together.wait(), None)[1]] * 3
-    assert summary(judge_pairs(judge(judge_workers=3, judge_retries=0), PAIRS, tmp_path))["judged"] == 9
+    assert summary(judge_pairs(judge(workers=3, retries=0), PAIRS, tmp_path))["judged"] == 9
 
 
-@pytest.mark.parametrize("change", [{"judge_model": "m/1"}, {"judge_temperature": 1.0}, {"judge_max_tokens": 9}])
+@pytest.mark.parametrize("change", [{"judge_model": "m/1"}, {"judge_max_tokens": 9}])
 def test_another_way_of_asking_is_another_judge(endpoint, judge, tmp_path, change):
     judge_pairs(judge(), PAIRS[:2], tmp_path)
-    judge_pairs(judge(judge_workers=1, judge_retries=9), PAIRS[:2], tmp_path)
+    judge_pairs(judge(workers=1, retries=9), PAIRS[:2], tmp_path)
     assert len(endpoint.requests) == 2
     judge_pairs(judge(**change), PAIRS[:2], tmp_path)
     assert len(endpoint.requests) == 4 == len(stored(tmp_path))  # m/1 and m-1 share a file

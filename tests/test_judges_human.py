@@ -159,7 +159,7 @@ def stored(tmp_path):
 
 
 def run(stored, judge="rm", rm="", model="no/such-model", **options):
-    places = {"judge_answers": f"{stored / 'run'},{stored / 'sft.jsonl'}", "judge_folder": str(stored / "kept")}
+    places = {"judge_answers": f"{stored / 'run'},{stored / 'sft.jsonl'}", "output_dir": str(stored / "kept")}
     return run_judge(
         SimpleNamespace(
             judge=JudgeConfig(**({"judge": judge, "judge_methods": "MA-PPO, PPO"} | places | options)),
@@ -205,13 +205,13 @@ def test_identical_pairs_are_announced_and_counted(stored, capsys, judge):
     _, counts = run(stored, judge, judge_answers=places, judge_methods="M,SFT")
     assert (counts["judge"], counts["win"], counts["tie"], counts["identical"]) == ("gold", 3, 3, 3)
     assert "3 of 6 pairs are the same text" in capsys.readouterr().out
-    _, counts = run(stored, judge, judge_answers=places, judge_methods="SFT,M", judge_size=4)
+    _, counts = run(stored, judge, judge_answers=places, judge_methods="SFT,M", size=4)
     assert counts["pairs"] == 4 and counts["win"] == 0 and counts["methods"] == ["SFT", "M"]
 
 
 def test_answers_without_gold_scores_have_no_gold_judge_and_the_reward_model_by_default(stored, capsys):
     command = ["judge", "--judge_answers", str(stored / "run"), "--judge_methods", "MA-PPO,PPO"]
-    command += ["--judge_folder", str(stored / "kept")]
+    command += ["--output_dir", str(stored / "kept")]
     for judge, words in ((["--judge", "gold"], "no gold score"), ([], "--rm: not given")):
         assert main([*command, *judge]) == 2
         error = capsys.readouterr().err
@@ -267,7 +267,7 @@ def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(tmp_
         ({"judge_answers": "/no/such"}, "/no/such: no such"),
         ({"judge": "endpoint"}, "--judge_model"),
         ({"judge": "rm"}, "--rm: not given"),
-        ({"judge": "local", "judge_folder": __file__}, f"--judge_folder {__file__} cannot be made"),
+        ({"judge": "local", "output_dir": __file__}, f"--output_dir {__file__} cannot be made"),
     ],
 )
 def test_what_is_missing_is_said_before_anything_is_judged(stored, options, words):

@@ -438,8 +438,8 @@ def test_python_without_its_package_says_what_to_install(monkeypatch):
         (["--termination", "sentence"], Sentence()),
         (["--termination", "parsing"], Parsing(GrammarParser())),
         (
-            ["--termination", "parsing", "--parser", "grammar", "--cutoff", "4", "--inclusive"],
-            Parsing(GrammarParser(), 4, True),
+            ["--termination", "parsing", "--parser", "grammar", "--cutoff", "5"],
+            Parsing(GrammarParser(), 5),
         ),
     ],
 )

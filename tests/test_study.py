@@ -95,7 +95,7 @@ def test_all_methods_of_the_main_study_share_rate_kl_and_budget():
     runs = [run for run in plan(load_study("main"), [0]) if run.command in ("ppo", "rloo", "grpo")]
     for name in ("kl_coef", "updates", "batch_size", "eval_prompts"):
         assert len({run.options[name] for run in runs}) == 1
-    rates = {run.options.get("policy_learning_rate") or run.options["group_learning_rate"] for run in runs}
+    rates = {run.options["policy_learning_rate"] for run in runs}
     assert len(rates) == 1 and {run.command for run in runs} == {"ppo", "rloo", "grpo"}
 
 
@@ -194,7 +194,7 @@ def fill(name, folder, seeds=(0,), **changes):
 
 
 def options(name, tmp_path, **changes):
-    return StudyConfig(name=name, results=str(tmp_path / "results"), **changes)
+    return StudyConfig(name=name, output_dir=str(tmp_path / "results"), **changes)
 
 
 def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
@@ -212,7 +212,7 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_stored_results_count_as_done(name, capsys):
     """They were made before options were renamed."""
-    run_study(StudyConfig(name=name, results=str(shipped(f"results/{name}")), dry_run=True))
+    run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
     *lines, last = capsys.readouterr().out.splitlines()
     assert all(line.endswith(" done") for line in lines) and last == f"{len(lines)} runs, {len(lines)} done"
 
@@ -396,7 +396,7 @@ def place(tiny, tmp_path_factory):
         patch.setattr(Commands, "run", run_here)
         patch.chdir(folder)
         with pytest.raises(InputError, match="1 of 6 runs"):
-            run_study(StudyConfig(name="small.yaml", results="results", workers=1))
+            run_study(StudyConfig(name="small.yaml", output_dir="results", workers=1))
     return folder, shown.getvalue()
 
 
@@ -449,7 +449,7 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         shutil.rmtree(run / "training/ppo/checkpoints/update-000002")
         shutil.rmtree(run / "training/ppo/policy")
         Path("results/PPO-seed0.json").unlink()
-        run_study(StudyConfig(name="small.yaml", results="results", only="PPO", workers=1))
+        run_study(StudyConfig(name="small.yaml", output_dir="results", only="PPO", workers=1))
         first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
         assert first[0] == first[1]  # the first update was not made again
         assert timeless(read(Path())["PPO"]) == timeless(read(place[0])["PPO"])
@@ -462,7 +462,7 @@ def test_a_study_may_begin_at_a_later_prompt(place, tmp_path):
         protocol = yaml.safe_load(Path("small.yaml").read_text()) | {"first_prompt": 1}
         protocol["shared"]["eval_prompts"] = 2
         write(Path("small.yaml"), **protocol)
-        run_study(StudyConfig(name="small.yaml", results="later", only="SFT", workers=1))
+        run_study(StudyConfig(name="small.yaml", output_dir="later", only="SFT", workers=1))
         later, before = json.loads(Path("later/SFT-seed0.json").read_text()), read(place[0])["SFT"]
     assert later["final"]["rm_score"] == before["final"]["rm_score"][1:]
     assert later["samples"] == before["samples"][1:]

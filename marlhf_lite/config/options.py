@@ -1,8 +1,7 @@
-"""Every option of the command line, of `--config` files and of presets, as dataclasses.
+"""Every option of the command line, of `--config` files and of presets, as dataclasses; `--help` prints their help.
 
-A command takes the classes whose options it uses (`cli.COMMANDS`). The help text of a field is what
-`marlhf <command> --help` prints. Every number is checked against its bounds when an object is made.
-Options have the names that TRL and transformers give them, where these have the option.
+A command takes the classes whose options it uses (`cli.COMMANDS`). Numbers are checked against their bounds when an
+object is made. Options have the names of TRL and transformers, where these have the option.
 """
 
 from __future__ import annotations
@@ -54,24 +53,22 @@ class SeedConfig(Checked):
 class OutputConfig(Checked):
     """Output folder."""
 
-    output_dir: str = option("", "Folder for everything that the command writes. Default: runs/<command>-<time>.")
+    output_dir: str = option("", "Folder for all output. Default: below runs/; for a study data/results/<name>.")
 
 
 @dataclass
 class RunConfig(SeedConfig, OutputConfig):
     """Output folder, how a run goes on, and random seed."""
 
-    overwrite: bool = option(False, "Permission to replace the run in --output_dir, if there is one.")
-    resume: str = option("", "Folder of the run to go on with, with that run's options. --updates may be higher.")
+    overwrite: bool = option(False, "Permission to replace the run in --output_dir.")
+    resume: str = option("", "Folder of a run to go on with, with its options; --updates may be higher.")
 
 
 @dataclass
 class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
-    model: str = option(
-        "tiny-gemma", "Base model: tiny-gemma (embedded), a local folder, or a hub name such as google/gemma-2b."
-    )
+    model: str = option("tiny-gemma", "Base model: tiny-gemma (embedded), a local folder, or a hub name.")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."
     )
@@ -82,15 +79,11 @@ class ModelConfig(Checked):
         "lora", "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper)."
     )
     load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes, on a GPU), for --finetune lora.")
-    gradient_checkpointing: bool = option(
-        False, "Recomputation of activations in the backward pass: less memory, more time."
-    )
+    gradient_checkpointing: bool = option(False, "Recomputation of activations: less memory, more time.")
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
     lora_dropout: float = option(0.0, "Dropout rate inside adapters; PPO's ratio needs 0.", least=0, below=1)
-    lora_target_modules: str = option(
-        "all-linear", "Layers that get an adapter: all-linear, or a regular expression for their names."
-    )
+    lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
 
 
 @dataclass
@@ -108,7 +101,7 @@ class DataConfig(LengthConfig):
     dataset: str = option(
         "tiny-tldr", "Data set: tiny-tldr (embedded), a file (.jsonl .json .csv .parquet, .gz), or a hub name."
     )
-    size: int | None = option(None, "Number of rows to use, drawn at random. Default: all.", least=1)
+    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
     split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
     bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
@@ -151,9 +144,7 @@ class RewardConfig(Checked):
 class TrainerConfig(Checked):
     """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
 
-    per_device_train_batch_size: int = option(
-        0, "Rows per forward and backward pass, added up to a batch; 0: a process's whole share of it.", least=0
-    )
+    per_device_train_batch_size: int = option(0, "Rows per forward and backward pass; 0: the whole batch.", least=0)
     lr_scheduler_type: str = option("cosine", "Learning-rate schedule, by transformers' name for it.")
     warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
 
@@ -164,7 +155,7 @@ class SFTStageConfig(Checked):
 
     sft_epochs: float = option(1.5, "Passes over the SFT part of the data.", above=0)
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
-    sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT (this default is for LoRA).", above=0)
+    sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT, for LoRA.", above=0)
 
 
 @dataclass
@@ -173,9 +164,7 @@ class RewardModelConfig(Checked):
 
     rm_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
-    rm_learning_rate: float = option(
-        1.5e-3, "Peak learning rate of the reward model (this default is for LoRA).", above=0
-    )
+    rm_learning_rate: float = option(1.5e-3, "Peak learning rate of the reward model, for LoRA.", above=0)
     rm_loss: Literal["last", "all"] = option(
         "last",
         "Scores that the loss compares; last: those at the last token, all: as in the released code, the mean over all "
@@ -189,12 +178,8 @@ class DPOStageConfig(Checked):
 
     dpo_epochs: float = option(1.0, "Passes over the reward-model part of the data.", above=0)
     dpo_batch_size: int = option(32, "Pairs per update.", least=1)
-    dpo_learning_rate: float = option(
-        1e-3, "Peak learning rate of DPO (this default is for LoRA). The paper trains all weights, at 2e-7.", above=0
-    )
-    dpo_beta: float = option(
-        0.1, "Coefficient beta of DPO's implicit reward. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0
-    )
+    dpo_learning_rate: float = option(1e-3, "Peak learning rate of DPO, for LoRA. Paper, all weights: 2e-7.", above=0)
+    dpo_beta: float = option(0.1, "Coefficient beta of DPO. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0)
 
 
 # Macro actions
@@ -219,11 +204,8 @@ class MacroConfig(Checked):
         "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
         "(tree-sitter).",
     )
-    allow_fallback: bool = option(
-        False, "Permission to go on where most sentences have no tree and fall back to single tokens, for parsing."
-    )
+    allow_fallback: bool = option(False, "Permission to go on where most sentences have no tree, for parsing.")
     cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
-    inclusive: bool = option(False, "Inclusion of phrases of just cutoff tokens, for parsing (text of section 3.2.1).")
     sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
         "equal", "Weights of token values in a macro action's value (Appendix D.1)."
     )
@@ -270,9 +252,7 @@ class BatchConfig(Checked):
 class GenerationBatchConfig(BatchConfig):
     """Sizes of batches, while sampling too."""
 
-    generation_batch_size: int = option(
-        0, "Responses sampled at a time, for the memory of keys and values; 0: a process's whole share.", least=0
-    )
+    generation_batch_size: int = option(0, "Responses sampled at a time; 0: all of a process's share.", least=0)
 
 
 @dataclass
@@ -280,9 +260,8 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
 
     updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
-    prompt_epochs: float | None = option(
-        None, "Passes over the PPO prompts, instead of --updates (Table 5: Epochs).", above=0
-    )
+    prompt_epochs: float | None = option(None, "Passes over the prompts, instead of --updates (Table 5).", above=0)
+    policy_learning_rate: float = option(2e-3, "Learning rate of the policy, for LoRA.", above=0)
     warmup_updates: int = option(5, "Updates of linear warm-up; the learning rate is constant after them.", least=0)
     max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
     kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
@@ -299,27 +278,19 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
     num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
-    policy_learning_rate: float = option(2e-3, "Learning rate of the policy (this default is for LoRA).", above=0)
-    critic_learning_rate: float = option(3e-3, "Learning rate of the critic (this default is for LoRA).", above=0)
+    critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
     gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
     kl_in: Literal["reward", "loss"] = option("reward", "Place of the KL penalty: the reward (paper), or the loss.")
-    kl_estimator: Literal["k1", "k3"] = option(
-        "k1", "KL estimator: k1, the log-ratio (paper), or k3, ratio - 1 - log-ratio (never negative)."
-    )
+    kl_estimator: Literal["k1", "k3"] = option("k1", "KL estimator: k1, the log-ratio (paper), or k3 (never negative).")
     kl_target: float = option(0.0, "Target KL in nats a response of an adaptive beta; 0: beta stays fixed.", least=0)
     kl_horizon: int = option(10000, "Responses over which an adaptive beta reacts.", least=1)
-    kl_ceiling: float = option(
-        0.0, "KL of an update, in nats a response, beyond which the run stops early; 0: none.", least=0
-    )
+    kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
     critic_init: Literal["rm", "sft"] = option(
         "rm", "Start of the critic: rm (adapter and head), or sft with a new head."
-    )
-    max_bad_updates: int = option(
-        3, "Number of non-finite updates in a row at which the run gives up; each is skipped.", least=1
     )
 
 
@@ -327,12 +298,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
 class GroupConfig(RolloutConfig):
     """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
 
-    num_generations: int = option(
-        4, "Responses to each prompt (K); an update has batch_size / K prompts. The paper's RLOO: 4.", least=2
-    )
-    group_learning_rate: float = option(
-        2e-3, "Learning rate of the policy. The paper's RLOO trains all weights, at 1.5e-5.", above=0
-    )
+    num_generations: int = option(4, "Responses to each prompt (K). The paper's RLOO: 4.", least=2)
 
 
 @dataclass
@@ -360,11 +326,9 @@ class GRPOStageConfig(GroupConfig):
 class CheckpointConfig(Checked):
     """Checkpoints of a run."""
 
-    checkpoint_every: int = option(
-        10, "Updates between checkpoints; there is one at the end too. 0: no checkpoints.", least=0
-    )
+    checkpoint_every: int = option(10, "Updates between checkpoints, and one at the end; 0: none.", least=0)
     save_total_limit: int = option(2, "Number of latest checkpoints that are kept.", least=1)
-    from_checkpoint: int = option(0, "Update whose checkpoint --resume goes on from. Default: the latest one.", least=0)
+    from_checkpoint: int = option(0, "Update whose checkpoint --resume takes. Default: the latest.", least=0)
 
 
 @dataclass
@@ -373,9 +337,6 @@ class LoggingConfig(Checked):
 
     eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
     test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
-    num_completions_to_print: int = option(
-        0, "Number of responses to print, with their scores, wherever samples are written.", least=0
-    )
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
 
 
@@ -394,16 +355,9 @@ class EvaluationConfig(Checked):
     """Evaluation on held-out prompts, at several temperatures and with several samples if asked."""
 
     eval_prompts: int = option(256, "Number of held-out prompts to answer.", least=1)
-    eval_temperatures: str = option(
-        "", "Sampling temperatures, comma-separated, such as 0,0.4,0.8; 0 is greedy. Default: --temperature alone."
-    )
+    eval_temperatures: str = option("", "Sampling temperatures, such as 0,0.4,0.8; 0 is greedy.")
     eval_samples: int = option(1, "Number of responses to each prompt at each temperature.", least=1)
-    best_of: str = option(
-        "", "Numbers N of best-of-N, comma-separated, such as 1,4,8; --eval_samples is at least the largest."
-    )
-    responses: str = option(
-        "", "Folder of stored responses, which are used again and added to. Default: responses/ inside the run."
-    )
+    best_of: str = option("", "Numbers N of best-of-N, such as 1,4,8; --eval_samples is at least the largest.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -440,11 +394,11 @@ class CompareConfig(Checked):
     """Stored answers side by side, paired by prompt."""
 
     answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")
-    baseline: str = option("", "Method that the others are compared with. Default: SFT if it is there, else the first.")
+    baseline: str = option("", "Method that the others are compared with. Default: SFT, else the first.")
 
 
 @dataclass
-class JudgeConfig(Checked):
+class JudgeConfig(OutputConfig):
     """The judge, and the answers that it compares."""
 
     judge: Literal["auto", "gold", "rm", "endpoint", "local", "human"] = option(
@@ -453,15 +407,10 @@ class JudgeConfig(Checked):
         "local (--model), human; auto is gold where the answers have gold scores, else rm.",
     )
     judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
-    judge_methods: str = option(
-        "", "Two methods, comma-separated; NAME T=0.4 for another temperature than that of training."
-    )
+    judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
+    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
-    judge_order: Literal["random", "both"] = option(
-        "random", "Order of the two responses: random, by --seed; or both orders, two judgments a pair."
-    )
-    judge_size: int | None = option(None, "Number of pairs, drawn by --seed. Default: all. Paper: 50.", least=1)
-    judge_folder: str = option("runs/judging", "Folder of the judgments; a stored judgment is never asked for again.")
+    judge_order: Literal["random", "both"] = option("random", "Order of the responses: random, or both orders.")
 
 
 @dataclass
@@ -470,15 +419,9 @@ class EndpointConfig(Checked):
 
     judge_url: str = option("https://api.openai.com/v1", "Base URL of the endpoint, without /chat/completions.")
     judge_model: str = option("", "Name of the model at the endpoint.")
-    judge_key_env: str = option(
-        "OPENAI_API_KEY", "Environment variable that holds the key; an empty name for an endpoint without keys."
-    )
-    judge_temperature: float = option(0.0, "Sampling temperature of the endpoint.", least=0)
-    judge_max_tokens: int = option(
-        400, "Longest verdict, in tokens (a longer one is malformed); 0 leaves the field out of the request.", least=0
-    )
-    judge_workers: int = option(4, "Number of requests at the same time.", least=1, most=256)
-    judge_retries: int = option(5, "Retries of a request, on 408, 409, 429, 5xx and broken connections.", least=0)
+    judge_key_env: str = option("OPENAI_API_KEY", "Environment variable of the key; an empty name for none.")
+    judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
+    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
     judge_token_limit: int = option(0, "Most tokens of a run, prompts and verdicts; 0 is no limit.", least=0)
 
 
@@ -503,7 +446,7 @@ class GenerateConfig(TrainedPolicyConfig):
 class ExportConfig(OutputConfig, TrainedPolicyConfig):
     """A policy and where it goes."""
 
-    push_to_hub: str = option("", "Repository on the Hugging Face hub, as owner/name, that also gets the model.")
+    push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
 
 
 @dataclass
@@ -514,12 +457,11 @@ class MemoryConfig(GenerationBatchConfig, LengthConfig):
 
 
 @dataclass
-class StudyConfig(Checked):
+class StudyConfig(OutputConfig):
     """A grid of methods and seeds, each run in a process of its own."""
 
     name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
-    workers: int = option(0, "Number of runs at a time, with one thread each; 0: one for each core.", least=0)
-    results: str = option("", "Folder of the results, one small file a run. Default: data/results/<name>.")
+    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
     seeds: str = option("", "Seeds instead of the study's, comma-separated.")
     only: str = option("", "Methods to run, comma-separated. Default: all.")
     dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")

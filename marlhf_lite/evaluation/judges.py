@@ -160,7 +160,7 @@ class EndpointJudge(Judge):
     Raises `InputError` for options that cannot work.
     """
 
-    def __init__(self, options: EndpointConfig, criteria: Criteria):
+    def __init__(self, options: EndpointConfig, criteria: Criteria, retries: int = 5):
         try:
             import openai
         except ImportError:
@@ -177,11 +177,11 @@ class EndpointJudge(Judge):
                 f"--judge_key_env {options.judge_key_env}: not set, or not a key: export the endpoint's key"
             )
         self.options, self._criteria, self.tokens, self._lock = options, criteria, 0, threading.Lock()
-        self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.judge_workers
-        self.request = {"model": options.judge_model, "temperature": options.judge_temperature}
+        self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
+        self.request = {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([url, self.request, self._messages("p", "a", "b")])
-        connection = {"base_url": url, "max_retries": options.judge_retries, "timeout": 60.0}
+        connection = {"base_url": url, "max_retries": retries, "timeout": 60.0}
         try:
             _ = urlsplit(url).port  # raises for a port that cannot be
             self.client = openai.OpenAI(api_key=self._key or "none", **connection)
@@ -236,7 +236,7 @@ class EndpointJudge(Judge):
         limit = self.options.judge_token_limit
         if limit and self.tokens + more > limit:
             used = f"{self.tokens} tokens used and about {more} to come"
-            raise self._end(f"{used}, --judge_token_limit {limit}: raise it, or compare fewer (--judge_size)")
+            raise self._end(f"{used}, --judge_token_limit {limit}: raise it, or compare fewer (--size)")
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
@@ -305,9 +305,9 @@ def run_judge(options: SimpleNamespace) -> tuple[list[dict], dict]:
     if len(names) != 2:
         raise InputError(f"--judge_methods {chosen.judge_methods!r}: give two names, such as MA-PPO,PPO")
     rows, first, second = find_answers(chosen.judge_answers, *names)
-    pairs = draw_pairs(make_pairs(rows, first, second), chosen.judge_size, seed)
-    folder = Path(chosen.judge_folder).expanduser()
-    check_writable("--judge_folder", folder)
+    pairs = draw_pairs(make_pairs(rows, first, second), chosen.size, seed)
+    folder = Path(chosen.output_dir or "runs/judging").expanduser()
+    check_writable("--output_dir", folder)
     judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])
     if identical := sum(pair.first == pair.second for pair in pairs):
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")

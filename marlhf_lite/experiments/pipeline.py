@@ -506,7 +506,7 @@ def make_scorers(context: RunContext, sft: Path, rm: Path | None) -> Scorers:
 def evaluate_stage(context: RunContext, policies: dict[str, Path], sft: Path, rm: Path | None) -> pd.DataFrame:
     """Return scored answers of SFT and of each policy to the held-out prompts; the first ones also in samples.jsonl.
 
-    They are stored in the run, or where `--responses` says, and stored answers are used again.
+    They are stored in the run, and stored answers are used again.
     """
     options = context.options
     rows = evaluate_checkpoints(
@@ -514,7 +514,7 @@ def evaluate_stage(context: RunContext, policies: dict[str, Path], sft: Path, rm
         make_scorers(context, sft, rm),
         context.tokenizer,
         context.test_prompts,
-        Path(options.eval.responses or context.path / "responses"),
+        context.path / "responses",
         context.sampling,
         temperatures=options.eval.temperatures,
         samples=options.eval.eval_samples,

@@ -52,7 +52,7 @@ STAGES = {
 }
 # Options that the study gives to each command itself.
 OWN = {f.name for f in fields(GROUPS["run"])} - {"seed"}
-OWN |= {"sft", "rm", "policies", "responses", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
+OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
 # Options that no result depends on.
 FREE = OWN | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
 # Option -> its name in results that are older than its renaming.
@@ -245,7 +245,7 @@ def run_study(options: StudyConfig) -> None:
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
-    results = Path(options.results or f"data/results/{study.name}")
+    results = Path(options.output_dir or f"data/results/{study.name}")
     stored = {run.name: read_result(results / f"{run.name}.json") for run in runs}
     changed = {run.name: changed_option(run, stored[run.name]) for run in runs if stored[run.name]}
     if options.dry_run:
@@ -253,7 +253,7 @@ def run_study(options: StudyConfig) -> None:
         return
     for name, what in changed.items():
         if what:
-            raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --results")
+            raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --output_dir")
     todo = [run for run in runs if not stored[run.name]]
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
     failures = (
@@ -261,7 +261,7 @@ def run_study(options: StudyConfig) -> None:
         if todo
         else []
     )
-    _report(study, plan(study, seeds), results, custom=bool(options.results))
+    _report(study, plan(study, seeds), results, custom=bool(options.output_dir))
     if failures:
         print(*failures, sep="\n\n")
         raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to go on")

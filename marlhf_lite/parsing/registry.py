@@ -23,7 +23,7 @@ RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
     "whole": lambda config, seed: Whole(),
     "perplexity": lambda config, seed: Perplexity(config.perplexity_rule),
     "sentence": lambda config, seed: Sentence(),
-    "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff, config.inclusive),
+    "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff),
 }
 
 

@@ -67,7 +67,7 @@ def explore(
     choices = {name: list(get_args(hints[name])) for name in ("termination", "perplexity_rule", "parser", "sigma")}
     choices["termination"] = [name for name in choices["termination"] if logprobs or name != "perplexity"]
     numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
-    other = {"own": "", "lengths": MacroConfig().lengths, "inclusive": False}
+    other = {"own": "", "lengths": MacroConfig().lengths}
     return ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
 
 

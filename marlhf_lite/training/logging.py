@@ -9,7 +9,6 @@ from pathlib import Path
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.options import LoggingConfig
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
@@ -22,8 +21,8 @@ TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # name -> package
 class RunLogger:
     """Records updates and held-out tests. Every process keeps `history`; the main process alone writes."""
 
-    def __init__(self, run: RunFolder | None, accelerator: Accelerator, config: LoggingConfig, name: str = "ppo"):
-        self.run, self.accelerator, self.config, self.name = run, accelerator, config, name
+    def __init__(self, run: RunFolder | None, accelerator: Accelerator, name: str = "ppo"):
+        self.run, self.accelerator, self.name = run, accelerator, name
         self.history: list[dict] = []
 
     def log_update(self, row: dict, rollout: Rollout, macro_actions: MacroActions) -> None:
@@ -39,8 +38,6 @@ class RunLogger:
             samples = sample_rows(row["update"], rollout, macro_actions)
             if self.run is not None:
                 self._write(self.run.log_samples, samples)
-            if self.config.num_completions_to_print:
-                tqdm.write(completions_table(samples[: self.config.num_completions_to_print]))
 
     def log_held_out(self, update: int, scores: dict[str, float]) -> None:
         """Record the scores of a held-out test, and print them."""
@@ -85,16 +82,6 @@ def sample_rows(update: int, rollout: Rollout, macro_actions: MacroActions, coun
         }
         for i in range(0, len(rollout), max(len(rollout) // count, 1))  # sorted by length: short and long ones
     ]
-
-
-def completions_table(rows: list[dict], width: int = 100) -> str:
-    """Responses with their scores, one line each, below the end of their prompt."""
-    lines = [f"-- update {rows[0]['update']}: score, tokens, response"] if rows else []
-    for row in rows:
-        prompt, response = (" ".join(row[name].split()) for name in ("prompt", "response"))
-        mark = "" if row["ended"] else " [cut]"
-        lines += [f"   ...{prompt[-width:]}", f"{row['score']:6.2f} {row['tokens']:4d}  {response[:width]}{mark}"]
-    return "\n".join(lines)
 
 
 def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:

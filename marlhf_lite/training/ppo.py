@@ -142,7 +142,7 @@ class PPOTrainer:
 
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
-        self.logger = RunLogger(run, self.accelerator, self.logging_config, name)
+        self.logger = RunLogger(run, self.accelerator, name)
         self.checkpoints = Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator) if run else None
 
     @property
@@ -456,7 +456,7 @@ class PPOTrainer:
             safeguards.check_start(row)
         self.updates_done += 1
         self.nonfinite_in_row = self.nonfinite_in_row + 1 if nonfinite else 0
-        safeguards.check_nonfinite(self.nonfinite_in_row, config.max_bad_updates, self.nonfinite)
+        safeguards.check_nonfinite(self.nonfinite_in_row, self.nonfinite)
         self.nonfinite = {}
         if config.kl_target and not nonfinite:  # β *= 1 + clip(KL / target − 1, ±0.2) B / horizon (Ziegler et al. 2019)
             error = max(min(row["kl_k1"] / config.kl_target - 1, 0.2), -0.2)

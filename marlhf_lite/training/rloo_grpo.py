@@ -126,7 +126,7 @@ def group_trainer(
     largest = min(config.micro_batch_size or share, share)
     micro = next(size for size in range(largest, 0, -1) if share % size == 0)
     # Optimizer and warm-up as in PPO: per update, then constant.
-    optimizer = torch.optim.AdamW(trainable(model), lr=config.group_learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trainable(model), lr=config.policy_learning_rate, weight_decay=0.0)
     warmup = max(config.warmup_updates, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1))
     trainer_class, config_class = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}[method]

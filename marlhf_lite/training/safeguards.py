@@ -140,9 +140,12 @@ def _differ(a: Tensor, b: Tensor) -> bool:
 # -- numbers that are not finite --------------------------------------------------------------------------------------
 
 
-def check_nonfinite(in_row: int, most: int, found: dict[str, float]) -> None:
-    """Raises `InputError` where so many updates in a row were left out; `found` counts what was not finite by name."""
-    if in_row >= most:
+NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
+
+
+def check_nonfinite(in_row: int, found: dict[str, float]) -> None:
+    """Raises `InputError` where too many updates in a row were left out; `found` counts what was not finite by name."""
+    if in_row >= NONFINITE_IN_ROW:
         where = ", ".join(name for name, count in found.items() if count)
         raise InputError(
             f"{in_row} updates in a row were not finite and were left out ({where}): start again with lower learning "
