@@ -230,8 +230,8 @@ def test_modules_and_functions_are_short():
     long = []
     for path in LIBRARY:
         text, where = path.read_text(), path.relative_to(ROOT)
-        if len(text.splitlines()) > 250:
-            long.append(f"{where}: {len(text.splitlines())} lines, at most 250")
+        if len(text.splitlines()) > 500:
+            long.append(f"{where}: {len(text.splitlines())} lines, at most 500")
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1

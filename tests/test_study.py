@@ -374,7 +374,8 @@ def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
 
 
 def test_commands_have_the_options_that_the_command_line_gives_them():
-    assert {name: COMMANDS[name].groups for name in STAGES} == STAGES
+    for name, groups in STAGES.items():
+        assert sorted(COMMANDS[name].groups) == sorted(groups), name
 
 
 def run_here(self, words, log):

@@ -13,7 +13,7 @@ from typing import Literal
 
 from marlhf_lite.utils.errors import InputError
 
-# Name of a bound in a field's metadata -> the comparison it stands for, and its words in an error message.
+# Name of a bound -> the comparison it stands for, and its words in an error message.
 BOUNDS = {
     "least": (operator.ge, "at least"),
     "above": (operator.gt, "above"),
@@ -132,8 +132,7 @@ class RewardConfig(Checked):
 
     reward: str = option(
         "rm",
-        "Reward of a response: rm, gold (embedded task only), or your own function, package.module:function, that "
-        "takes (prompts, responses) and returns scores.",
+        "Reward: rm, gold (embedded task), or package.module:function, from (prompts, responses) to scores.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -84,3 +85,16 @@ def _figures(responses: pd.DataFrame, tables: dict, results: dict, baseline: str
     cells = results.get("best_of_n", [])
     if any(cell["temperature"] != 0 for cell in cells):
         yield from ((f"best_of_n_{name}", plots.best_of_n_map(cells, name)) for name in scores)
+
+
+def example_answers(rows: pd.DataFrame, count: int) -> str:
+    """Show the first answers of all methods side by side, with their scores."""
+    firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
+    for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
+        lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
+        for row in answers.to_dict("records"):
+            score = f" [{row['rm_score']:.2f}]" if "rm_score" in row else ""
+            text = textwrap.shorten(row["response"], 300, placeholder=" ...")
+            lines.append(textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  "))
+        lines.append("")
+    return "".join(f"{line}\n" for line in lines)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +28,8 @@ from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
-from marlhf_lite.evaluation.scores import Scorers, name_temperatures
-from marlhf_lite.experiments.evaluation_report import caption, details
+from marlhf_lite.evaluation.scores import Scorers
+from marlhf_lite.experiments.evaluation_report import caption, details, example_answers
 from marlhf_lite.experiments.reports import run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -42,6 +41,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import (
     EMBEDDED_MODEL,
+    check_target_modules,
     load_base,
     load_policy,
     load_score_model,
@@ -205,17 +205,6 @@ def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
         RunFolder.create(path, flatten(options), overwrite=options.run.overwrite)
     state.wait_for_everyone()
     return RunFolder.open(path)
-
-
-def check_target_modules(base: PreTrainedModel, targets: str) -> None:
-    """Raise `InputError` where `--lora_target_modules` names no layer of the base."""
-    try:
-        found = targets == "all-linear" or any(re.fullmatch(targets, name) for name, _ in base.named_modules() if name)
-    except re.error:
-        found = False
-    if not found:
-        hint = "give all-linear, or a regular expression for whole names such as .*q_proj"
-        raise InputError(f"--lora_target_modules {targets}: matches no layer: {hint}")
 
 
 def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
@@ -477,19 +466,6 @@ def evaluate(context: RunContext, policies: dict[str, Path], sft: Path, rm: Path
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
     print(example_answers(rows, examples), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
-
-
-def example_answers(rows: pd.DataFrame, count: int) -> str:
-    """Show the first answers of all methods side by side, with their scores."""
-    firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
-    for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
-        lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
-        for row in answers.to_dict("records"):
-            score = f" [{row['rm_score']:.2f}]" if "rm_score" in row else ""
-            text = textwrap.shorten(row["response"], 300, placeholder=" ...")
-            lines.append(textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  "))
-        lines.append("")
-    return "".join(f"{line}\n" for line in lines)
 
 
 def make_scorers(context: RunContext, sft: Path, rm: Path | None) -> Scorers:

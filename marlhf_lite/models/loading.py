@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import re
 from pathlib import Path
 
 import torch
@@ -153,6 +154,17 @@ def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
         target_modules=options.lora_target_modules,
         modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
     )
+
+
+def check_target_modules(base: PreTrainedModel, targets: str) -> None:
+    """Raise `InputError` where `--lora_target_modules` names no layer of the base."""
+    try:
+        found = targets == "all-linear" or any(re.fullmatch(targets, name) for name, _ in base.named_modules() if name)
+    except re.error:
+        found = False
+    if not found:
+        hint = "give all-linear, or a regular expression for whole names such as .*q_proj"
+        raise InputError(f"--lora_target_modules {targets}: matches no layer: {hint}")
 
 
 def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
