@@ -293,19 +293,24 @@ def main(argv: list[str] | None = None) -> int:
         start = time.monotonic()
         if start > args.deadline:
             record["parts"][part] = {"left_out": "no time was left"}
-            continue
-        try:
-            result = PARTS[part](args)
-        except Exception as error:  # one part must not cost the others' results
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
-        failed |= "error" in result or any(value.get("status") for value in (result, *dicts(result)))
-        record["parts"][part] = result | {"seconds": time.monotonic() - start}
+        else:
+            result = run_part(part, args)
+            failed |= "error" in result or any(value.get("status") for value in (result, *dicts(result)))
+            record["parts"][part] = result | {"seconds": time.monotonic() - start}
         print(json.dumps({part: record["parts"][part]}, indent=1), flush=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, record)
     print(f"written to {out}")
     return int(failed)
+
+
+def run_part(part: str, args: argparse.Namespace) -> dict:
+    """Run a part and return its results, or its error: one part must not cost the others' results."""
+    try:
+        return PARTS[part](args)
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def dicts(result: dict) -> list[dict]:

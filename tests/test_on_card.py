@@ -1,6 +1,9 @@
-"""Kernels, autocast and checkpointing on the device of the run: the card where there is one, else the CPU."""
+"""Kernels, autocast and checkpointing on the card where there is one, else on the CPU; and the script of `make gpu`."""
 
 import copy
+import importlib.util
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,3 +96,46 @@ def test_checkpointing_changes_no_gradient(model):
     checkpoint_activations(again)
     found, recomputed = outputs(again)
     assert relative(found, plain) < 1e-5 and relative(recomputed, gradient) < 1e-4
+
+
+@pytest.fixture
+def gpu_script(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the script sets it
+    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[1] / "benchmarks" / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
+    out = tmp_path / "new" / "cpu.json"
+    assert gpu_script.main(["--device", "cpu", "--tiny", "--parts", "update,four_bits", "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert record["device"]["name"] == "CPU" and "torch" in record["environment"]
+    runs = record["parts"]["update"]["runs"]
+    assert [run["n"] for run in runs] == [1, 5]
+    for run in runs:
+        assert run["kl_at_start"] == 0 and run["response_tokens_per_second"] > 0 and run["policy_grad_norm"] > 0
+        assert run["seconds_by_phase"].keys() >= {"generation", "scoring", "training"}
+        assert run["peak_gib"] > 0 and run["estimated_peak_gib"] > 0
+    assert "left_out" in record["parts"]["four_bits"]
+
+
+def test_make_gpu_keeps_what_other_parts_found(gpu_script, tmp_path, monkeypatch):
+    def broken(args):
+        raise RuntimeError("no")
+
+    monkeypatch.setitem(gpu_script.PARTS, "update", broken)
+    monkeypatch.setitem(gpu_script.PARTS, "launch", lambda args: {"ddp": {"status": 0}})
+    out = tmp_path / "cpu.json"
+    assert gpu_script.main(["--device", "cpu", "--parts", "update,launch", "--out", str(out)]) == 1
+    parts = json.loads(out.read_text())["parts"]
+    assert parts["update"]["error"] == "RuntimeError: no" and parts["launch"]["ddp"] == {"status": 0}
+    assert gpu_script.main(["--device", "cpu", "--parts", "update", "--seconds", "-1", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["parts"]["update"] == {"left_out": "no time was left"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
+    assert gpu_script.main([]) == 0
+    assert capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
