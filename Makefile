@@ -45,7 +45,7 @@ lint: $(STAMP) ## Report lint and formatting
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 
-format: $(STAMP) ## Mend what the linter can, and format
+format: $(STAMP) ## Fix what the linter can, and format
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 

@@ -288,9 +288,9 @@ def test_a_mended_reward_goes_on(make, base, sft, rm, tokenizer, run, tmp_path):
 
     with pytest.raises(InputError, match="reward breaks: raised"):
         make(run, reward=FunctionReward(breaks)).train()
-    mended = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path))
+    repaired = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path))
     plain = build(build_models(base, sft, rm), tokenizer, RunFolder.create(tmp_path / "plain", {}))
-    assert timeless(mended.train(resume=True)) == timeless(plain.train())
+    assert timeless(repaired.train(resume=True)) == timeless(plain.train())
 
 
 def test_a_bad_reward_in_a_test_leaves_the_training_state(roles, tokenizer):

@@ -111,8 +111,11 @@ def value_loss(
         values, old_values, valid = macro._pool(values, sigma), macro._pool(old_values, sigma), macro.mask
     # Padding has value, old value and return 0, so its terms and their gradients are 0.
     unclipped = clipped = (values - returns).square()
+    change = values - old_values
     if clip is not None:
-        clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+        # Where the change is within the range, V_clipped is V itself: the sum could differ from it by rounding.
+        kept = torch.where(change.abs() <= clip, values, old_values + change.clamp(-clip, clip))
+        clipped = (kept - returns).square()
     loss, count = _average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer)
     return loss, _value_stats(loss, count, clipped > unclipped, values, returns, valid)
 
