@@ -72,9 +72,6 @@ Reward = Callable[[Rollout], Tensor]
 OF_THE_START = ("output_dir", "overwrite", "resume", "from_checkpoint")  # not updated in config.yaml by --resume
 
 
-# What all stages share
-
-
 @dataclass(frozen=True)
 class RunContext:
     """Options, run folder, data, tokenizer and base model of a run."""
