@@ -7,6 +7,7 @@ import pytest
 from matplotlib import pyplot as plt
 from PIL import Image
 
+from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.experiments.reports import run_figures, run_report
 
 
@@ -41,7 +42,7 @@ ROWS = answers(SFT=[0.0, 1.0], PPO=[1.0, 2.0], MA_PPO=[2.0, 3.0])
 
 
 def write(tmp_path, rows, histories):
-    text = run_report(tmp_path, rows, histories, tmp_path / "pictures", {"seed": 7, "n": "5"})
+    text = run_report(tmp_path, to_frame(rows), histories, tmp_path / "pictures", {"seed": 7, "n": "5"})
     return text, json.loads((tmp_path / "summary.json").read_text())
 
 
@@ -89,16 +90,16 @@ def test_a_single_update_and_a_single_prompt(tmp_path):
 def test_gold_figures_where_gold_is_known(tmp_path):
     rows = [row | {"gold": 1.0 + i % 3} for i, row in enumerate(ROWS)]
     histories = {"PPO": history(SLOW, gold_mean=1.0), "MA-PPO": history(FAST, gold_mean=2.0)}
-    names = {path.stem for path in run_figures(rows, histories, tmp_path)}
+    names = {path.stem for path in run_figures(to_frame(rows), histories, tmp_path)}
     assert names == {"reward_curves", "l2_norms", "gold_curves", "rm_score_distribution", "gold_distribution"}
     assert all(path.is_file() for path in tmp_path.iterdir())
 
 
 def test_evaluation_alone_draws_distributions_alone(tmp_path):
-    assert {path.stem for path in run_figures(ROWS, {}, tmp_path)} == {"rm_score_distribution"}
+    assert {path.stem for path in run_figures(to_frame(ROWS), {}, tmp_path)} == {"rm_score_distribution"}
     bare = [{k: v for k, v in row.items() if k != "rm_score"} for row in ROWS]
-    assert run_figures(bare, {}, tmp_path) == []
+    assert run_figures(to_frame(bare), {}, tmp_path) == []
 
 
 def test_a_method_without_updates_is_left_out(tmp_path):
-    assert run_figures([], {"PPO": [], "MA-PPO": history(FAST, gold_mean=1.0)}, tmp_path)
+    assert run_figures(to_frame([]), {"PPO": [], "MA-PPO": history(FAST, gold_mean=1.0)}, tmp_path)

@@ -329,6 +329,7 @@ def test_stop_ends_what_runs_and_lets_nothing_begin(toy, tmp_path):
 
 
 STUDY = """
+import signal
 import sys
 from pathlib import Path
 from marlhf_lite.cli import main
@@ -339,6 +340,7 @@ from marlhf_lite.experiments import study
 def make_start(run, folder, commands):
     commands.run([run.start, "forever"], Path("x.log"))
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 study.make_start = make_start
 study.MARLHF = [sys.executable, "toy.py"]
 study.run_study(StudyConfig(name=sys.argv[1], workers=1))

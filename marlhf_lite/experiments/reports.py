@@ -211,7 +211,7 @@ def _dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.nda
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
         ax.set_yticks(range(len(shown)), [row["method"] for row in shown] if ax is axes[0] else [])
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[0].set_ylabel("method")
+    axes[0].figure.supylabel("method", fontsize=8)
     plots.caption(axes[0].figure, text)
     return axes
 

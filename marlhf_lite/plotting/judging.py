@@ -9,8 +9,6 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-import ipywidgets as widgets
-
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import KEYS, HumanJudge, printable
 from marlhf_lite.evaluation.judgments import Comparison, Judgment, JudgmentStore
@@ -25,7 +23,7 @@ def judge_by_hand(
     annotator: str = "annotator-1",
     criteria: str = "tldr",
     seed: int = 0,
-) -> widgets.VBox:
+):
     """A box with one pair at a time; a click stores the judgment and shows the next pair.
 
     Args:
@@ -37,6 +35,8 @@ def judge_by_hand(
 
     Raises `InputError` as `judge_pairs` does, and for unknown criteria.
     """
+    import ipywidgets as widgets  # an extra: the library works without it
+
     if criteria not in CRITERIA:
         raise InputError(f"criteria {criteria!r}: choose from {', '.join(CRITERIA)}")
     store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder, seed=seed)
@@ -51,7 +51,7 @@ def judge_by_hand(
         for button in buttons.values():
             button.disabled = not waiting
 
-    def click(button: widgets.Button) -> None:
+    def click(button) -> None:
         key = next(key for key, each in buttons.items() if each is button)
         store.add(store.waiting()[0], Judgment(KEYS[key]))
         show()
