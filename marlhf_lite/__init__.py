@@ -2,22 +2,22 @@
 
     section 2.2     SFT, reward model, KL-shaped reward     training.sft, training.reward_model, macro.kl_rewards
     section 3.1     macro actions                           macro.MacroActions
-    section 3.2.1   termination conditions                  macro.FixedNGram and its neighbours, named in rules
+    section 3.2.1   termination conditions                  macro.FixedNGram and others; names: parsing.registry
     section 3.2.2   macro rewards, values, objective        macro.macro_rewards, macro_values, policy_loss
     section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
     section 4.1     tasks and data                          tasks
-    Appendix B.2    data split, what starts from what       tasks.split, roles.build_models
+    Appendix B.2    data split, what starts from what       tasks.splits, models.actor_critic.build_models
     Appendix D.1    value of a macro action, sigma          macro.macro_values
     Appendix E      Algorithm 1, losses                     training.ppo, macro.policy_loss, macro.value_loss
     section 4.1, F  pairwise judges, people                 evaluation.judges, plotting.judging
     Table 1         agreement                               evaluation.agreement
-    Table 5, C.4    every setting                           presets/, listed by `marlhf presets`
+    Table 5, C.4    every setting                           config/presets, listed by `marlhf presets`
     Table 7         DPO, RLOO (and GRPO)                    training.dpo, training.rloo_grpo
     Figure 8, 21    best-of-N, temperatures                 evaluation.best_of_n
-    figures         2, 3, 11 and their kin                  plots, evaluation_plots
+    figures         2, 3, 11 and their kin                  plotting.training, plotting.evaluation
 
 Data walks one way: text -> tokens -> rollout -> macro actions -> rewards, values -> advantages -> losses -> update ->
-records -> pictures.
+records -> figures.
 """
 
 __version__ = "0.1.0"

@@ -234,9 +234,9 @@ class PPOTrainer:
         for _ in range(self.config.num_ppo_epochs):
             for rows in self._minibatches(len(rollout)):
                 old = None if old_outputs is None else old_outputs.select(rows)
-                stats, seen = self.optimizer_step(rollout.select(rows), macro_actions.select(rows), old)
+                stats, used_outputs = self.optimizer_step(rollout.select(rows), macro_actions.select(rows), old)
                 steps.append(stats)
-            old_outputs = old_outputs or seen
+            old_outputs = old_outputs or used_outputs
 
         row = update_metrics(rollout, macro_actions, old_outputs, self.kl_coef, self.macro_config, self.accelerator)
         row |= {name: sum(stats[name] for stats in steps) / len(steps) for name in steps[0]}
@@ -348,11 +348,11 @@ class PPOTrainer:
         normalizers = self.loss_normalizers(macro_actions)
         while True:
             try:
-                sums, seen = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
+                sums, used_outputs = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
                 break
             except RuntimeError as error:  # out of memory: again, with half the micro-batch
                 safeguards.reduce_micro_batch_size(self, error)
-        return self._apply_gradients(sums), seen
+        return self._apply_gradients(sums), used_outputs
 
     def loss_normalizers(self, macro_actions: MacroActions) -> Tensor:
         """[3] what policy loss, value loss and a KL loss are averaged over: tokens or macro actions.
@@ -372,7 +372,7 @@ class PPOTrainer:
 
         Returns sums of the losses' stats, still on the device, and the old outputs that were used.
         """
-        seen, sums = [], {}
+        used_outputs, sums = [], {}
         micro_batches = torch.arange(len(rollout)).split(self.micro_batch_size)
         for i, rows in enumerate(micro_batches):
             part, segments = rollout.select(rows), macro_actions.select(rows)
@@ -384,9 +384,9 @@ class PPOTrainer:
                 loss, stats = self.compute_losses(outputs, old, part, segments, normalizers)
                 # DDP averages gradients over processes, while the normalizers are global: hence the factor.
                 self.accelerator.backward(loss * self.accelerator.num_processes)
-            seen.append(old)
+            used_outputs.append(old)
             sums = {name: sums.get(name, 0.0) + value for name, value in stats.items()}
-        return sums, OldOutputs.concatenate(seen)
+        return sums, OldOutputs.concatenate(used_outputs)
 
     def compute_losses(
         self, outputs: ModelOutputs, old: OldOutputs, rollout: Rollout, macro_actions: MacroActions, normalizers: Tensor
