@@ -554,8 +554,10 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
 
 def test_ones_own_reward(shared, sft, tmp_path):
     """A function from a file in the current folder, without a reward model."""
-    (tmp_path / "my_reward.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
-    stage("ppo", "c", *shared, "--sft", sft, "--reward", "my_reward:short")
+    (tmp_path / "length_reward.py").write_text(
+        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
+    )
+    stage("ppo", "c", *shared, "--sft", sft, "--reward", "length_reward:short")
     assert all(row["rm_score_mean"] < 0 for row in RunFolder.open("c/ppo").metrics())
 
 
