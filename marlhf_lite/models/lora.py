@@ -56,7 +56,7 @@ class MergedLoraLinear(lora.Linear):
             return False
         A, dropout, weight = self.lora_A[names[0]], self.lora_dropout[names[0]], self.base_layer.weight
         plain = type(self.base_layer) is nn.Linear and type(A) is nn.Linear
-        plain = plain and names[0] not in self.lora_variant and not self.lora_bias[names[0]]
+        plain = plain and names[0] not in self.lora_variant
         exact = x.dtype == weight.dtype == A.weight.dtype == torch.float32
         no_noise = isinstance(dropout, nn.Identity) or not self.training
         return (
