@@ -11,7 +11,7 @@ from marlhf_lite.evaluation.judges import LocalJudge, ScoreJudge, hash_weights, 
 from marlhf_lite.evaluation.judgments import Comparison, combine, judge_pairs, summary
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
-from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.errors import InputError
 

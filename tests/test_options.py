@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from marlhf_lite.cli import COMMANDS
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import BOUNDS, GROUPS, OPTIONS, MacroConfig
 from marlhf_lite.config.parser import flatten, parse, presets
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
@@ -167,6 +168,19 @@ def test_a_stage_takes_data_and_model_from_the_run_it_is_given(runs, config):
     other = read("--sft", run, "--dtype", "float32", "--max_response_length", "5", groups=STAGE)
     assert (other.model.dtype, other.data.max_response_length) == ("float32", 5)  # these may differ
     assert read("--sft", run, "--dataset", "pairs.jsonl", groups=STAGE).data.dataset == "pairs.jsonl"
+
+
+def test_an_embedded_data_set_brings_its_model_along(runs, monkeypatch, config):
+    monkeypatch.setitem(EMBEDDED_DEFAULTS, "steps", {"model": "its-own", "max_response_length": 144})
+    own = read("--dataset", "steps", groups=STAGE)
+    assert (own.model.model, own.data.max_response_length) == ("its-own", 144)
+    assert read("--config", config("dataset: steps\n"), groups=STAGE).model.model == "its-own"
+    given = read("--dataset", "steps", "--model", "a/b", "--max_response_length", "9", groups=STAGE)
+    assert (given.model.model, given.data.max_response_length) == ("a/b", 9)
+    run = runs("a", dataset="steps", model="some/model", max_response_length=7)
+    assert read("--sft", run, groups=STAGE).model.model == "some/model"  # that of the run
+    for words in ([], ["--dataset", "pairs.jsonl"], ["--dataset", "tiny-tldr"]):
+        assert read(*words, groups=STAGE).model.model == "tiny-gemma"
 
 
 def test_a_folder_outside_of_a_run_brings_nothing_along(tmp_path):

@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
+
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "marlhf_lite").rglob("*.py"))
 MB = 2**20
@@ -167,18 +169,19 @@ def test_console_script_points_at_a_function():
 
 def test_wheel_carries_the_package_the_model_and_the_results():
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    model = ROOT / "data" / "tiny-gemma"
-    carried = ("tiny-gemma", "results")
+    carried = (*EMBEDDED_MODELS, "results")
     assert wheel["sources"] == {f"data/{name}": f"marlhf_lite/_data/{name}" for name in carried}
     assert set(wheel["include"]) == {"/marlhf_lite", *(f"/data/{name}" for name in carried)}
-    assert (model / "config.json").is_file()
-    assert list(model.glob("*.safetensors"))
+    for name in EMBEDDED_MODELS:
+        model = ROOT / "data" / name
+        assert (model / "config.json").is_file() and (model / "build.json").is_file()
+        assert list(model.glob("*.safetensors"))
     assert list((ROOT / "marlhf_lite" / "config" / "presets").glob("*.yaml"))
 
 
 def test_no_shipped_file_is_ignored_by_git():
     """The build leaves out what .gitignore names, without a word."""
-    folders = ("marlhf_lite", "data/tiny-gemma", "data/results")
+    folders = ("marlhf_lite", *(f"data/{name}" for name in (*EMBEDDED_MODELS, "results")))
     shipped = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file()]
     lost = [p for p in shipped if "__pycache__" not in p.parts and p not in repository_files()]
     assert not lost

@@ -9,8 +9,11 @@ import datasets
 import pandas
 import pytest
 
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import READERS, SUFFIXES, drop_long_prompts, load_task, read_file
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 
 LOAD_DATASET = datasets.load_dataset
 ROWS = [
@@ -174,6 +177,14 @@ CHOICES = ("tiny-tldr", "local file", "name on the hub")
 
 def load_fails(dataset, *parts, **options):
     fails(lambda: load_task(dataset, **options), *parts)
+
+
+def test_every_embedded_task_has_a_model_and_loads_by_its_name():
+    assert set(EMBEDDED) == set(EMBEDDED_DEFAULTS)
+    for name in EMBEDDED:
+        task = load_task(name, size=40, seed=3)
+        assert task.name == name and task.counts["kept"] == 40 and task.gold is not None
+        assert (shipped(EMBEDDED_DEFAULTS[name]["model"]) / "build.json").is_file()
 
 
 def test_embedded_name():

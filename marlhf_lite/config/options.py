@@ -68,7 +68,7 @@ class RunConfig(SeedConfig, OutputConfig):
 class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
-    model: str = option("tiny-gemma", "Base model: tiny-gemma (embedded), a local folder, or a hub name.")
+    model: str = option("tiny-gemma", "Base model: an embedded one (its data set's own), a folder, or a hub name.")
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."
     )

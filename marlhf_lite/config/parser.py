@@ -1,7 +1,8 @@
 """Command line, `--config` files, presets and earlier runs to options: they all use one set of names.
 
 Precedence, highest first: flags, `--config`, the run that `--resume` names, `--preset` (of several, later ones win),
-and the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over.
+the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over, and
+what an embedded data set brings along (`config.embedded`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import SimpleNamespace
 import yaml
 from trl import TrlParser
 
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import (
     BOUNDS,
     GROUPS,
@@ -135,6 +137,7 @@ def parse(command: str, argv: Sequence[str], groups: Sequence[str], description:
     values = _merge([*layers, flags])
     if not resume:
         values = _inherit(parser, values) | values
+        values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
     options = SimpleNamespace(**dict(zip(groups, parser.make(values), strict=False)))
     if resume:
         options.run.output_dir, options.run.overwrite = resume, False

@@ -24,6 +24,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, set_seed
 
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
@@ -40,7 +41,6 @@ from marlhf_lite.models.actor_critic import (
     trainable,
 )
 from marlhf_lite.models.loading import (
-    EMBEDDED_MODEL,
     check_target_modules,
     load_base,
     load_policy,
@@ -53,7 +53,6 @@ from marlhf_lite.models.loading import (
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
 from marlhf_lite.training.callbacks import LOG_POSITIONS, HeldOutTests, Recorder, SampledAnswers
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
@@ -183,8 +182,10 @@ def _print_start(context: RunContext) -> None:
     )
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
-    if options.model.model == EMBEDDED_MODEL and options.data.dataset not in EMBEDDED:
-        print_main(f"note: {EMBEDDED_MODEL} has read only {', '.join(EMBEDDED)}: on other data, scores mean little")
+    model, dataset = options.model.model, options.data.dataset
+    read = [name for name, defaults in EMBEDDED_DEFAULTS.items() if defaults["model"] == model]
+    if read and dataset not in read:
+        print_main(f"note: {model} has read only {', '.join(read)}: on other data, scores mean little")
 
 
 def open_run(path: Path, options: SimpleNamespace) -> RunFolder:

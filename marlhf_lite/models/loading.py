@@ -40,6 +40,7 @@ from transformers import (
 )
 from transformers.utils import logging as hf_logging
 
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.utils.errors import InputError
@@ -51,18 +52,19 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
-    """Return the path of a model: of the embedded one, of a local folder, or a name on the hub as it is.
+    """Return the path of a model: of an embedded one, of a local folder, or a name on the hub as it is.
 
     Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
     """
-    if name == EMBEDDED_MODEL:
-        return str(shipped(EMBEDDED_MODEL))
+    if name in EMBEDDED_MODELS:
+        return str(shipped(name))
     folder = Path(name).expanduser()
     if folder.is_dir():
         _check_folder(folder)
         return str(folder)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(f"--model {name}: no such folder: give {EMBEDDED_MODEL}, a folder, or a hub name (owner/name)")
+        known = ", ".join(EMBEDDED_MODELS)
+        raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
     return name
 
 

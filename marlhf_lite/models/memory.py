@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.architectures import known_config
-from marlhf_lite.models.loading import EMBEDDED_MODEL, model_path
+from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.utils.errors import InputError
 
@@ -83,7 +84,7 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
     """Return the model's modules without weights, from its config. Raises `InputError` where there is no config."""
     name = options.model
     try:
-        path = model_path(name) if name == EMBEDDED_MODEL else name
+        path = model_path(name) if name in EMBEDDED_MODELS else name
         config = known_config(name) or AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

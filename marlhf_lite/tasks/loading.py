@@ -16,10 +16,10 @@ from pathlib import Path
 import datasets
 from tqdm.auto import tqdm
 
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.splits import Task, split_rows
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
-from marlhf_lite.tasks.tiny_tldr.corpus import EMBEDDED
 from marlhf_lite.utils.errors import InputError
 
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}

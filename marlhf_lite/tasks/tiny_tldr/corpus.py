@@ -136,6 +136,3 @@ def load_tiny_tldr(size: int | None, seed: int) -> Task:
         raise InputError(f"--size {size}: {error}") from None
     counts = {"read": len(pairs), "kept": len(pairs)} | {part: len(rows) for part, rows in splits.items()}
     return Task("tiny-tldr", splits, gold_scores, counts)
-
-
-EMBEDDED = {"tiny-tldr": load_tiny_tldr}

@@ -1,0 +1,259 @@
+"""Build an embedded model: a byte-fallback BPE tokenizer and a small Gemma pretrained on the text of its task.
+
+    python data/build_models.py --task tiny-tldr
+
+Each committed model is what this script made; arguments, versions and measurements stand in its `build.json`
+(`data/tiny-gemma/build.json` has `post_weight` for what is `prompt_weight` here). A task gives its documents, seeded
+apart from its pairs, its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a
+reader's vote (0 to 9): large bases have read much judging of texts, and a reward model needs some of that to start
+from. Generation stops at EOS, so the votes are never seen again. tiny-tldr takes about half an hour on two cores with
+bfloat16 instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as RawTokenizer
+from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
+
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.tasks.tiny_tldr import corpus as tldr
+from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
+
+OUT = Path(__file__).parent
+SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+SIZES = {
+    "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
+    "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
+    "vote_weight": 5.0,
+}  # fmt: skip
+
+
+# The tasks
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a task gives.
+
+    `document` makes a prompt and a response, `check` measures sampled responses to the prompts, `vote` (optional) is a
+    reader's verdict on a response, 0 to 9, and `sizes` are the arguments in which its model differs from `SIZES`.
+    """
+
+    document: Callable[[random.Random], tuple[str, str]]
+    check: Callable[[list[str], list[str]], dict[str, float]]
+    vote: Callable[[random.Random, str, str], int] | None = None
+    sizes: dict[str, float] = field(default_factory=dict)
+
+
+def tldr_document(rng: random.Random) -> tuple[str, str]:
+    """A post and one summary of any quality."""
+    post = tldr.make_post(rng)
+    quality = tldr.Quality(rng.uniform(0.45, 1.0), rng.choice((0.0, 0.0, 0.2, 0.5)), rng.uniform(0.0, 0.8))
+    return post.prompt, tldr.summary_text(tldr.make_summary(rng, post, quality))
+
+
+def tldr_vote(rng: random.Random, prompt: str, response: str) -> int:
+    """The gold score with noise of one point."""
+    return min(9, max(0, round(tldr_gold.inspect(prompt, response).score + 3 + rng.gauss(0, 1))))
+
+
+def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of stated facts that are right, and share of the posts' facts that are covered."""
+    reports = [tldr_gold.inspect(p, r) for p, r in zip(prompts, responses)]
+    stated = sum(r.correct + r.wrong for r in reports)
+    coverage = sum(r.coverage for r in reports) / len(reports)
+    return {"fact_precision": sum(r.correct for r in reports) / max(stated, 1), "coverage": coverage}
+
+
+TASKS = {"tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote)}
+
+
+# Tokenizer, batches, model
+
+
+def train_tokenizer(texts: list[str], vocab_size: int) -> GemmaTokenizer:
+    """BPE in Gemma's form: spaces are written as ▁, digits stand alone, bytes catch every other character."""
+    raw = RawTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    raw.normalizer = normalizers.Replace(" ", "▁")
+    # Only for training: no piece may span two words, so that encoding later needs no word splitter.
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("▁", "merged_with_next"),
+            pre_tokenizers.Split(Regex(r"[0-9]|[^\w▁]"), "isolated"),
+        ]
+    )
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    byte_pieces = [f"<0x{i:02X}>" for i in range(256)]
+    raw.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=SPECIALS + byte_pieces, show_progress=False)
+    )
+    model = json.loads(raw.to_str())["model"]
+    merges = [tuple(m) for m in model["merges"]]
+    return GemmaTokenizer(vocab=model["vocab"], merges=merges, add_bos_token=True, model_max_length=1024)
+
+
+class Stream:
+    """Batches of token ids, loss weights and attention masks."""
+
+    def __init__(self, recipe: Recipe, tokenizer, args: argparse.Namespace):
+        self.recipe, self.tokenizer, self.args = recipe, tokenizer, args
+        self.rng = random.Random(f"{args.name}-{args.seed}")
+        self.votes = tokenizer.convert_tokens_to_ids([str(i) for i in range(10)])
+        self.ready: list = []
+
+    def _row(self) -> tuple[list[int], list[float]]:
+        prompt, response = self.recipe.document(self.rng)
+        head = self.tokenizer(prompt)["input_ids"]
+        tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
+        ids, weights = head + tail, [self.args.prompt_weight] * len(head) + [1.0] * len(tail)
+        if self.recipe.vote:
+            ids.append(self.votes[self.recipe.vote(self.rng, prompt, response)])
+            weights.append(self.args.vote_weight)
+        return ids, weights
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows of like length: eight batches are made at once, sorted, cut, and handed out in random order."""
+        if not self.ready:
+            made, rows = [self._row() for _ in range(8 * self.args.rows)], self.args.rows
+            made.sort(key=lambda row: len(row[0]))
+            self.ready = [made[i : i + rows] for i in range(0, len(made), rows)]
+            self.rng.shuffle(self.ready)
+        made = self.ready.pop()
+        width = max(len(ids) for ids, _ in made)
+        ids = torch.tensor([i + [0] * (width - len(i)) for i, _ in made])
+        weights = torch.tensor([w + [0.0] * (width - len(w)) for _, w in made])
+        mask = torch.tensor([[1] * len(i) + [0] * (width - len(i)) for i, _ in made])
+        return ids, weights, mask
+
+
+def make_model(tokenizer, args) -> GemmaForCausalLM:
+    torch.manual_seed(args.seed)
+    config = GemmaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=args.hidden,
+        intermediate_size=args.mlp,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads,
+        head_dim=args.head_dim,
+        max_position_embeddings=1024,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return GemmaForCausalLM._from_config(config, attn_implementation="eager")  # faster than sdpa here, in bfloat16
+
+
+def make_optimizers(model, args) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers (it needs about half the updates here), AdamW for the rest."""
+    inside = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
+    chosen = {id(p) for p in inside}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    muon = torch.optim.Muon(inside, lr=args.muon_lr, weight_decay=0.01)
+    return [muon, torch.optim.AdamW(rest, lr=args.lr, weight_decay=0.0, betas=(0.9, 0.98))]
+
+
+def loss_of(model, ids, weights, mask) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    nll = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    w = weights[:, 1:].flatten()
+    return (nll * w).sum() / w.sum()
+
+
+def schedule(step: int, total: int, warmup: int = 100) -> float:
+    """Linear warm-up, then flat, then linear to zero over the last 40 %."""
+    return min((step + 1) / warmup, 1.0, (total - step) / (0.4 * total))
+
+
+# Training
+
+
+@torch.no_grad()
+def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int = 64) -> dict[str, float]:
+    """The task's measurements on responses sampled to new prompts, and their mean number of tokens."""
+    rng = random.Random(f"{args.name}-check-{args.seed}")
+    prompts = [recipe.document(rng)[0] for _ in range(rows)]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    length = EMBEDDED_DEFAULTS[args.task].get("max_response_length", 96)
+    out = model.generate(**inputs, max_new_tokens=length, do_sample=True, temperature=0.8, top_k=50)
+    new = out[:, inputs["input_ids"].shape[1] :]
+    measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
+    tokens = (new != tokenizer.pad_token_id).sum(1).float().mean().item()
+    return {name: round(value, 3) for name, value in measured.items()} | {"tokens": round(tokens, 1)}
+
+
+def train(recipe: Recipe, model, tokenizer, args: argparse.Namespace) -> list[dict]:
+    """Train the model and save it at each check; return the checks."""
+    stream, optimizers = Stream(recipe, tokenizer, args), make_optimizers(model, args)
+    peaks, history, start = [o.param_groups[0]["lr"] for o in optimizers], [], time.time()
+    for step in range(args.updates):
+        loss = loss_of(model, *stream.batch())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, peak in zip(optimizers, peaks):
+            optimizer.param_groups[0]["lr"] = peak * schedule(step, args.updates)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if not math.isfinite(loss.item()):
+            raise SystemExit(f"loss is {loss.item()} at update {step}: lower --muon_lr or --lr")
+        if (step + 1) % args.check_every == 0 or step + 1 == args.updates:
+            measured = check(recipe, model, tokenizer, args)
+            seconds = round(time.time() - start)
+            history.append({"update": step + 1, "loss": round(loss.item(), 4)} | measured | {"seconds": seconds})
+            print(json.dumps(history[-1]), flush=True)
+            model.save_pretrained(args.out)
+    return history
+
+
+def parse() -> argparse.Namespace:
+    """The task first: it gives the defaults of the other arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, required=True)
+    parser.add_argument("--out", type=Path, help="default: the model's folder beside this script")
+    for name, default in SIZES.items():
+        parser.add_argument(f"--{name}", type=type(default))
+    args = parser.parse_args()
+    args.name = EMBEDDED_DEFAULTS[args.task]["model"]
+    args.out = args.out or OUT / args.name
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**SIZES | TASKS[args.task].sizes | given)
+
+
+def main() -> None:
+    args = parse()
+    recipe, start = TASKS[args.task], time.time()
+    torch.set_num_threads(args.threads)
+    rng = random.Random(f"{args.name}-tokenizer-{args.seed}")
+    tokenizer = train_tokenizer([a + b for a, b in (recipe.document(rng) for _ in range(4000))], args.vocab)
+    tokenizer.save_pretrained(args.out)
+    model = make_model(tokenizer, args)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
+    history = train(recipe, model, tokenizer, args)
+    model.save_pretrained(args.out)
+    versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
+    record = {
+        "arguments": {name: value for name, value in vars(args).items() if name != "out"},
+        "versions": {"python": platform.python_version()} | versions,
+        "minutes": round((time.time() - start) / 60, 1),
+        "history": history,
+    }
+    (args.out / "build.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

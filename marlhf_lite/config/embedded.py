@@ -1,0 +1,6 @@
+"""The embedded data sets, and the options that each brings along: they hold where nothing else gives them."""
+
+EMBEDDED_DEFAULTS: dict[str, dict] = {
+    "tiny-tldr": {"model": "tiny-gemma"},
+}
+EMBEDDED_MODELS: tuple[str, ...] = tuple(options["model"] for options in EMBEDDED_DEFAULTS.values())

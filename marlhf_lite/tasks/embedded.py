@@ -1,0 +1,9 @@
+"""The embedded tasks by name. `config.embedded` names the model that belongs to each."""
+
+from collections.abc import Callable
+
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
+
+# Name -> function of (number of pairs or None for the task's own, seed).
+EMBEDDED: dict[str, Callable[[int | None, int], Task]] = {"tiny-tldr": load_tiny_tldr}
