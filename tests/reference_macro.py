@@ -8,7 +8,7 @@ import random
 
 import torch
 
-SIGMAS = ("equal", "unit", "position", "position_reversed")
+SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 
 
 # -- batches ------------------------------------------------------------------------------------------------------
@@ -99,6 +99,8 @@ def sigma_weights(n, sigma):
         return [1 / n] * n
     if sigma == "unit":
         return [0.0] * (n - 1) + [1.0]
+    if sigma == "start":
+        return [1.0] + [0.0] * (n - 1)
     raw = [1 / (n - i) if sigma == "position" else 1 / (i + 1) for i in range(n)]
     return [w / sum(raw) for w in raw]
 
@@ -118,10 +120,11 @@ def rewards(xs, score, lengths, pooling="sum", rho=1.0, sigma="equal"):
 
 
 def gae(rs, vs, gamma=1.0, lam=0.95):
-    """The backward recursion Â_t = δ_t + γλ·Â_{t+1}."""
+    """The backward recursion Â_t = δ_t + γλ_t·Â_{t+1}; `lam` is a number, or a list with one a step."""
+    lams = lam if isinstance(lam, list) else [lam] * len(rs)
     advantages, running, following = [], 0.0, 0.0
-    for r, v in zip(reversed(rs), reversed(vs)):
-        running = r + gamma * following - v + gamma * lam * running
+    for r, v, one in zip(reversed(rs), reversed(vs), reversed(lams)):
+        running = r + gamma * following - v + gamma * one * running
         following = v
         advantages.insert(0, running)
     return advantages, [a + v for a, v in zip(advantages, vs)]
@@ -139,7 +142,8 @@ def policy_terms(new, old, advantages, lengths, clip=0.2, ratio="token"):
     terms = []
     for p, q, gain in zip(split(new, lengths), split(old, lengths), advantages):
         log_ratios = [a - b for a, b in zip(p, q)]
-        for log_ratio in log_ratios if ratio == "token" else [sum(log_ratios)]:
+        joint = sum(log_ratios) / (len(p) if ratio == "macro_mean" else 1)
+        for log_ratio in log_ratios if ratio == "token" else [joint]:
             r = torch.as_tensor(log_ratio, dtype=torch.float64).exp()
             term = r * gain if clip is None else min(r * gain, clamp(r, 1 - clip, 1 + clip) * gain)
             terms.append(-torch.as_tensor(term, dtype=torch.float64))
@@ -159,7 +163,10 @@ def value_terms(new, old, returns, lengths, clip=0.2, target="token", sigma="equ
     return terms
 
 
-def mean(terms_by_response):
+def mean(terms_by_response, of="token"):
+    if of == "response":
+        means = [sum(row) / len(row) for row in terms_by_response if row]
+        return sum(means) / len(means)
     terms = [t for row in terms_by_response for t in row]
     return sum(terms) / len(terms)
 

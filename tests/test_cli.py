@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 import marlhf_lite
 from marlhf_lite.cli import COMMANDS, main
-from marlhf_lite.config.options import GROUPS
+from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy

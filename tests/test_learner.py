@@ -2,8 +2,9 @@
 
 import copy
 import math
+import statistics
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import pytest
 import reference_macro as ref
@@ -95,13 +96,18 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperat
         score = float(rollout.scores[i])
         score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
         rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)
-        gains, returns = ref.gae(rewards, ref.pool(old_values[i], lengths, how.sigma), ppo.gamma, ppo.lam)
+        lam = max(1 - 1 / (ppo.lam_alpha * max(len(lengths), 1)), 0.0) if ppo.lam_alpha else ppo.lam
+        pooled = ref.pool(old_values[i], lengths, how.sigma)
+        gains, returns = ref.gae(rewards, pooled, ppo.gamma, lam)
+        if ppo.critic_lam is not None:
+            _, returns = ref.gae(rewards, pooled, ppo.gamma, ppo.critic_lam)
         gains, returns = (gains, returns) if made is None else made[i]
         estimates.append((gains, returns))
         policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio))
         clip = ppo.cliprange_value or None
         value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
-    return ref.mean(policy), ref.mean(value), (old_logprobs, old_values), estimates
+    losses = (ref.mean(terms, ppo.loss_mean) for terms in (policy, value))
+    return *losses, (old_logprobs, old_values), estimates
 
 
 def plain_grads(loss, model):
@@ -123,6 +129,10 @@ CASES = [
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
     (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
     (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5}),
+    (3, {"sigma": "start"}, {"lam_alpha": 0.4}),
+    (1, {}, {"critic_lam": 1.0, "lam": 0.7}),
+    (3, {"ratio": "macro_mean"}, {"loss_mean": "response", "lam_alpha": 0.4, "critic_lam": 0.5}),
+    (4, {"value_target": "macro", "ratio": "macro"}, {"loss_mean": "response"}),
 ]
 
 
@@ -139,6 +149,28 @@ def test_one_update_is_the_equations(moved, batch, n, how, ppo):
     assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
     assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
     assert row["policy_grad_norm"] == pytest.approx(torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5)
+
+
+def test_lam_at_borders_over_tokens(moved, batch):
+    """SAE: every token has its own value and loss term, and λ stands at the last token of a macro action alone."""
+    ppo = options(lam=0.6)
+    made = learner(moved, ppo, MacroConfig(gae_over="tokens"))
+    steps = record(made)
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
+    logprobs, values = (numbers(x) for x in plain_pass(policy, critic, batch))
+    estimates = []
+    for i, lengths in enumerate(cut(batch, 3)):
+        theirs = batch.ref_logprobs[i][batch.mask[i]].double().tolist()
+        rewards = [-BETA * (a - b) for a, b in zip(logprobs[i], theirs)]
+        rewards[-1] += float(batch.scores[i])
+        lams = [0.6 if j == n - 1 else 1.0 for n in lengths for j in range(n)]
+        estimates.append(ref.gae(rewards, values[i], 1.0, lams))
+    given = ((policy, critic), batch, cut(batch, 1), MacroConfig(), ppo)
+    policy_loss, value_loss, *_ = plain_losses(*given, made=estimates)
+    assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
+    assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
+    assert row["macro_length"] == 1.0
 
 
 def test_n_1_is_token_level_ppo(moved, batch):
@@ -398,7 +430,22 @@ def test_metrics_against_loops(moved, batch):
         "advantage_rms": math.sqrt(sum(x * x for a, _ in estimates for x in a) / steps_),
         "q_rms": math.sqrt(sum(x * x for _, q in estimates for x in q) / steps_),
     }
+    expected |= critic_by_loops(values, batch.scores.tolist())
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def critic_by_loops(values, scores):
+    """What the critic knows of the final score, as `critic_metrics` has it."""
+    pairs = [(4 * t // len(row), s, v) for row, s in zip(values, scores) for t, v in enumerate(row)]
+    explained = {}
+    for name, quarters in [("", range(4)), *((f"_q{q + 1}", [q]) for q in range(4))]:
+        some = [(s, s - v) for quarter, s, v in pairs if quarter in quarters]
+        varies = statistics.pvariance([s for s, _ in some])
+        explained[f"score_explained_variance{name}"] = 1 - statistics.pvariance([e for _, e in some]) / varies
+    jumps = [(b - a) ** 2 for row in values for a, b in pairwise(row)]
+    change = [row[-1] - row[0] for row in values]
+    seen = statistics.covariance(change, scores) / statistics.variance(scores)
+    return explained | {"value_noise": statistics.mean(jumps) ** 0.5, "credit_seen": seen}
 
 
 def expand(estimate, lengths, values):

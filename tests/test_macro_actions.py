@@ -235,7 +235,7 @@ def test_bad_arguments_of_methods():
         macro.pool(x.long())
     with pytest.raises(ValueError, match="x: expected a tensor, got list"):
         macro.sum([[1.0]])
-    with pytest.raises(ValueError, match="sigma: expected one of 'equal', 'unit', 'position', 'position_reversed'"):
+    with pytest.raises(ValueError, match="sigma: expected one of 'equal', 'unit', 'start', 'position'"):
         macro.pool(x, "mean")
     with pytest.raises(ValueError, match="sigma: expected one of"):
         macro.weights("last")

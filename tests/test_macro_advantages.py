@@ -6,7 +6,7 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import gae, whiten
+from marlhf_lite.macro import MacroActions, adaptive_lam, border_lam, gae, whiten
 from marlhf_lite.macro.advantages import discounted_sums
 
 
@@ -30,6 +30,42 @@ def test_gae_matches_the_recursion(counts, gamma, lam):
         assert got.dtype == torch.float32 and (got[~mask] == 0).all()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_gae_with_a_lam_for_each_step_or_response(seed):
+    rewards, values, mask = steps([70, 1, 0, 33, 8], 2, seed)
+    drawn = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed))
+    for lam in (drawn, drawn[:, :1]):
+        got = gae(rewards, values, mask, 0.9, lam)
+        lams = lam.expand_as(drawn).double().tolist()
+        rows = [
+            ref.gae(r[:n].tolist(), v[:n].tolist(), 0.9, one[:n])
+            for r, v, one, n in zip(rewards, values, lams, mask.sum(1).tolist())
+        ]
+        for ours, theirs in zip(got, zip(*rows)):
+            torch.testing.assert_close(ours.double(), ref.padded(theirs, mask.shape[1]), rtol=2e-6, atol=1e-5)
+
+
+def test_lam_at_borders_alone_counts_macro_actions():
+    """SAE (arXiv 2601.07320): with a constant critic a token keeps λ to the number of borders that follow it."""
+    macro = MacroActions.from_lengths([[2, 3, 1], [4], []], T=7)
+    lam = border_lam(macro, 0.5)
+    assert lam.tolist() == [[1, 0.5, 1, 1, 0.5, 0.5, 1], [1, 1, 1, 0.5, 1, 1, 1], [1] * 7]
+    rewards = torch.zeros(3, 7)
+    rewards[0, 5], rewards[1, 3] = 1.0, 1.0
+    advantages, _ = gae(rewards, torch.zeros(3, 7), macro.token_mask, lam=lam)
+    assert advantages.tolist() == [[0.25, 0.25, 0.5, 0.5, 0.5, 1, 0], [1, 1, 1, 1, 0, 0, 0], [0] * 7]
+    each = border_lam(macro, torch.tensor([[0.5], [0.25], [0.0]]))
+    assert each[1].tolist() == [1, 1, 1, 0.25, 1, 1, 1]
+
+
+def test_adaptive_lam():
+    """VAPO (arXiv 2504.05118): 1 − 1/(α·length), so that λ's powers sum up to about α·length."""
+    mask = torch.arange(400) < torch.tensor([[400], [100], [5], [0]])
+    assert adaptive_lam(mask, 0.05).tolist() == [[pytest.approx(0.95)], [pytest.approx(0.8)], [0.0], [0.0]]
+    with pytest.raises(ValueError, match="alpha: expected a finite number above 0"):
+        adaptive_lam(mask, 0.0)
+
+
 def test_gae_by_hand():
     rewards, values = torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
     mask = torch.tensor([[True, True, False]])
@@ -50,7 +86,7 @@ def test_discounted_sums_hold_at_4096_steps(discount):
         running = x[:, t].double() + discount * running
         expected.insert(0, running)
     expected = torch.stack(expected, 1)
-    got = discounted_sums(x, discount).double()
+    got = discounted_sums(x, torch.tensor(discount, dtype=torch.float64)).double()
     assert (got - expected).abs().max() < 2e-6 * expected.abs().max() + 1e-6
 
 

@@ -51,7 +51,7 @@ def setup(seed, **options):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("clip", [0.2, 0.05, None])
-@pytest.mark.parametrize("ratio", ["token", "macro"])
+@pytest.mark.parametrize("ratio", ["token", "macro", "macro_mean"])
 def test_policy_loss_matches_loops(seed, clip, ratio):
     batch, macro = setup(seed)
     advantages = batch.steps()
@@ -67,9 +67,9 @@ def test_policy_loss_matches_loops(seed, clip, ratio):
     free = [t.detach() for row in rows for t in ref.policy_terms(*row, None, ratio)]
     kept = [t.detach() for row in terms for t in row]
     logs = [a - b for n, o in zip(batch.rows(batch.logprobs), batch.rows(batch.old_logprobs)) for a, b in zip(n, o)]
-    if ratio == "macro":
+    if ratio != "token":
         parts = [p for n in batch.parts for p in n]
-        logs = [sum(p) for p in ref.split(logs, parts)]
+        logs = [sum(p) / (len(p) if ratio == "macro_mean" else 1) for p in ref.split(logs, parts)]
     ratios = [math.exp(x) for x in logs]
     share = sum(bool(k > f + 1e-12) for k, f in zip(kept, free)) / len(free)
     assert stats["count"] == len(logs) == len(kept)
@@ -384,6 +384,24 @@ def test_a_bad_valid_token_shows_in_the_loss(bad):
     assert policy_loss(broken, x, -y, macro)[0].isnan() or bad == math.inf  # the log-ratio is clamped
 
 
+@pytest.mark.parametrize("level", ["token", "macro"])
+def test_means_over_responses_first(level):
+    """Each response counts the same, however long it is; empty ones do not count."""
+    batch, macro = setup(5)
+    x = batch.steps()
+    parts = zip(batch.rows(batch.logprobs), batch.rows(batch.old_logprobs), ref.valid(x, batch.parts), batch.parts)
+    expected = ref.mean([ref.policy_terms(*row, 0.2, level) for row in parts], "response")
+    loss, _, stats = run(policy_loss, batch.logprobs, batch.old_logprobs, x, macro, 0.2, level, mean="response")
+    torch.testing.assert_close(loss.double(), expected, **TIGHT)
+    assert stats["count"] == (macro.token_mask if level == "token" else macro.mask).sum()
+    parts = zip(batch.rows(batch.values), batch.rows(batch.old_values), ref.valid(x, batch.parts), batch.parts)
+    expected = ref.mean([ref.value_terms(*row, 0.2, level) for row in parts], "response")
+    loss, *_ = run(value_loss, batch.values, batch.old_values, x, macro, 0.2, level, mean="response")
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match="mean: expected one of 'token', 'response', got 'all'"):
+        policy_loss(batch.logprobs, batch.old_logprobs, x, macro, mean="all")
+
+
 def test_bad_arguments():
     macro = MacroActions.from_lengths([[2, 1], [2]])
     x, y = torch.zeros(2, 3), torch.zeros(2, 2)
@@ -401,7 +419,7 @@ def test_bad_arguments():
             loss(x.long(), x, y, macro)
         with pytest.raises(ValueError, match=f"^{first}: expected a tensor, got list"):
             loss([0.0], x, y, macro)
-        with pytest.raises(ValueError, match=f"{option}: expected one of 'token', 'macro', got 'both'"):
+        with pytest.raises(ValueError, match=f"{option}: expected one of 'token', 'macro'.*, got 'both'"):
             loss(x, x, y, macro, **{option: "both"})
         for clip in (0.0, -0.2, NAN, True):
             with pytest.raises(ValueError, match="clip: expected a finite number above 0"):

@@ -30,7 +30,7 @@ from test_learner import (
 )
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.macro import FixedNGram
+from marlhf_lite.macro import FixedNGram, LargestChange
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, from_texts, generate, generate_in_batches
@@ -73,6 +73,11 @@ def test_defaults_are_the_papers():
         "cliprange_value": 0.2,
         "gamma": 1.0,
         "lam": 0.95,
+        "lam_alpha": 0.0,
+        "critic_lam": None,
+        "loss_mean": "token",
+        "weight_decay": 0.0,
+        "rl_lr_scheduler_type": "constant",
         "whiten": False,
         "critic_warmup": 0,
         "critic_init": "rm",
@@ -241,7 +246,7 @@ def test_gradients_are_clipped_by_norm(moved, scored, most):
         torch.testing.assert_close(ours, theirs * min(1.0, most / norm), rtol=1e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}])
+@pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}, {"critic_epochs": 3}])
 def test_critic_warm_up_trains_the_critic_alone(make, changes):
     trainer, moves = make(updates=4, critic_warmup=2, **changes), []
     update = trainer.update
@@ -257,8 +262,31 @@ def test_critic_warm_up_trains_the_critic_alone(make, changes):
     assert moves == [[False, True], [False, True], [True, True], [True, True]]
     assert [row["kl_k3"] < 1e-6 for row in history] == [True, True, True, False]
     steps = [int(trainer.optimizer.state[trainer.parameters[name][0]]["step"]) for name in NAMES]
-    each = changes.get("num_ppo_epochs", 1)
-    assert steps == [2 * each, 4 * each]  # no moments of updates that were not made
+    each, alone = changes.get("num_ppo_epochs", 1), changes.get("critic_epochs", 1)
+    assert steps == [2 * each, 2 * each + 2 * alone]  # no moments of updates that were not made
+
+
+def test_the_last_token_alone(make):
+    trainer = make(macro_config=MacroConfig(last_token_alone=True))
+    rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))
+    macro, expected = trainer.segment(rollout), []
+    for whole, length in zip(FixedNGram(2)(rollout.mask).spans(), rollout.lengths.tolist()):
+        start = whole[-1][0]
+        cut = [(start, length - 1)] if start < length - 1 else []
+        expected.append([*whole[:-1], *cut, (length - 1, length)])
+    assert macro.spans() == expected
+
+
+@pytest.mark.parametrize("of", ["values", "logprobs"])
+def test_a_rule_that_reads_the_models(make, of):
+    """It gets what the policy that sampled, or its critic, says of every token."""
+    trainer = make(updates=1, termination=LargestChange(of, 3))
+    rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))
+    with torch.no_grad():
+        whole = trainer.compute_outputs(rollout)
+    expected = LargestChange(of, 3)(rollout.mask, **{of: getattr(whole, of)})
+    assert torch.equal(trainer.segment(rollout).ids, expected.ids)
+    assert trainer.train()[0]["macro_length"] <= 3
 
 
 # -- prompts and responses --------------------------------------------------------------------------------------------
@@ -445,6 +473,12 @@ def test_every_kind_of_option_runs_together(make):
     choices = {
         "num_ppo_epochs": [1, 2],
         "num_mini_batches": [1, 2],
+        "loss_mean": ["token", "response"],
+        "lam_alpha": [0.0, 0.3],
+        "critic_lam": [None, 1.0],
+        "critic_epochs": [1, 2],
+        "weight_decay": [0.0, 0.1],
+        "rl_lr_scheduler_type": ["constant", "linear", "cosine"],
         "rollouts": [1, 2],
         "kl_in": ["reward", "loss"],
         "kl_estimator": ["k1", "k3"],

@@ -8,7 +8,7 @@ import yaml
 from transformers import AutoModelForCausalLM, Gemma2Config
 
 from marlhf_lite.cli import COMMANDS
-from marlhf_lite.config.options import GROUPS
+from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.config.parser import flatten, list_presets, parse, preset_text, presets
 from marlhf_lite.utils.errors import InputError
 
@@ -58,6 +58,7 @@ DATASETS = {
     "webgpt": "openai/webgpt_comparisons",
     "apps": "codeparrot/apps",
 }
+LADDER = [f"estimators/{rung}" for rung in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")]
 CARDS = {"lora-t4-16gb": "gemma-2b/tldr", "lora-24gb": "gemma-2b/tldr", "lora-80gb": "gemma-7b/tldr"}
 RATES = ("sft_learning_rate", "rm_learning_rate", "policy_learning_rate", "critic_learning_rate")
 
@@ -92,7 +93,7 @@ def refused(names: str) -> str:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_and_the_cards():
-    assert set(presets()) == {*PAPER, *CARDS, "paper", "official"}
+    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "official"}
     assert len(PAPER) == 12
 
 
@@ -177,6 +178,23 @@ def test_no_key_stands_twice(name):
     """YAML keeps the last of two without a word."""
     keys = [line.split(":")[0] for line in preset_text(name).splitlines() if line and not line.startswith("#")]
     assert len(keys) == len(set(keys)) == len(yaml.safe_load(preset_text(name)))
+
+
+# The ladder of estimators
+
+
+def test_the_ladder_changes_one_thing_a_rung():
+    """E0 to E5, Monte Carlo and a critic trained first; all but lambda, segmentation and baseline stays."""
+    default = flatten(parse("run", [], COMMANDS["run"].groups, "about"))
+    rungs = {name[-2:]: {k: v for k, v in load(name).items() if v != default[k]} for name in LADDER}
+    assert rungs["E4"] == {}  # the defaults are MA-PPO
+    assert rungs["E0"] == {"n": "1"}
+    assert rungs["E1"] == {"n": "1", "lam": pytest.approx(0.95 ** (1 / 5), abs=1e-5)}
+    assert rungs["E2"] == {"gae_over": "tokens"}
+    assert rungs["E3"] == {"sigma": "start"}
+    assert rungs["E5"] == {"reward_pooling": "mean"}
+    assert rungs["MC"] == {"n": "1", "lam": 1.0}
+    assert rungs["VC"] == {"n": "1", "lam_alpha": 0.33, "critic_lam": 1.0, "critic_warmup": 8, "critic_epochs": 6}
 
 
 # Several presets

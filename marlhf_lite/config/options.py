@@ -7,37 +7,11 @@ object is made. Options have the names of TRL and transformers, where these have
 from __future__ import annotations
 
 import math
-import operator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Literal
 
+from marlhf_lite.config.checked import Checked, option
 from marlhf_lite.utils.errors import InputError
-
-# Name of a bound -> the comparison it stands for, and its words in an error message.
-BOUNDS = {
-    "least": (operator.ge, "at least"),
-    "above": (operator.gt, "above"),
-    "most": (operator.le, "at most"),
-    "below": (operator.lt, "below"),
-}
-
-
-def option(default, help: str, **bounds):
-    """Make a dataclass field with a help text and bounds (`least` and `most` include the bound)."""
-    return field(default=default, metadata={"help": help, **bounds})
-
-
-class Checked:
-    """Base of all options classes: refuses numbers that are out of bounds. Raises `InputError`."""
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value, bounds = getattr(self, f.name), {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
-            if value is None or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
-                continue
-            words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
-            raise InputError(f"--{f.name} {value}: it must be {words}")
-
 
 # The run, the model, the data
 
@@ -188,16 +162,26 @@ class DPOStageConfig(Checked):
 class MacroConfig(Checked):
     """What a macro action is, its value, and how it enters the losses."""
 
-    termination: Literal["fixed", "randomized", "whole", "perplexity", "sentence", "parsing"] = option(
-        "fixed", "Termination rule of macro actions (section 3.2.1)."
+    termination: Literal[
+        "fixed", "randomized", "whole", "perplexity", "sentence", "parsing", "value_change", "cutpoints"
+    ] = option(
+        "fixed",
+        "Termination rule of macro actions (section 3.2.1); value_change, cutpoints: where the critic's value changes "
+        "most, or the policy was least sure.",
     )
-    n: str = option("5", "Tokens per macro action for fixed: an integer, or inf. 1 is token-level PPO.")
+    n: str = option(
+        "5",
+        "Tokens per macro action for fixed, and on average for value_change and cutpoints: an integer, or inf. 1 is "
+        "token-level PPO.",
+    )
+    last_token_alone: bool = option(False, "The last token always as a macro action of its own (released code).")
     lengths: str = option("2,3,5,10", "Lengths for randomized, comma-separated (released code: 1,2,3,5,10).")
     perplexity_rule: Literal["macro", "prefix", "token"] = option(
         "macro",
         "Perplexity that may not rise, for perplexity: the macro action's (section 3.2.1), that of the response so far "
         "(Appendix B.4), or a token's own (released code).",
     )
+    perplexity_early: bool = option(False, "A perplexity macro action begins one token early (released code).")
     parser: Literal["grammar", "stanza", "link", "python"] = option(
         "grammar",
         "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
@@ -205,8 +189,8 @@ class MacroConfig(Checked):
     )
     allow_fallback: bool = option(False, "Permission to go on where most sentences have no tree, for parsing.")
     cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
-    sigma: Literal["equal", "unit", "position", "position_reversed"] = option(
-        "equal", "Weights of token values in a macro action's value (Appendix D.1)."
+    sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(
+        "equal", "Weights of token values in a macro action's value (Appendix D.1); start: its first token alone."
     )
     reward_pooling: Literal["sum", "mean"] = option(
         "sum",
@@ -214,8 +198,15 @@ class MacroConfig(Checked):
         "the macro length).",
     )
     rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
-    ratio: Literal["token", "macro"] = option(
-        "token", "Importance ratio: of each token (Appendix E), or of the macro action (section 3.2.2)."
+    gae_over: Literal["macro_actions", "tokens"] = option(
+        "macro_actions",
+        "Steps of GAE and of the losses; tokens: each token with its own value, lambda at the borders of macro actions "
+        "and 1 inside (SAE).",
+    )
+    ratio: Literal["token", "macro", "macro_mean"] = option(
+        "token",
+        "Importance ratio: of each token (Appendix E), of the macro action (section 3.2.2), or its geometric mean over "
+        "tokens (GSPO).",
     )
     value_target: Literal["token", "macro"] = option(
         "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
@@ -261,7 +252,13 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
     prompt_epochs: float | None = option(None, "Passes over the prompts, instead of --updates (Table 5).", above=0)
     policy_learning_rate: float = option(2e-3, "Learning rate of the policy, for LoRA.", above=0)
-    warmup_updates: int = option(5, "Updates of linear warm-up; the learning rate is constant after them.", least=0)
+    warmup_updates: float = option(5, "Updates of linear warm-up; below 1: their share of all updates.", least=0)
+    rl_lr_scheduler_type: Literal["constant", "linear", "cosine"] = option(
+        "constant", "Learning-rate schedule after the warm-up; linear and cosine: down to 0."
+    )
+    adam_beta1: float = option(0.9, "First beta of AdamW (released code: 0.9).", least=0, below=1)
+    adam_beta2: float = option(0.999, "Second beta of AdamW (released code: 0.95).", least=0, below=1)
+    weight_decay: float = option(0.0, "Weight decay of matrices (released code: 0.1).", least=0)
     max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
     kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
     score_clip: float = option(0.0, "Largest absolute reward score (released code: 2.5); 0: no limit.", least=0)
@@ -276,10 +273,20 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
 
     rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
     num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
+    critic_epochs: int = option(
+        1, "Passes over each rollout of --critic_warmup, where the critic learns alone.", least=1
+    )
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
     gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
+    lam_alpha: float = option(
+        0.0, "Length-adaptive lambda, 1 - 1 / (alpha * macro actions), with this alpha (VAPO: 0.05); 0: --lam.", least=0
+    )
+    critic_lam: float | None = option(None, "Lambda of the critic's returns. Default: the policy's.", least=0, most=1)
+    loss_mean: Literal["token", "response"] = option(
+        "token", "Mean in the losses: over all tokens, or over each response first (released code)."
+    )
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
     kl_in: Literal["reward", "loss"] = option("reward", "Place of the KL penalty: the reward (paper), or the loss.")
@@ -464,37 +471,3 @@ class StudyConfig(OutputConfig):
     seeds: str = option("", "Seeds instead of the study's, comma-separated.")
     only: str = option("", "Methods to run, comma-separated. Default: all.")
     dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
-
-
-GROUPS: dict[str, type[Checked]] = {
-    "seed": SeedConfig,
-    "run": RunConfig,
-    "model": ModelConfig,
-    "length": LengthConfig,
-    "data": DataConfig,
-    "sft_input": SFTInputConfig,
-    "rm_input": RMInputConfig,
-    "inputs": InputConfig,
-    "reward": RewardConfig,
-    "trainer": TrainerConfig,
-    "sft": SFTStageConfig,
-    "rm": RewardModelConfig,
-    "dpo": DPOStageConfig,
-    "macro": MacroConfig,
-    "sampling": SamplingConfig,
-    "ppo": PPOConfig,
-    "rloo": RLOOStageConfig,
-    "grpo": GRPOStageConfig,
-    "checkpoint": CheckpointConfig,
-    "logging": LoggingConfig,
-    "policies": PolicyConfig,
-    "eval": EvaluationConfig,
-    "compare": CompareConfig,
-    "judge": JudgeConfig,
-    "endpoint": EndpointConfig,
-    "generate": GenerateConfig,
-    "export": ExportConfig,
-    "memory": MemoryConfig,
-    "study": StudyConfig,
-}
-OPTIONS: dict[str, object] = {f.name: f for kind in GROUPS.values() for f in fields(kind)}

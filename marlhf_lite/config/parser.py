@@ -22,16 +22,10 @@ from types import SimpleNamespace
 import yaml
 from trl import TrlParser
 
+from marlhf_lite.config.checked import BOUNDS
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.config.options import (
-    BOUNDS,
-    GROUPS,
-    OPTIONS,
-    CheckpointConfig,
-    DataConfig,
-    LoggingConfig,
-    ModelConfig,
-)
+from marlhf_lite.config.groups import GROUPS, OPTIONS
+from marlhf_lite.config.options import CheckpointConfig, DataConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
 

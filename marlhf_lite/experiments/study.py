@@ -27,8 +27,9 @@ from pathlib import Path
 import filelock
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.options import GROUPS, OPTIONS, StudyConfig
-from marlhf_lite.config.parser import flatten, parse, read_yaml
+from marlhf_lite.config.groups import GROUPS, OPTIONS
+from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.config.parser import flatten, parse, preset_file, read_yaml
 from marlhf_lite.experiments.results import collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
@@ -80,7 +81,7 @@ class Study:
     """A protocol."""
 
     name: str
-    methods: dict[str, dict]  # name -> {command, options, samples: answers to each held-out prompt, default 1}
+    methods: dict[str, dict]  # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
     seeds: list[int]
     shared: dict = field(default_factory=dict)  # options of every method that has them
     baseline: str = "SFT"  # gains are over this method
@@ -123,8 +124,8 @@ def _check(study: Study, path: Path) -> None:
         where = f"{path}: method {name}"
         if not isinstance(method, dict) or method.get("command") not in TRAINING:
             raise InputError(f"{where}: give a command: {', '.join(TRAINING)}")
-        if set(method) - {"command", "options", "samples"} or not isinstance(method.get("options", {}), dict):
-            raise InputError(f"{where}: give a command, and options (names and values) and samples if it has some")
+        if set(method) - {"command", "preset", "options", "samples"} or not isinstance(method.get("options", {}), dict):
+            raise InputError(f"{where}: give a command, and a preset, options (names and values) and samples if needed")
         if not isinstance(name, str):
             raise InputError(f"{where}: put its name in quotes")
         least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
@@ -187,6 +188,9 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
 def _run(study: Study, name: str, seed: int) -> Run:
     method = study.methods[name]
     command, own, samples = method["command"], method.get("options", {}), method.get("samples", 1)
+    if "preset" in method:  # a method's own options win over its preset
+        source = f"study {study.name}, method {name}: preset"
+        own = read_yaml(preset_file(method["preset"], source), source) | own
     stages = [stage for stage in ("sft", "rm", TRAINING[command], "evaluate") if stage]
     given = study.shared | own | {"seed": seed}
     words = {stage: [f"--{key}={given[key]}" for key in given if key in _names(stage)] for stage in stages}

@@ -3,15 +3,17 @@
 actions      what a macro action is                          §3.1, §3.2
 termination  ζ, where one ends                               §3.2.1
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
+largest_change  ζ where the critic or the policy is least sure  arXiv 2505.23564
 summary      lengths of a segmentation, agreement of two
 values       its value (σ) and its reward                    §3.2.2, Appendix D.1
-advantages   GAE over macro actions                          Appendix E
+advantages   GAE over macro actions, λ per step              Appendix E
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
 """
 
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.macro.advantages import gae, whiten
-from marlhf_lite.macro.losses import policy_loss, value_loss
+from marlhf_lite.macro.advantages import adaptive_lam, border_lam, gae, whiten
+from marlhf_lite.macro.largest_change import LargestChange
+from marlhf_lite.macro.losses import average, policy_loss, value_loss
 from marlhf_lite.macro.perplexity import Perplexity
 from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import FixedNGram, RandomizedNGram, TerminationRule, Whole, check_segmentation
@@ -19,11 +21,15 @@ from marlhf_lite.macro.values import clip_scores, kl_per_token, kl_rewards, macr
 
 __all__ = [
     "FixedNGram",
+    "LargestChange",
     "MacroActions",
     "Perplexity",
     "RandomizedNGram",
     "TerminationRule",
     "Whole",
+    "adaptive_lam",
+    "average",
+    "border_lam",
     "boundary_f1",
     "check_segmentation",
     "clip_scores",

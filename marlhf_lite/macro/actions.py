@@ -21,7 +21,7 @@ from marlhf_lite.macro._checks import (
 )
 from marlhf_lite.utils.errors import InputError
 
-SIGMAS = ("equal", "unit", "position", "position_reversed")
+SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +126,19 @@ class MacroActions:
         """The same on another device."""
         return MacroActions(self.ids.to(device), self.lengths.to(device), self.mask.to(device))
 
+    @cached_property
+    def single_tokens(self) -> "MacroActions":
+        """The segmentation of the same responses in which every token is a macro action: token-level PPO."""
+        T = self.ids.shape[1]
+        ids = torch.arange(T, device=self.ids.device).expand_as(self.ids).masked_fill(~self.token_mask, -1)
+        return MacroActions(ids, self.token_mask.long(), self.token_mask)
+
+    def split_last_token(self) -> "MacroActions":
+        """The same, but the last token of each response is always a macro action of its own (the released code)."""
+        starts = self._offset == 0
+        last = (self.token_mask.sum(1, keepdim=True) - 1).clamp(min=0)
+        return MacroActions.from_starts(starts.scatter(1, last, True), self.token_mask)
+
     # -- tokens to macro actions and back ----------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
@@ -136,8 +149,9 @@ class MacroActions:
         """Σ_i σ_i x_i over each macro action (Appendix D.1): x [B,T] floating → [B,S] float32. Differentiable.
 
         Args:
-            sigma: "equal" 1/|ω|; "unit" the last token alone; "position" σ_i = 1/((|ω|−i)·H), the last token
-                weighs most; "position_reversed" σ_i = 1/((i+1)·H), the first weighs most (the released code).
+            sigma: "equal" 1/|ω|; "unit" the last token alone; "start" the first token alone, so that the value does not
+                depend on the macro action's own tokens; "position" σ_i = 1/((|ω|−i)·H), the last token weighs most;
+                "position_reversed" σ_i = 1/((i+1)·H), the first weighs most (the released code).
         """
         return self._pool(clean("x", x, self.token_mask), sigma)
 
@@ -146,8 +160,8 @@ class MacroActions:
         check_choice("sigma", sigma, SIGMAS)
         # |ω| − i counts the tokens from this one to the end of its macro action.
         left = self._spread(self.lengths) - self._offset
-        if sigma == "unit":
-            return (left == 1).float()
+        if sigma in ("unit", "start"):
+            return ((left == 1) if sigma == "unit" else (self._offset == 0) & self.token_mask).float()
         if sigma == "equal":
             raw = self.token_mask.float()
         else:

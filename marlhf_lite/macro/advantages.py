@@ -1,22 +1,28 @@
-"""Generalised advantage estimation over steps, be they tokens or macro actions (§2, Appendix E)."""
+"""Generalised advantage estimation over steps, be they tokens or macro actions (§2, Appendix E), and its λ."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_matrix, check_unit, clean
+from marlhf_lite.macro._checks import check_matrix, check_positive, check_tensor, check_unit, clean
+from marlhf_lite.macro.actions import MacroActions
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Â_τ = Σ_k (γλ)^k δ_{τ+k} with δ_τ = R_τ + γ·V_{τ+1} − V_τ, and the returns Q̂_τ = Â_τ + V_τ.
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float | Tensor = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Â_τ = δ_τ + γ λ_τ Â_{τ+1} with δ_τ = R_τ + γ·V_{τ+1} − V_τ, and the returns Q̂_τ = Â_τ + V_τ.
+
+    With one λ for all steps this is Â_τ = Σ_k (γλ)^k δ_{τ+k}.
 
     The value after the last step is 0. γ and λ count per step: per macro action if the steps are macro actions.
 
     Args:
         rewards, values: [B,S] floating.
         mask: [B,S] bool, True on valid steps, right-padded (``macro.mask``).
-        gamma, lam: from 0 to 1.
+        gamma: from 0 to 1.
+        lam: from 0 to 1; or a tensor with the λ of each step [B,S], or of each response [B,1].
 
     Returns:
         (advantages, returns), each [B,S] float32, 0 on padding.
@@ -25,25 +31,67 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
         InputError: wrong shape, dtype or range.
     """
     check_unit("gamma", gamma)
-    check_unit("lam", lam)
     check_matrix("mask", mask, torch.bool)
     rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
     following = torch.nn.functional.pad(values[:, 1:], (0, min(1, values.shape[1])))
-    advantages = discounted_sums(rewards + gamma * following - values, float(gamma) * float(lam))
+    if not isinstance(lam, Tensor):
+        check_unit("lam", lam)
+        lam = torch.full((1, 1), float(lam), dtype=_exact(values), device=values.device)
+    check_tensor("lam", lam, (len(mask), mask.shape[1]) if lam.shape[1:] != (1,) else (len(lam), 1), values)
+    advantages = discounted_sums(rewards + gamma * following - values, float(gamma) * lam)
     return advantages, advantages + values
 
 
-def discounted_sums(x: Tensor, discount: float) -> Tensor:
-    """y_t = Σ_{k>=0} discount^k · x_{t+k} along the last axis, for a discount from 0 to 1.
+def discounted_sums(x: Tensor, discount: Tensor) -> Tensor:
+    """y_t = x_t + discount_t · y_{t+1} along the last axis, for discounts from 0 to 1 that broadcast to x.
 
-    Doubling: a sum over w steps plus discount^w times the next such sum is a sum over 2w steps. This takes log2(S)
-    vector operations instead of a scan of S, never divides, and rounds as a tree of additions does.
+    Doubling: a sum over w steps plus the product of their discounts times the next such sum is a sum over 2w steps.
+    This takes log2(S) vector operations instead of a scan of S, never divides, and rounds as a tree of additions does.
     """
-    width, weight = 1, discount
-    while width < x.shape[-1] and weight > 0.0:
-        x = torch.cat([x[..., :-width] + weight * x[..., width:], x[..., -width:]], dim=-1)
-        width, weight = 2 * width, weight * weight
-    return x
+    # A product of thousands of discounts needs float64.
+    dtype, width = x.dtype, 1
+    x, weight = x.to(_exact(x)), discount.to(_exact(x)).expand_as(x)
+    while width < x.shape[-1]:
+        x = torch.cat([x[..., :-width] + weight[..., :-width] * x[..., width:], x[..., -width:]], dim=-1)
+        weight = torch.cat([weight[..., :-width] * weight[..., width:], weight[..., -width:]], dim=-1)
+        width *= 2
+    return x.to(dtype)
+
+
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+
+
+def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
+    """λ of each token where credit fades at borders alone: λ at the last token of a macro action, 1 at all others.
+
+    This is segment-level advantage estimation, SAE (arXiv 2601.07320): GAE over tokens with this λ counts macro
+    actions, yet each token keeps its own value as baseline.
+
+    Args:
+        macro: the segmentation.
+        lam: λ at a border, from 0 to 1; or one for each response [B,1].
+
+    Returns:
+        [B,T] float32.
+    """
+    return torch.where(macro.weights("unit") > 0, lam, 1.0)
+
+
+def adaptive_lam(mask: Tensor, alpha: float) -> Tensor:
+    """λ = 1 − 1 / (α·steps) of each response, at least 0: the longer a response, the slower its credit fades.
+
+    This is VAPO's length-adaptive GAE (arXiv 2504.05118, with α = 0.05 for long chains of thought).
+
+    Args:
+        mask: [B,S] bool, True on valid steps.
+        alpha: α, above 0.
+
+    Returns:
+        [B,1] float32.
+    """
+    check_positive("alpha", alpha)
+    return (1.0 - 1.0 / (alpha * mask.sum(1, keepdim=True).clamp(min=1))).clamp(min=0.0)
 
 
 def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -1,7 +1,8 @@
 """The two losses of MA-PPO (§3.2.2, Algorithm 1, Appendix E). Each returns (loss, stats).
 
-Both sum over terms (tokens or macro actions) and divide by a count. Pass the count of the whole update as
-``normalizer`` and the gradients do not depend on how it is split into micro-batches or over processes.
+Both sum over terms (tokens or macro actions) and divide by a count, or average over each response first. Pass the
+count of the whole update as ``normalizer`` and the gradients do not depend on how it is split into micro-batches or
+over processes.
 Stats are detached 0-d float32 tensors: the returned loss, and means over this batch's own ``count`` terms.
 Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once an update.
 """
@@ -13,7 +14,9 @@ from marlhf_lite.macro._checks import check_choice, check_positive, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
-LEVELS = ("token", "macro")
+RATIOS = ("token", "macro", "macro_mean")
+TARGETS = ("token", "macro")
+MEANS = ("token", "response")
 MAX_LOG_RATIO = 20.0
 """Default clamp of log-ratios: against overflow only, exp(20) is far outside any clip range."""
 
@@ -27,6 +30,7 @@ def policy_loss(
     ratio: str = "token",
     normalizer: float | Tensor | None = None,
     max_log_ratio: float = MAX_LOG_RATIO,
+    mean: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow to ``logprobs`` alone.
 
@@ -37,9 +41,12 @@ def policy_loss(
         clip: ε; None is off.
         ratio: "token": each token's own ratio against its macro action's advantage, mean over tokens (Appendix E).
             "macro": the ratio of joint probabilities exp Σ_{t∈ω}(log π − log π_old), one term for each macro action,
-            mean over macro actions (the objective of §3.2.2).
-        normalizer: the number to divide the sum by; None: the tokens ("token") or macro actions ("macro") here.
+            mean over macro actions (the objective of §3.2.2). "macro_mean": the same with the mean log-ratio of its
+            tokens in place of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
+            form, arXiv 2507.18071).
+        normalizer: the number to divide the sum by; None: the terms here (the responses with mean "response").
         max_log_ratio: log-ratios are clamped to ± this before exp; beyond it there is no gradient.
+        mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
@@ -48,7 +55,7 @@ def policy_loss(
     Raises:
         InputError: wrong shape, dtype or option.
     """
-    check_choice("ratio", ratio, LEVELS)
+    check_choice("ratio", ratio, RATIOS)
     if clip is not None:
         check_positive("clip", clip)
     valid = macro.token_mask
@@ -58,12 +65,14 @@ def policy_loss(
         advantages = macro._spread(advantages)
     else:
         log_ratio, valid = macro._sum(log_ratio), macro.mask
+    if ratio == "macro_mean":
+        log_ratio = log_ratio / macro.lengths.clamp(min=1)
     log_ratio = log_ratio.clamp(-max_log_ratio, max_log_ratio)
     ratios = log_ratio.exp()
     # Padding has advantage 0, so its terms and their gradients are 0.
     unclipped = -advantages * ratios
     clipped = unclipped if clip is None else -advantages * ratios.clamp(1.0 - clip, 1.0 + clip)
-    loss, count = _average(torch.maximum(unclipped, clipped), valid, normalizer)
+    loss, count = average(torch.maximum(unclipped, clipped), valid, normalizer, mean)
     return loss, _policy_stats(loss, count, clipped > unclipped, ratios, log_ratio, valid)
 
 
@@ -76,6 +85,7 @@ def value_loss(
     target: str = "token",
     sigma: str = "equal",
     normalizer: float | Tensor | None = None,
+    mean: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """½·max((V − Q̂_τ)², (V_clipped − Q̂_τ)²), averaged. Gradients flow to ``values`` alone.
 
@@ -89,7 +99,8 @@ def value_loss(
         target: "token": each V(s_t) regresses to its macro action's return, mean over tokens (Appendix E).
             "macro": V(s_τ, ω_τ), pooled by ``sigma``, regresses to it, mean over macro actions (Algorithm 1).
         sigma: the weights of target "macro"; see `MacroActions.pool`. Not used by "token".
-        normalizer: the number to divide the sum by; None: the tokens ("token") or macro actions ("macro") here.
+        normalizer: the number to divide the sum by; None: the terms here (the responses with mean "response").
+        mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
@@ -99,7 +110,7 @@ def value_loss(
     Raises:
         InputError: wrong shape, dtype or option.
     """
-    check_choice("target", target, LEVELS)
+    check_choice("target", target, TARGETS)
     if clip is not None:
         check_positive("clip", clip)
     valid = macro.token_mask
@@ -116,14 +127,31 @@ def value_loss(
         # Where the change is within the range, V_clipped is V itself: the sum could differ from it by rounding.
         kept = torch.where(change.abs() <= clip, values, old_values + change.clamp(-clip, clip))
         clipped = (kept - returns).square()
-    loss, count = _average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer)
+    loss, count = average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer, mean)
     return loss, _value_stats(loss, count, clipped > unclipped, values, returns, valid)
 
 
-def _average(terms: Tensor, valid: Tensor, normalizer: float | Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of the terms over the normalizer, and the number of terms."""
+def average(
+    terms: Tensor, valid: Tensor, normalizer: float | Tensor | None = None, mean: str = "token"
+) -> tuple[Tensor, Tensor]:
+    """The mean of a loss's terms, and the number of terms. Differentiable.
+
+    Args:
+        terms: [B,S], 0 on padding.
+        valid: [B,S] bool, True on terms.
+        normalizer: the number to divide the sum by; None: the terms here, with mean "response" the responses.
+        mean: "token": each term counts the same. "response": the mean over each response's own terms comes first, so
+            each response counts the same however long it is (the released code, which has one response a device).
+
+    Raises:
+        InputError: an unknown mean, or a normalizer that is no number from 0 up.
+    """
+    check_choice("mean", mean, MEANS)
     count = valid.sum().float()
-    normalizer = count if normalizer is None else normalizer
+    if mean == "response":
+        terms = terms / valid.sum(1, keepdim=True).clamp(min=1)
+    if normalizer is None:
+        normalizer = count if mean == "token" else valid.any(1).sum().float()
     if isinstance(normalizer, Tensor):
         if normalizer.dim() > 0:
             raise InputError(f"normalizer: expected a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, TerminationRule, Whole
+from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, TerminationRule, Whole
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
 
@@ -18,12 +18,14 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "python": PythonParser,
 }
 RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
-    "fixed": lambda config, seed: FixedNGram(math.inf if config.n == "inf" else _integers("n", [config.n])[0]),
+    "fixed": lambda config, seed: FixedNGram(_tokens(config.n)),
     "randomized": lambda config, seed: RandomizedNGram(_integers("lengths", config.lengths.split(",")), seed=seed),
     "whole": lambda config, seed: Whole(),
-    "perplexity": lambda config, seed: Perplexity(config.perplexity_rule),
+    "perplexity": lambda config, seed: Perplexity(config.perplexity_rule, config.perplexity_early),
     "sentence": lambda config, seed: Sentence(),
     "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff),
+    "value_change": lambda config, seed: LargestChange("values", _tokens(config.n)),
+    "cutpoints": lambda config, seed: LargestChange("logprobs", _tokens(config.n)),
 }
 
 
@@ -44,6 +46,10 @@ def make_parser(name: str) -> Parser:
     if name not in PARSERS:
         raise InputError(f"--parser {name}: unknown: choose from {', '.join(PARSERS)}")
     return PARSERS[name]()
+
+
+def _tokens(n: str) -> int | float:
+    return math.inf if n == "inf" else _integers("n", [n])[0]
 
 
 def _integers(name: str, words: list[str]) -> tuple[int, ...]:

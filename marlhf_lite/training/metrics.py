@@ -26,10 +26,63 @@ def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> tuple[Tens
 
 def explained_variance(count: float, target: float, target_square: float, error: float, error_square: float) -> float:
     """1 − Var(Q̂ − V) / Var(Q̂), from sums over tokens; 1 is a perfect critic, 0 no better than a constant."""
+    count = max(count, 1)
     variance = target_square / count - (target / count) ** 2
     if variance <= 1e-12 * target_square / count:  # returns that differ by rounding alone
         return 0.0
     return 1 - (error_square / count - (error / count) ** 2) / variance
+
+
+QUARTERS = (1, 2, 3, 4)
+
+
+def critic_sums(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor | int]:
+    """Sums for what a critic knows of the final score, by quarter of the response; see `critic_metrics`.
+
+    Args:
+        values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
+    """
+    values, scores = values.masked_fill(~mask, 0.0).double(), scores.double()
+    lengths = mask.sum(1, keepdim=True)
+    quarter = (4 * torch.arange(mask.shape[1], device=mask.device) / lengths.clamp(min=1)).long() + 1
+    sums: dict[str, Tensor | int] = {}
+    for q in QUARTERS:
+        inside = mask & (quarter == q)
+        target, error = (x[inside] for x in (scores[:, None].expand_as(values), scores[:, None] - values))
+        parts = {"count": inside.sum(), "target": target.sum(), "target_square": target.square().sum()}
+        parts |= {"error": error.sum(), "error_square": error.square().sum()}
+        sums |= {f"q{q}_{name}": x for name, x in parts.items()}
+    neighbours = mask[:, 1:]
+    change = values.gather(1, (lengths - 1).clamp(min=0))[:, 0] - values[:, 0]
+    return sums | {
+        "neighbours": neighbours.sum(),
+        "value_steps": values.diff(dim=1).masked_fill(~neighbours, 0.0).square().sum(),
+        "change": change.sum(),
+        "change_times_score": (change * scores).sum(),
+    }
+
+
+def critic_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """What the critic knows of the final score, from `critic_sums`.
+
+    - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens, and by quarter (…_q1 to …_q4). A blind
+      critic has 0 everywhere, a good one rises to the last quarter; a negative one is worse than a constant.
+    - value_noise: root mean square of V(s_{t+1}) − V(s_t). Where it is large and nothing is explained, the critic is
+      noisy.
+    - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
+      before the last token (`evaluation.credit` measures s at every place, against Monte-Carlo values).
+    """
+    names = ("count", "target", "target_square", "error", "error_square")
+    by_quarter = [[sums[f"q{q}_{name}"] for name in names] for q in QUARTERS]
+    row = {"score_explained_variance": explained_variance(*map(sum, zip(*by_quarter, strict=True)))}
+    row |= {f"score_explained_variance_q{q}": explained_variance(*x) for q, x in zip(QUARTERS, by_quarter, strict=True)}
+    responses = max(sums["responses"], 1)
+    score = sums["score"] / responses
+    variance = sums["score_square"] / responses - score**2
+    covariance = sums["change_times_score"] / responses - score * sums["change"] / responses
+    flat = variance <= 1e-12 * sums["score_square"] / responses
+    row["value_noise"] = (sums["value_steps"] / max(sums["neighbours"], 1)) ** 0.5
+    return row | {"credit_seen": 0.0 if flat else covariance / variance}
 
 
 def metric_sums(rollout: Rollout, macro_actions: MacroActions, old) -> dict[str, Tensor | int]:
@@ -60,7 +113,7 @@ def metric_sums(rollout: Rollout, macro_actions: MacroActions, old) -> dict[str,
     for name, x in (("advantage", old.advantages), ("q", old.returns)):
         x = x.masked_fill(~macro_actions.mask, 0.0).double()
         sums |= {f"{name}_norm": x.norm(dim=1).sum(), f"{name}_square": x.square().sum()}
-    return sums
+    return sums | critic_sums(old.values, scores, mask)
 
 
 def update_metrics(
@@ -86,6 +139,7 @@ def update_metrics(
         "explained_variance": explained_variance(
             tokens, *(sums[name] for name in ("target", "target_square", "error", "error_square"))
         ),
+        **critic_metrics(sums),
         "macro_actions": sums["actions"] / responses,
         "macro_length": macro_length,
         "kl_coef": kl_coef,

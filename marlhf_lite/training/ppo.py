@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -23,6 +23,9 @@ from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroCon
 from marlhf_lite.macro import (
     MacroActions,
     TerminationRule,
+    adaptive_lam,
+    average,
+    border_lam,
     check_segmentation,
     gae,
     kl_per_token,
@@ -39,39 +42,12 @@ from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
+from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
+from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import check_scores, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, generate, generate_in_batches, prompt_batches
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class ModelOutputs:
-    """Outputs of policy and critic on a batch, each [B, T] in float32, 0 on padding."""
-
-    logprobs: Tensor  # log π(a_t | s_t), in nats
-    entropy: Tensor  # of π(· | s_t), in nats; recorded only, without gradient
-    values: Tensor  # V(s_t)
-
-
-@dataclass(frozen=True)
-class OldOutputs:
-    """Outputs under the policy that sampled, and the advantages that follow from them; no gradient."""
-
-    logprobs: Tensor  # [B, T]
-    entropy: Tensor  # [B, T]
-    values: Tensor  # [B, T]
-    advantages: Tensor  # [B, S] Â_τ of each macro action, 0 on padding
-    returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
-
-    def select(self, rows: Tensor) -> OldOutputs:
-        """Those of some responses."""
-        return OldOutputs(*(x[rows] for x in vars(self).values()))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[OldOutputs]) -> OldOutputs:
-        """Those of all micro-batches as one."""
-        return cls(*(torch.cat(tensors) for tensors in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 class PPOTrainer:
@@ -126,11 +102,12 @@ class PPOTrainer:
         # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
         # wrappers see one forward and one backward pass.
         self.learning_rates = {"policy": config.policy_learning_rate, "critic": config.critic_learning_rate}
-        groups = [{"params": trainable(getattr(models, role)), "name": role} for role in self.learning_rates]
-        optimizer = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+        parameters = {role: trainable(getattr(models, role)) for role in self.learning_rates}
+        optimizer = make_optimizer(parameters, self.learning_rates, config)
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
-        self.parameters = {group["name"]: group["params"] for group in self.optimizer.param_groups}
+        groups = self.optimizer.param_groups
+        self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
 
         # What changes while training besides weights and optimizer. A checkpoint holds the first five.
         self.updates_done = 0
@@ -230,16 +207,17 @@ class PPOTrainer:
             old_outputs = self.compute_old_outputs(rollout, macro_actions)
 
         # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
-        steps = []
-        for _ in range(self.config.num_ppo_epochs):
+        all_stats, critic_alone = [], self.updates_done < self.config.critic_warmup
+        for _ in range(self.config.critic_epochs if critic_alone else self.config.num_ppo_epochs):
             for rows in self._minibatches(len(rollout)):
                 old = None if old_outputs is None else old_outputs.select(rows)
                 stats, used_outputs = self.optimizer_step(rollout.select(rows), macro_actions.select(rows), old)
-                steps.append(stats)
+                all_stats.append(stats)
             old_outputs = old_outputs or used_outputs
 
-        row = update_metrics(rollout, macro_actions, old_outputs, self.kl_coef, self.macro_config, self.accelerator)
-        row |= {name: sum(stats[name] for stats in steps) / len(steps) for name in steps[0]}
+        steps = self.steps(macro_actions)
+        row = update_metrics(rollout, steps, old_outputs, self.kl_coef, self.macro_config, self.accelerator)
+        row |= {name: sum(stats[name] for stats in all_stats) / len(all_stats) for name in stats}
         self._finish_update(row)
         return row
 
@@ -275,7 +253,12 @@ class PPOTrainer:
 
     def segment(self, rollout: Rollout) -> MacroActions:
         """Macro actions of every response. Raises `InputError` where most sentences could not be parsed."""
-        macro_actions = self.termination(rollout.mask, **self._termination_context(rollout))
+        context = self._termination_context(rollout)
+        if getattr(self.termination, "needs_outputs", False):  # one forward pass more
+            context |= self._outputs_of(rollout)
+        macro_actions = self.termination(rollout.mask, **context)
+        if self.macro_config.last_token_alone:
+            macro_actions = macro_actions.split_last_token()
         # Where most sentences have no tree, parsing is token-level PPO in disguise: stop at the first update.
         checked = self.updates_done == 0 and not self.macro_config.allow_fallback
         if checked and hasattr(self.termination, "check_fallbacks"):
@@ -291,7 +274,19 @@ class PPOTrainer:
             "step": self.updates_done,
         }
 
+    @torch.no_grad()
+    def _outputs_of(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Log-probabilities and values [B, T] of the policy that sampled, for rules that read them."""
+        parts = [
+            self.compute_outputs(rollout.select(x)) for x in torch.arange(len(rollout)).split(self.micro_batch_size)
+        ]
+        return {name: torch.cat([getattr(part, name) for part in parts]) for name in ("logprobs", "values")}
+
     # -- 4. old outputs and advantages --------------------------------------------------------------------------------
+
+    def steps(self, macro_actions: MacroActions) -> MacroActions:
+        """What GAE and the losses count: the macro actions, or with `--gae_over tokens` (SAE) the single tokens."""
+        return macro_actions.single_tokens if self.macro_config.gae_over == "tokens" else macro_actions
 
     @torch.no_grad()
     def compute_old_outputs(self, rollout: Rollout, macro_actions: MacroActions) -> OldOutputs:
@@ -302,7 +297,8 @@ class PPOTrainer:
             parts.append(self.compute_advantages(part, macro_actions.select(rows), self.compute_outputs(part)))
         old = OldOutputs.concatenate(parts)
         if self.config.whiten:
-            old = replace(old, advantages=whiten(old.advantages, macro_actions.mask, self.accelerator.reduce))
+            mask = self.steps(macro_actions).mask
+            old = replace(old, advantages=whiten(old.advantages, mask, self.accelerator.reduce))
         return old
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
@@ -320,17 +316,22 @@ class PPOTrainer:
     @torch.no_grad()
     def compute_advantages(self, rollout: Rollout, macro_actions: MacroActions, outputs: ModelOutputs) -> OldOutputs:
         """These outputs as old ones, with advantages and returns by GAE over macro actions."""
-        config, macro = self.config, self.macro_config
+        config, macro, steps = self.config, self.macro_config, self.steps(macro_actions)
         # r_t = −β (log π_old − log π_ref) of each token (section 2.2) ...
         beta = self.kl_coef if config.kl_in == "reward" else 0.0
         token_rewards = kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, config.kl_estimator)
         # ... summed over each macro action, and the score of the response on the last one: R_τ (section 3.2.2).
         scores = shape_scores(rollout, config)
-        rewards = macro_rewards(token_rewards, scores, macro_actions, macro.reward_pooling, macro.rho, macro.sigma)
+        rewards = macro_rewards(token_rewards, scores, steps, macro.reward_pooling, macro.rho, macro.sigma)
         # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
-        values = macro_values(outputs.values, macro_actions, macro.sigma)
+        values = macro_values(outputs.values, steps, macro.sigma)
         # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
-        advantages, returns = gae(rewards, values, macro_actions.mask, config.gamma, config.lam)
+        lam = adaptive_lam(steps.mask, config.lam_alpha) if config.lam_alpha else config.lam
+        if macro.gae_over == "tokens":
+            lam = border_lam(macro_actions, lam)
+        advantages, returns = gae(rewards, values, steps.mask, config.gamma, lam)
+        if config.critic_lam is not None:  # a λ of its own for what the critic regresses to (VC-PPO)
+            _, returns = gae(rewards, values, steps.mask, config.gamma, config.critic_lam)
         return OldOutputs(*(x.detach() for x in vars(outputs).values()), advantages, returns)
 
     # -- 5. optimisation ----------------------------------------------------------------------------------------------
@@ -345,7 +346,7 @@ class PPOTrainer:
         self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None
     ) -> tuple[dict[str, float], OldOutputs]:
         """One optimizer step; returns its stats and the old outputs it used, its own where none are given."""
-        normalizers = self.loss_normalizers(macro_actions)
+        normalizers = self.loss_normalizers(self.steps(macro_actions))
         while True:
             try:
                 sums, used_outputs = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
@@ -354,16 +355,16 @@ class PPOTrainer:
                 safeguards.reduce_micro_batch_size(self, error)
         return self._apply_gradients(sums), used_outputs
 
-    def loss_normalizers(self, macro_actions: MacroActions) -> Tensor:
-        """[3] what policy loss, value loss and a KL loss are averaged over: tokens or macro actions.
+    def loss_normalizers(self, steps: MacroActions) -> Tensor:
+        """[4] the terms of policy loss, value loss and a KL loss (tokens or macro actions), and the responses.
 
         These are counts of the whole optimizer step over all processes. So gradients do not depend on how it is split
         into micro-batches, or over processes.
         """
-        tokens, actions = macro_actions.token_mask.sum(), macro_actions.mask.sum()
+        tokens, actions = steps.token_mask.sum(), steps.mask.sum()
         by_token = (self.macro_config.ratio == "token", self.macro_config.value_target == "token", True)
-        counts = torch.stack([tokens if token else actions for token in by_token]).float()
-        return self.accelerator.reduce(counts, reduction="sum")
+        counts = [*(tokens if token else actions for token in by_token), steps.token_mask.any(1).sum()]
+        return self.accelerator.reduce(torch.stack(counts).float(), reduction="sum")
 
     def accumulate_gradients(
         self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None, normalizers: Tensor
@@ -381,7 +382,7 @@ class PPOTrainer:
             with nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic):
                 outputs = self.compute_outputs(part)
                 old = old_outputs.select(rows) if old_outputs else self.compute_advantages(part, segments, outputs)
-                loss, stats = self.compute_losses(outputs, old, part, segments, normalizers)
+                loss, stats = self.compute_losses(outputs, old, part, self.steps(segments), normalizers)
                 # DDP averages gradients over processes, while the normalizers are global: hence the factor.
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             used_outputs.append(old)
@@ -389,22 +390,22 @@ class PPOTrainer:
         return sums, OldOutputs.concatenate(used_outputs)
 
     def compute_losses(
-        self, outputs: ModelOutputs, old: OldOutputs, rollout: Rollout, macro_actions: MacroActions, normalizers: Tensor
+        self, outputs: ModelOutputs, old: OldOutputs, rollout: Rollout, steps: MacroActions, normalizers: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch, and stats whose sums over micro-batches are means of the optimizer step."""
-        config, macro = self.config, self.macro_config
+        config, macro, mean = self.config, self.macro_config, self.config.loss_mean
+        # Each mean is over all tokens (macro actions) of the step, or over its responses.
+        over = normalizers[:3] if mean == "token" else normalizers[3].expand(3)
         # −min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, section 3.2.2)
-        policy, policy_stats = policy_loss(
-            outputs.logprobs, old.logprobs, old.advantages, macro_actions, config.cliprange, macro.ratio, normalizers[0]
-        )
+        ratios = (outputs.logprobs, old.logprobs, old.advantages, steps, config.cliprange, macro.ratio)
+        policy, policy_stats = policy_loss(*ratios, normalizer=over[0], mean=mean)
         # ½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1)
         clip, target = config.cliprange_value or None, macro.value_target
-        value, value_stats = value_loss(
-            outputs.values, old.values, old.returns, macro_actions, clip, target, macro.sigma, normalizers[1]
-        )
+        errors = (outputs.values, old.values, old.returns, steps, clip, target, macro.sigma)
+        value, value_stats = value_loss(*errors, normalizer=over[1], mean=mean)
         if config.kl_in == "loss":
             kl = kl_per_token(outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_estimator)
-            policy = policy + self.kl_coef * kl.sum() / normalizers[2]
+            policy = policy + self.kl_coef * average(kl, rollout.mask, over[2], mean)[0]
         return policy + value, {
             "policy_loss": policy.detach(),
             "value_loss": value.detach(),
@@ -441,8 +442,8 @@ class PPOTrainer:
         return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
     def _set_learning_rates(self) -> None:
-        """Linear warm-up over updates, however many optimizer steps each has; then constant."""
-        share = min((self.updates_done + 1) / max(self.config.warmup_updates, 1), 1.0)
+        """The schedule counts updates, however many optimizer steps each has."""
+        share = learning_rate_share(self.config, self.updates_done, self.total_updates)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rates[group["name"]] * share
 
@@ -464,11 +465,11 @@ class PPOTrainer:
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
         ceiling = self.config.kl_ceiling
-        beyond = bool(ceiling) and row["kl_k1"] > ceiling and not row["skipped_steps"]
-        if beyond:
-            kl = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"
-            self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
-        return beyond
+        if not ceiling or row["kl_k1"] <= ceiling or row["skipped_steps"]:
+            return False
+        kl = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"
+        self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
+        return True
 
     def _evaluate_and_save(self, last: bool) -> None:
         """Held-out tests and checkpoints, where it is time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.callbacks import response_rows
 from marlhf_lite.training.dpo import baseline_arguments
 from marlhf_lite.training.logging import SAMPLE_EVERY
+from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import check_scores, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
 from marlhf_lite.training.sft import quiet_arguments
@@ -114,7 +116,7 @@ def group_trainer(
     """A trainer of `model`; `method` is rloo or grpo. A copy of its adapter as it is now becomes the reference.
 
     An update has `batch_size` responses, as many as PPO's, to batch_size / num_generations prompts, and is one
-    optimizer step. Optimizer and warm-up are PPO's. Checkpoints go to `output`/checkpoints.
+    optimizer step. Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
     processes = PartialState().num_processes
     check_groups(config, processes)
@@ -125,10 +127,10 @@ def group_trainer(
     # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
     largest = min(config.micro_batch_size or share, share)
     micro = next(size for size in range(largest, 0, -1) if share % size == 0)
-    # Optimizer and warm-up as in PPO: per update, then constant.
-    optimizer = torch.optim.AdamW(trainable(model), lr=config.policy_learning_rate, weight_decay=0.0)
-    warmup = max(config.warmup_updates, 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / warmup, 1))
+    optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, functools.partial(learning_rate_share, config, total=updates)
+    )
     trainer_class, config_class = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}[method]
     return trainer_class(
         model=model,

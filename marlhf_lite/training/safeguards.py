@@ -63,7 +63,7 @@ def fit_micro_batch_size(trainer) -> int:
         rollout = longest_rollout(rows, prompt_tokens, response_tokens, token, accelerator.device)
         # One token a macro action: the most that segmentation can need.
         macro_actions = FixedNGram(1)(rollout.mask)
-        normalizers = torch.full((3,), float(rollout.mask.sum()), device=accelerator.device)
+        normalizers = torch.full((4,), float(rollout.mask.sum()), device=accelerator.device)
         try:
             with accelerator.no_sync(trainer.actor_critic):  # processes may differ in how often they try
                 trainer.accumulate_gradients(rollout, macro_actions, None, normalizers)

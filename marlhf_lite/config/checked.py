@@ -1,0 +1,33 @@
+"""Options with bounds: numbers are checked when an options object is made."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import field, fields
+
+from marlhf_lite.utils.errors import InputError
+
+# Name of a bound -> the comparison it stands for, and its words in an error message.
+BOUNDS = {
+    "least": (operator.ge, "at least"),
+    "above": (operator.gt, "above"),
+    "most": (operator.le, "at most"),
+    "below": (operator.lt, "below"),
+}
+
+
+def option(default, help: str, **bounds):
+    """Make a dataclass field with a help text and bounds (`least` and `most` include the bound)."""
+    return field(default=default, metadata={"help": help, **bounds})
+
+
+class Checked:
+    """Base of all options classes: refuses numbers that are out of bounds. Raises `InputError`."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, bounds = getattr(self, f.name), {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
+            if value is None or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+                continue
+            words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
+            raise InputError(f"--{f.name} {value}: it must be {words}")

@@ -1,0 +1,53 @@
+"""ζ learned from the models: a macro action begins where the critic's value, or the policy's certainty, jumps."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from marlhf_lite.macro._checks import check_choice, check_finite, check_mask, clean
+from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.macro.termination import FixedNGram
+from marlhf_lite.utils.errors import InputError
+
+SIGNALS = ("values", "logprobs")
+
+
+@dataclass(frozen=True)
+class LargestChange:
+    """⌈length / n⌉ macro actions a response, as many as `FixedNGram(n)` makes, which begin where a signal jumps most.
+
+    of:
+        "values"    a macro action begins behind the token that changes the critic's V(s_t) most: credit then falls on
+                    the macro action that holds this token.
+        "logprobs"  a macro action begins at the tokens that the policy was least sure of, where it made a choice: the
+                    cutpoints of SPO (arXiv 2505.23564).
+    n: mean tokens per macro action; math.inf makes one of the whole response.
+
+    It reads the context value of that name, [B,T] of the policy that sampled; the trainer makes both with one forward
+    pass more (`needs_outputs`). Raises InputError where it is missing, or not finite on a valid token.
+    """
+
+    of: str = "values"
+    n: int | float = 5
+    needs_outputs = True  # no field: of every such rule
+
+    def __post_init__(self) -> None:
+        check_choice("of", self.of, SIGNALS)
+        FixedNGram(self.n)  # checks n
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        check_mask(mask)
+        signal = context.get(self.of)
+        if signal is None:
+            raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")
+        signal = clean(self.of, signal.detach(), mask)
+        check_finite(self.of, signal)
+        change = signal.diff(dim=1, prepend=signal[:, :1]).abs() if self.of == "values" else -signal
+        # The first token begins a macro action anyway, and padding none.
+        change = change.masked_fill(~mask, -math.inf)
+        change[:, :1] = math.inf
+        wanted = (mask.sum(1, keepdim=True) / self.n).ceil()
+        rank = change.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        return MacroActions.from_starts(rank < wanted, mask)

@@ -1,0 +1,41 @@
+"""AdamW and its learning-rate schedule, for PPO, RLOO and GRPO alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from marlhf_lite.config.options import RolloutConfig
+
+
+def make_optimizer(
+    parameters: Mapping[str, Sequence[nn.Parameter]], rates: Mapping[str, float], config: RolloutConfig
+) -> torch.optim.AdamW:
+    """AdamW over the parameters of each role, with the role's learning rate; its groups carry the role's name.
+
+    Weight decay is for matrices alone, as in transformers and in the released code: not for norms and biases.
+    """
+    groups = []
+    for role, params in parameters.items():
+        matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim < 2]
+        if config.weight_decay and vectors:
+            groups.append({"params": vectors, "name": role, "lr": rates[role], "weight_decay": 0.0})
+            params = matrices
+        groups.append({"params": params, "name": role, "lr": rates[role], "weight_decay": config.weight_decay})
+    return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
+
+
+def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float:
+    """The share of the peak learning rate in an update, which counts from 0, of `total`.
+
+    It rises linearly over the warm-up and stays, or falls to 0 behind the last update, linearly or as half a cosine.
+    """
+    warmup = max(config.warmup_updates if config.warmup_updates >= 1 else config.warmup_updates * total, 1)
+    if update + 1 < warmup:
+        return (update + 1) / warmup
+    done = (update + 1 - warmup) / max(total + 1 - warmup, 1)
+    shares = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+    return shares[config.rl_lr_scheduler_type]
