@@ -183,13 +183,18 @@ def response_mask(response_ids: Tensor, ends: Sequence[int]) -> tuple[Tensor, Te
     return before == 0, is_end.any(1)
 
 
-@torch.no_grad()
 def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
     """Sample one response to each prompt (`prompts` may repeat). Uses torch's global random state."""
-    device = next(model.parameters()).device
     # Left padding: every response begins in the same column.
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
-    ends = end_of_text(model, tokenizer)
+    tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, sampling)
+    return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(tokens.device), mask, ended)
+
+
+@torch.no_grad()
+def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`."""
+    device, ends = next(model.parameters()).device, end_of_text(model, tokenizer)
     tokens = model.generate(
         input_ids=ids.to(device),
         attention_mask=attention_mask.to(device),
@@ -197,8 +202,7 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
         eos_token_id=ends,
         **sampling.arguments(),
     )
-    mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
-    return _make_rollout(tokenizer, prompts, tokens, attention_mask.to(device), mask, ended)
+    return tokens, *response_mask(tokens[:, ids.shape[1] :], ends)
 
 
 def generate_in_batches(

@@ -1,0 +1,211 @@
+"""Policy gradients of advantage estimators, compared with an unbiased one: direction and noise.
+
+An estimator (λ, macro actions, σ, ...) turns the scores and values of a rollout into advantages, and these into a
+gradient of the policy. The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no
+critic, and its expectation is the gradient of the objective, score minus β·KL.
+
+Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. Products of *different*
+replicates are free of noise in their mean, so that no length of a gradient is overestimated by its noise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.parser import preset_file, read_yaml
+from marlhf_lite.evaluation.statistics import Interval, check_level
+from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.training.ppo import ModelOutputs, OldOutputs, PPOTrainer
+from marlhf_lite.training.rewards import check_scores, shape_scores
+from marlhf_lite.training.rollout import Rollout, generate_in_batches
+from marlhf_lite.utils.errors import InputError
+
+REFERENCE = "RLOO"
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """What turns a rollout into advantages; whitening over an update is left out."""
+
+    config: PPOConfig
+    macro_config: MacroConfig
+    rule: TerminationRule
+
+
+def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
+    """The estimator of the preset `estimators/<name>`, which changes `config` and the defaults of macro actions.
+
+    Raises `InputError` for an unknown name.
+    """
+    source = f"estimator {name}"
+    values = read_yaml(preset_file(f"estimators/{name}", source), source)
+    own = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
+    macro_config = MacroConfig(**own[1])
+    return Estimator(replace(config, **own[0]), macro_config, make_rule(macro_config, seed))
+
+
+def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int, batch_size: int = 256) -> Rollout:
+    """Scored responses of the trainer's policy, row k·P + p is answer k to prompt p. Raises `InputError` for K < 4."""
+    if replicates < 4:
+        raise InputError(f"replicates {replicates}: give at least 4 answers to each prompt, better 16")
+    policy = trainer.models.policy
+    policy.eval()
+    given = (policy.model, trainer.tokenizer, list(prompts) * replicates, trainer.sampling)
+    rollout = trainer.score(generate_in_batches(trainer.generator, batch_size, *given))
+    policy.train()
+    check_scores(rollout)
+    return rollout
+
+
+def policy_gradients(
+    trainer: PPOTrainer,
+    rollout: Rollout,
+    replicates: int,
+    estimators: Mapping[str, Estimator],
+    progress: str = "gradients",
+) -> dict[str, Tensor]:
+    """The gradient of the policy loss on each replicate, [K, W] in float32 on the CPU, by estimator and for RLOO.
+
+    `rollout` is that of `sample_replicates`. Losses, values and advantages are the trainer's own; all replicates share
+    one normalizer, so that their mean is the gradient of all of them.
+    """
+    if len(rollout) % replicates:
+        raise InputError(f"replicates {replicates}: {len(rollout)} responses are not a multiple of it")
+    trainers = {name: _as_trainer(trainer, estimator) for name, estimator in estimators.items()}
+    reference = _as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
+    normalizers = {
+        name: one.loss_normalizers(one.segment(rollout)) / replicates
+        for name, one in (trainers | {REFERENCE: reference}).items()
+    }
+    advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
+    gradients: dict[str, list[Tensor]] = {name: [] for name in normalizers}
+    rows = torch.arange(len(rollout)).reshape(replicates, -1)
+    for replicate in tqdm(rows, desc=progress, disable=not progress):
+        sums = dict.fromkeys(gradients, 0.0)
+        for part in replicate.split(trainer.micro_batch_size):
+            batch = rollout.select(part)
+            outputs = trainer.compute_outputs(batch)
+            for name, one in trainers.items():
+                sums[name] += _gradient(one, batch, outputs, None, normalizers[name])
+            sums[REFERENCE] += _gradient(reference, batch, outputs, advantages[part], normalizers[REFERENCE])
+        for name, gradient in sums.items():
+            gradients[name].append(gradient)
+    return {name: torch.stack(parts) for name, parts in gradients.items()}
+
+
+def _as_trainer(trainer: PPOTrainer, estimator: Estimator) -> PPOTrainer:
+    """The same models under another estimator; β stays that of the trainer."""
+    other = copy.copy(trainer)
+    other.config, other.macro_config, other.termination = estimator.config, estimator.macro_config, estimator.rule
+    return other
+
+
+def _gradient(
+    trainer: PPOTrainer, batch: Rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers: Tensor
+) -> Tensor:
+    """[W] of one micro-batch; `advantages` [B] of whole responses take the place of the trainer's own."""
+    segments = trainer.segment(batch)
+    old = trainer.compute_advantages(batch, segments, outputs)
+    if advantages is not None:
+        given = advantages[:, None].to(old.advantages) * segments.mask
+        old = OldOutputs(**vars(old) | {"advantages": given})
+    loss, _ = trainer.compute_losses(outputs, old, batch, segments, normalizers)
+    parts = torch.autograd.grad(loss, trainer.parameters["policy"], retain_graph=True)
+    return torch.cat([part.flatten() for part in parts]).float().cpu()
+
+
+@torch.no_grad()
+def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
+    """[B] what a response earns in all: its score, less β times its KL where that is part of the reward."""
+    scores = shape_scores(rollout, trainer.config)
+    if trainer.config.kl_in == "loss":
+        return scores
+    kl = []
+    for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
+        batch = rollout.select(part)
+        logprobs = trainer.compute_outputs(batch).logprobs
+        kl.append(kl_per_token(logprobs, batch.ref_logprobs, batch.mask, trainer.config.kl_estimator).sum(1))
+    return scores - trainer.kl_coef * torch.cat(kl).to(scores)
+
+
+def leave_one_out(returns: Tensor) -> Tensor:
+    """Each return [K, P] less the mean of the K − 1 others to the same prompt."""
+    count = len(returns)
+    return (returns - returns.mean(0)) * count / (count - 1)
+
+
+# -- comparison -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientComparison:
+    """An estimator's gradient against the reference's."""
+
+    direction: Interval  # cosine of the two expected gradients: 1 where the estimator is not biased in direction
+    batch: Interval  # expected cosine, to first order, of the gradient of one batch: bias and noise together
+    noise: Interval  # variance of the gradient of one batch, as a multiple of its squared expected length
+
+
+def compare_gradients(
+    gradients: Tensor,
+    reference: Tensor,
+    batch_share: float = 1.0,
+    level: float = 0.95,
+    n: int = 2000,
+    seed: int = 0,
+) -> GradientComparison:
+    """Compare gradients of K independent replicates with the reference's of the same replicates.
+
+    Args:
+        gradients, reference: [K, W], K >= 4.
+        batch_share: responses of a training batch over those of a replicate; the variance falls as one over it.
+        level, n, seed: of the bootstrap over replicates; what would change with other prompts is not in the intervals.
+
+    Raises:
+        InputError: too few replicates, or two numbers of them.
+    """
+    check_level(level)
+    if len(gradients) != len(reference) or len(gradients) < 4:
+        raise InputError(f"replicates: {len(gradients)} and {len(reference)}: give as many of both, at least 4")
+    own, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
+    count = len(gradients)
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), n).astype(float)
+    point = _cosines(np.ones((1, count)), own, cross, other, batch_share)
+    draws = _cosines(weights, own, cross, other, batch_share)
+    return GradientComparison(*(_interval(x[0], d, level) for x, d in zip(point, draws, strict=True)))
+
+
+def _products(a: Tensor, b: Tensor) -> np.ndarray:
+    """[K, K] inner products in float64, a piece of the parameters at a time."""
+    pieces = zip(a.split(2**16, dim=1), b.split(2**16, dim=1), strict=True)
+    return sum((x.double() @ y.double().T).numpy() for x, y in pieces)
+
+
+def _cosines(weights: np.ndarray, own, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
+    """Direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # no length above its noise gives NaN
+        length, along, reference = (_between(weights, x) for x in (own, cross, other))
+        variance = ((weights @ np.diag(own)) / weights.sum(1) - length) / batch_share
+        direction = along / np.sqrt(length * reference)
+        return direction, along / np.sqrt((length + variance) * reference), variance / np.where(length > 0, length, 0)
+
+
+def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """[n] the weighted mean of products of different replicates."""
+    total = np.einsum("ni,ij,nj->n", weights, products, weights) - weights**2 @ np.diag(products)
+    return total / (weights.sum(1) ** 2 - (weights**2).sum(1))
+
+
+def _interval(point: float, draws: np.ndarray, level: float) -> Interval:
+    draws = draws[np.isfinite(draws)]
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]) if len(draws) else (np.nan, np.nan)
+    return Interval(float(point), float(low), float(high), level)

@@ -1,0 +1,278 @@
+"""Values by Monte Carlo and what critics see, against values by enumeration and closed forms."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import GemmaConfig, GemmaForCausalLM
+
+from marlhf_lite.evaluation.credit import (
+    compare_rankings,
+    credit_seen,
+    even_cuts,
+    explainable,
+    explained_by_quarter,
+    monte_carlo_scores,
+    next_tokens,
+    prefixes_at,
+    quarters,
+    rank_next_tokens,
+    state_scores,
+    token_noise,
+    token_values,
+)
+from marlhf_lite.models.actor_critic import PolicyModel, position_ids
+from marlhf_lite.training.rollout import Sampling, from_tokens
+from marlhf_lite.utils.errors import InputError
+
+PAD, END, LIMIT = 0, 1, 3
+SAMPLING = Sampling(LIMIT, temperature=0.8, top_k=0)
+WORTH = torch.tensor([[0.0, 0.3, -1.0, 2.0, 0.5], [0.0, 0.1, 1.5, -0.5, -2.0], [0.0, 1.0, -1.0, 0.7, 0.2]])
+
+
+class Letters:
+    """A tokenizer of five ids: 0 pads, 1 ends; a prompt is its letters, c, d and e."""
+
+    pad_token_id, eos_token_id = PAD, END
+
+    def __call__(self, prompts):
+        return {"input_ids": [["abcde".index(letter) for letter in prompt] for prompt in prompts]}
+
+    def batch_decode(self, rows, skip_special_tokens=True):
+        return ["".join("abcde"[i] for i in row if i > END or not skip_special_tokens) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    """A random Gemma over five tokens, in float64."""
+    torch.manual_seed(1)
+    config = GemmaConfig(
+        vocab_size=5,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=0.6,
+        pad_token_id=PAD,
+        eos_token_id=END,
+        bos_token_id=None,
+    )
+    return PolicyModel(GemmaForCausalLM(config).double().eval())
+
+
+def reward(rollout):
+    """What each token is worth at its place: order matters."""
+    rows = rollout.response_ids
+    return (WORTH[torch.arange(rows.shape[1]), rows] * rollout.mask).sum(1)
+
+
+@torch.no_grad()
+def value(policy, prompt, prefix):
+    """V* of a state by enumeration of all its continuations."""
+    if len(prefix) == LIMIT or (prefix and prefix[-1] == END):
+        return sum(WORTH[place, token].item() for place, token in enumerate(prefix))
+    tokens = torch.tensor([Letters()([prompt])["input_ids"][0] + prefix])
+    p = (policy.model(tokens, position_ids=position_ids(torch.ones_like(tokens))).logits[0, -1] / 0.8).softmax(-1)
+    return sum(p[token].item() * value(policy, prompt, [*prefix, token]) for token in range(5))
+
+
+STATES = [("cd", [2, 3]), ("c", []), ("ede", [4]), ("c", [4]), ("cd", []), ("e", [3, 3])]
+
+
+def test_monte_carlo_finds_the_values_of_enumeration_in_the_order_given(policy):
+    torch.manual_seed(0)
+    prompts, prefixes = zip(*STATES, strict=True)
+    scores = monte_carlo_scores(
+        policy, Letters(), prompts, prefixes, reward, SAMPLING, continuations=600, batch_size=1200, progress=""
+    )
+    truth = torch.tensor([value(policy, *state) for state in STATES], dtype=torch.float64)
+    assert scores.shape == (6, 600) and truth.std() > 0.3
+    assert ((scores.mean(1) - truth) / (scores.std(1) / 600**0.5)).abs().max() < 4
+
+
+def responses(policy, count=60):
+    """A rollout of sampled responses of at least two tokens, to a few prompts."""
+    torch.manual_seed(2)
+    prompts = list(itertools.islice(itertools.cycle(["c", "cd", "ede", "d"]), count))
+    rows = torch.randint(2, 5, (count, 2)).tolist()
+    return from_tokens(Letters(), prompts, rows, [END])
+
+
+class Oracle:
+    """A critic that knows V*, or a share of it, of the last token's state; 0 elsewhere."""
+
+    def __init__(self, policy, share=1.0):
+        self.policy, self.share = policy, share
+
+    def __call__(self, tokens, attention_mask):
+        found = torch.zeros(tokens.shape, dtype=torch.float64)
+        for row, (ids, mask) in enumerate(zip(tokens, attention_mask, strict=True)):
+            valid = ids[mask.bool()].tolist()
+            for place in range(1, len(valid) + 1):
+                letters = "".join("abcde"[i] for i in valid[:place])
+                for prompt in ("c", "cd", "ede", "d"):
+                    if letters.startswith(prompt) and len(letters) - len(prompt) < LIMIT:
+                        at = int(mask.bool().nonzero()[place - 1])
+                        found[row, at] = self.share * value(self.policy, prompt, valid[len(prompt) : place])
+        return found
+
+
+def test_an_oracle_sees_all_and_a_constant_nothing(policy):
+    rollout = responses(policy, 40)
+    rollout = rollout.select(torch.tensor([i for i, p in enumerate(rollout.prompts) if p == "c"]))
+    cuts = torch.tensor([[0, 1]]).expand(len(rollout), 2)
+    torch.manual_seed(3)
+    scores = state_scores(policy, Letters(), rollout, cuts, reward, SAMPLING, continuations=400, progress="")
+    truth = torch.tensor([[value(policy, "c", prefix[:t]) for t in (0, 1)] for prefix in rollout.response_ids.tolist()])
+    assert credit_seen(truth, scores).mean == pytest.approx(1, abs=0.1)
+    assert credit_seen(0.3 * truth + 7, scores).mean == pytest.approx(0.3, abs=0.03)
+    assert credit_seen(torch.full_like(truth, 2.0), scores)[:3] == (0, 0, 0)
+
+
+def synthetic(rows=400, cuts=4, k=4, seen=1.0, noise=0.0, spread=3.0, seed=0):
+    """Values and scores of a walk with unit steps: V = seen·V* + noise, scores V* + spread."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randn(rows, cuts, generator=generator, dtype=torch.float64).cumsum(1)
+    scores = truth[..., None] + spread * torch.randn(rows, cuts, k, generator=generator, dtype=torch.float64)
+    return seen * truth + noise * torch.randn(truth.shape, generator=generator, dtype=torch.float64), scores
+
+
+@pytest.mark.parametrize(("seen", "noise"), [(1.0, 0.0), (0.4, 2.0), (0.0, 1.0)])
+def test_the_share_seen_is_not_biased_by_noise_of_critic_or_continuations(seen, noise):
+    found = [credit_seen(*synthetic(seen=seen, noise=noise, seed=seed), n=200) for seed in range(30)]
+    means = np.array([interval.mean for interval in found])
+    assert abs(means.mean() - seen) < 4 * means.std() / 30**0.5 + 0.01
+    assert np.mean([i.low <= seen <= i.high for i in found]) > 0.75
+    truth, scores = synthetic()
+    change = (scores.mean(-1) - scores.mean(-1)[:, :1])[:, 1:]
+    naive = np.cov((truth[:, 1:] - truth[:, :1]).flatten(), change.flatten())[0, 1] / change.var().item()
+    assert naive < 0.5, "the plain variance would count the noise of four continuations as credit"
+
+
+def test_share_seen_is_nan_where_values_do_not_vary():
+    assert np.isnan(credit_seen(torch.randn(5, 2), torch.ones(5, 2, 4)).mean)
+
+
+def test_explained_variance_by_quarter_against_a_loop():
+    torch.manual_seed(0)
+    lengths = [4, 7, 9, 12, 5, 8]
+    mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+    values, scores = torch.randn(6, 12, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    found = explained_by_quarter(values, scores, mask, n=10)
+    for quarter in range(4):
+        pairs = [
+            (scores[b].item(), values[b, t].item())
+            for b, length in enumerate(lengths)
+            for t in range(length)
+            if 4 * t // length == quarter
+        ]
+        y, v = np.array(pairs).T
+        assert found[quarter].mean == pytest.approx(1 - np.var(y - v) / np.var(y))
+    assert (quarters(mask)[~mask] == -1).all()
+    perfect = explained_by_quarter(scores[:, None].expand(6, 12), scores, mask)
+    assert [i[:3] for i in perfect] == [(1, 1, 1)] * 4
+    assert np.isnan(explained_by_quarter(values, torch.ones(6), mask)[0].mean)
+
+
+def test_explainable_is_the_share_of_variance_before_the_cut():
+    _, scores = synthetic(rows=4000, cuts=3, spread=2.0)
+    for cut, interval in enumerate(explainable(scores)):
+        assert interval.mean == pytest.approx((cut + 1) / (cut + 1 + 4), abs=0.03)
+
+
+def test_token_noise_of_critic_and_truth():
+    still = torch.zeros(3000, 4, dtype=torch.float64)
+    scores = still[..., None] + 3 * torch.randn(3000, 4, 6, dtype=torch.float64)
+    critic, truth = token_noise(still + 0.5 * torch.randn_like(still), scores)
+    assert critic.mean == pytest.approx(0.5, rel=0.05) and truth.mean < 0.4  # 3 / √6 would be 1.2
+    values, scores = synthetic(rows=3000)
+    critic, truth = token_noise(values, scores)
+    assert critic.mean == pytest.approx(0.5**0.5, rel=0.05) and truth.mean == pytest.approx(0.5**0.5, rel=0.15)
+
+
+def test_rankings():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(2000, 5, generator=generator, dtype=torch.float64)
+    scores = truth[..., None] + 0.1 * torch.randn(2000, 5, 4, generator=generator, dtype=torch.float64)
+    found = compare_rankings(truth, scores)
+    assert found.critic.mean > 0.9 and found.halves.mean > 0.9 and found.spread == pytest.approx(1, rel=0.05)
+    assert compare_rankings(-truth, scores).critic.mean < 0.05
+    chance = compare_rankings(torch.randn(truth.shape, generator=generator), scores).critic
+    assert chance.low < 0.2 < chance.high
+    order = torch.randperm(5, generator=generator)
+    assert compare_rankings(truth[:, order], scores[:, order]).critic == found.critic
+
+
+def test_ranking_of_an_oracle_end_to_end(policy):
+    torch.manual_seed(4)
+    rollout = responses(policy, 24)
+    cuts = torch.zeros(24, 1, dtype=torch.long)
+    found = rank_next_tokens(
+        policy,
+        Oracle(policy),
+        Letters(),
+        rollout,
+        cuts,
+        reward,
+        SAMPLING,
+        alternatives=3,
+        continuations=200,
+        progress="",
+    )
+    assert found.critic.mean > 0.8 and found.alternatives == 3
+    tokens = next_tokens(policy, Letters(), ["c"] * 50, [[]] * 50, SAMPLING, 3)
+    assert all(len(set(row)) == 3 and END not in row for row in tokens.tolist())
+    first = next_tokens(policy, Letters(), ["c"] * 4000, [[]] * 4000, SAMPLING, 1).flatten().bincount(minlength=5)
+    ids = torch.tensor([[2]])
+    logits = policy.model(ids).logits[0, -1].detach() / 0.8
+    logits[END] = -torch.inf
+    assert (first / 4000 - logits.softmax(-1)).abs().max() < 0.03
+
+
+def test_states_of_a_rollout(policy):
+    rollout = from_tokens(Letters(), ["c", "de"], [[2, 3, 4, 1], [4, 4]], [END])
+    cuts = even_cuts(rollout.lengths, places=1)
+    assert cuts.tolist() == [[0, 2, 3], [0, 0, 1]]
+    assert prefixes_at(rollout, cuts) == [[], [2, 3], [2, 3, 4], [], [], [4]]
+
+    def places(tokens, mask):
+        return (mask.cumsum(1) - 1).float()
+
+    assert token_values(places, rollout, batch_size=1).tolist() == [[0, 1, 2, 3], [1, 2, 0, 0]]
+
+
+FAULTS = {
+    "continuations 3": lambda f: f.run(continuations=3),
+    "continuations 5": lambda f: f.run(continuations=5),
+    "2 prompts and 1 prefixes": lambda f: f.run(prompts=["c", "d"]),
+    "the limit of a response is 3": lambda f: f.run(prefixes=[[2, 3, 4]]),
+    "ends with an end token": lambda f: f.run(prefixes=[[2, 1]]),
+    "scores: nan": lambda f: f.run(reward=lambda rollout: torch.full((len(rollout),), torch.nan)),
+    "its tokens are numbered 0 to 1": lambda f: prefixes_at(f.rollout, torch.tensor([[0], [2]])),
+    "give \\[responses, cuts\\]": lambda f: prefixes_at(f.rollout, torch.tensor([0, 1])),
+    "fewer than 2": lambda f: even_cuts(torch.tensor([4, 1])),
+    "alternatives 1": lambda f: f.rank(alternatives=1),
+    "alternatives 5": lambda f: f.rank(alternatives=5),
+    "no responses": lambda f: credit_seen(torch.zeros(0, 2), torch.zeros(0, 2, 4)),
+    "level 2": lambda f: credit_seen(torch.zeros(3, 2), torch.zeros(3, 2, 4), level=2),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_faults_are_one_line(policy, message):
+    rollout = from_tokens(Letters(), ["c", "d"], [[2, 3], [4, 4]], [END])
+
+    def run(prompts=("c",), prefixes=((),), reward=reward, continuations=4):
+        return monte_carlo_scores(policy, Letters(), prompts, prefixes, reward, SAMPLING, continuations, progress="")
+
+    def rank(alternatives):
+        given = (policy, Oracle(policy), Letters(), rollout, torch.zeros(2, 1, dtype=torch.long), reward, SAMPLING)
+        return rank_next_tokens(*given, alternatives=alternatives, continuations=4, progress="")
+
+    with pytest.raises(InputError, match=message) as error:
+        FAULTS[message](SimpleNamespace(run=run, rank=rank, rollout=rollout))
+    assert "\n" not in str(error.value)
