@@ -1,0 +1,155 @@
+"""Gradients of estimators: against autograd by hand, the true gradient by enumeration, and closed forms."""
+
+import copy
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_runs import build
+from test_credit import END, LIMIT, WORTH, Letters, policy, reward
+from torch import nn
+
+from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.evaluation.gradients import (
+    REFERENCE,
+    Estimator,
+    compare_gradients,
+    leave_one_out,
+    policy_gradients,
+    sample_replicates,
+    total_returns,
+)
+from marlhf_lite.macro import FixedNGram, Whole
+from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, position_ids
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.errors import InputError
+
+__all__ = ["policy"]  # the fixture
+
+
+class Guess(nn.Module):
+    """A critic whose values follow from token ids alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_token = nn.Parameter(torch.tensor([0.0, 0.0, 0.4, -0.8, 0.3]))
+
+    def forward(self, tokens, attention_mask):
+        return self.of_token[tokens]
+
+
+PROMPTS = ["c", "cd", "ede", "d", "ec", "dd"]
+
+
+@pytest.fixture
+def trainer(policy):
+    """PPO of all weights of the small policy, at temperature 1, without KL."""
+    models = PPOModels(PolicyModel(copy.deepcopy(policy.model)), policy, None, Guess())
+    config = PPOConfig(batch_size=6, temperature=1.0, top_k=0, kl_coef=0.0, lam=1.0)
+    options = {"max_response_length": LIMIT}
+    return PPOTrainer(models, Letters(), PROMPTS, reward, FixedNGram(1), config, MacroConfig(n="1"), **options)
+
+
+def estimator(trainer, n=1, **changes):
+    return Estimator(replace(trainer.config, **changes), MacroConfig(n=str(n)), FixedNGram(n))
+
+
+def true_gradient(trainer):
+    """Of the mean score over the prompts, by enumeration of all responses."""
+    model, total = trainer.models.policy.model, 0.0
+    for prompt, length in itertools.product(PROMPTS, range(1, LIMIT + 1)):
+        for row in itertools.product(range(5), repeat=length):
+            if END in row[:-1] or (length < LIMIT and row[-1] != END):
+                continue
+            ids = torch.tensor([Letters()([prompt])["input_ids"][0] + list(row)])
+            logits = model(ids, position_ids=position_ids(torch.ones_like(ids))).logits[0, -length - 1 : -1]
+            p = logits.log_softmax(-1)[range(length), list(row)].sum().exp()
+            total = total + p * sum(WORTH[place, token].item() for place, token in enumerate(row))
+    return torch.cat([g.flatten() for g in torch.autograd.grad(total, trainer.parameters["policy"])])
+
+
+def test_the_reference_and_lambda_1_point_along_the_true_gradient(trainer):
+    torch.manual_seed(0)
+    rollout = sample_replicates(trainer, PROMPTS, 120)
+    own = {"MC": estimator(trainer), "short": estimator(trainer, lam=0.0)}
+    gradients = policy_gradients(trainer, rollout, 120, own, progress="")
+    truth = -true_gradient(trainer).expand(120, -1)  # of a loss
+    for name in ("MC", REFERENCE):
+        found = torch.nn.functional.cosine_similarity(gradients[name].mean(0), truth[0], dim=0)
+        assert found > 0.95, name
+    found = compare_gradients(gradients["MC"], gradients[REFERENCE])
+    assert found.direction.low < 1 < found.direction.high + 0.02
+    assert found.batch.high < found.direction.mean and found.noise.mean > 0
+    assert compare_gradients(gradients["short"], gradients[REFERENCE]).direction.mean < 0.8
+
+
+def test_gradients_are_those_of_the_loss(moved, tokenizer):
+    trainer = build(moved, tokenizer, kl_coef=0.3, micro_batch_size=2, batch_size=4)
+    torch.manual_seed(0)
+    rollout = sample_replicates(trainer, trainer.prompts[:4], 4)
+    own = {"n=2": Estimator(trainer.config, MacroConfig(n="2", reward_pooling="mean"), FixedNGram(2))}
+    gradients = policy_gradients(trainer, rollout, 4, own, progress="")
+    # The mean of all replicates is the gradient of one loss over all responses.
+    trainer.macro_config = own["n=2"].macro_config
+    segments, outputs = trainer.segment(rollout), trainer.compute_outputs(rollout)
+    old = trainer.compute_advantages(rollout, segments, outputs)
+    given = (rollout, segments, trainer.loss_normalizers(segments))
+    loss, _ = trainer.compute_losses(outputs, old, *given)
+    parameters = trainer.parameters["policy"]
+    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
+    assert torch.allclose(gradients["n=2"].mean(0), whole, atol=1e-6, rtol=1e-4) and whole.norm() > 1e-3
+    # RLOO by hand: the log-probabilities of a response times what it earns more than the others to its prompt.
+    kl = (outputs.logprobs.detach() - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).sum(1)
+    earned = (rollout.scores - 0.3 * kl).reshape(4, 4)
+    assert torch.allclose(earned.flatten(), total_returns(trainer, rollout), atol=1e-5)
+    others = torch.stack([earned[[j for j in range(4) if j != k]].mean(0) for k in range(4)])
+    assert torch.allclose(leave_one_out(earned), earned - others, atol=1e-6)
+    loss = -(outputs.logprobs.sum(1) * (earned - others).flatten()).sum() / rollout.mask.sum()
+    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+    assert torch.allclose(gradients[REFERENCE].mean(0), whole, atol=1e-6, rtol=1e-4)
+
+
+def made_up(k=40, width=300, noise=1.0, angle=0.0, seed=0):
+    """Replicates around two directions of unit length, `angle` apart."""
+    generator = torch.Generator().manual_seed(seed)
+    axes = torch.eye(width)[:2]
+    one, other = axes[0], np.cos(angle) * axes[0] + np.sin(angle) * axes[1]
+    size = noise / width**0.5
+    return [x + size * torch.randn(k, width, generator=generator) for x in (one, other)]
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.6, 1.5])
+def test_cosines_of_noisy_gradients_have_no_bias(angle):
+    found = [compare_gradients(*made_up(noise=3.0, angle=angle, seed=seed), n=200) for seed in range(20)]
+    directions = np.array([x.direction.mean for x in found])
+    assert directions.mean() == pytest.approx(np.cos(angle), abs=0.04)
+    assert np.mean([x.direction.low <= np.cos(angle) <= x.direction.high for x in found]) >= 0.7
+    assert np.mean([x.noise.mean for x in found]) == pytest.approx(9, rel=0.1)
+    assert np.mean([x.batch.mean for x in found]) == pytest.approx(np.cos(angle) / 10**0.5, abs=0.02)
+    one, other = made_up(noise=3.0, angle=angle)
+    plain = torch.nn.functional.cosine_similarity(one.mean(0), other.mean(0), dim=0)
+    assert angle > 1 or plain < np.cos(angle) - 0.1, "the plain cosine is too low"
+
+
+def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
+    one, other = made_up(noise=2.0, angle=0.5)
+    assert compare_gradients(one, one).direction[:3] == pytest.approx((1, 1, 1))
+    found, order = compare_gradients(one, other), torch.randperm(40)
+    again = compare_gradients(7 * one[order], 0.1 * other[order])
+    assert [x.mean for x in vars(again).values()] == pytest.approx([x.mean for x in vars(found).values()], rel=1e-4)
+    half = compare_gradients(one, other, batch_share=0.5)
+    assert half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
+    assert half.batch.mean < found.batch.mean
+
+
+def test_faults_are_one_line(trainer):
+    rollout = sample_replicates(trainer, PROMPTS, 4)
+    with pytest.raises(InputError, match="replicates 3: give at least 4"):
+        sample_replicates(trainer, PROMPTS, 3)
+    with pytest.raises(InputError, match="24 responses are not a multiple"):
+        policy_gradients(trainer, rollout, 5, {}, progress="")
+    with pytest.raises(InputError, match="give as many of both, at least 4"):
+        compare_gradients(torch.ones(4, 2), torch.ones(5, 2))
+    assert policy_gradients(trainer, rollout, 4, {"whole": Estimator(trainer.config, MacroConfig(), Whole())}).keys()
