@@ -179,20 +179,84 @@ def test_the_hub_is_asked_for_the_right_files(name, asked):
 def test_tldr():
     task = load_task(TLDR_NAME)
     parts = {part: len(split) for part, split in task.splits.items()}
-    counts = {"read": 65, "kept": 63, "equal_pair": 1, "news_article": 1, "beyond_size": 0, "prompt_in_test": 2}
+    counts = {"read": 65, "kept": 63, "equal_pair": 1, "cnn_dm": 1, "beyond_size": 0, "prompt_in_test": 2}
     assert task.counts == counts | parts
     assert parts["sft"] == 12 and {parts["rm"], parts["ppo"]} == {22, 24} and parts["test"] == 3  # two rows a post
     prompts = [f"POST Subreddit: r/cats\nPost {i}.\nTL;DR:" for i in (0, 70, 72)]
-    assert list(task.splits["test"]["prompt"]) == prompts
-    assert task.splits["test"][2] == {"prompt": prompts[2], "chosen": " second 72", "rejected": " first 72"}
-    assert task.splits["test"][1] == {"prompt": prompts[1], "chosen": " first 70", "rejected": " second 70"}
+    test = sorted(task.splits["test"], key=lambda row: prompts.index(row["prompt"]))
+    assert test[2] == {"prompt": prompts[2], "chosen": " second 72", "rejected": " first 72"}
+    assert test[1] == {"prompt": prompts[1], "chosen": " first 70", "rejected": " second 70"}
+
+
+def test_tldr_in_the_released_template():
+    task = load_task(TLDR_NAME, template="released")
+    found = {row["prompt"]: row["chosen"] for row in task.splits["test"]}
+    assert found == {
+        f"POST\nSubreddit: r/cats\nPost {i}.\nTL;DR: ": f"{kind} {i}"
+        for i, kind in ((0, "first"), (70, "first"), (72, "second"))
+    }
+    assert task.counts == load_task(TLDR_NAME).counts
+    assert rows_of(load_task("tiny-tldr", size=20, template="released")) == rows_of(load_task("tiny-tldr", size=20))
+
+
+@pytest.mark.parametrize("subreddit", [None, "", " "])
+@pytest.mark.parametrize(("template", "end"), [("paper", ""), ("released", " ")])
+def test_a_post_without_a_subreddit(subreddit, template, end):
+    form = TLDR if template == "paper" else TLDR.released
+    rows = [tldr(1, subreddit=subreddit), without(tldr(1), "info", "subreddit")]
+    for row in to_preferences(rows, "x", form=form)[0]:
+        assert row["prompt"] == "POST\nPost 1.\nTL;DR:" + end
+
+
+# News articles, which are evaluated on
+
+
+@pytest.mark.parametrize(("template", "end"), [("paper", ""), ("released", " ")])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_news_articles_of_the_hub_are_a_part_by_name(template, end, streaming):
+    options = {"template": template, "size": 20 if streaming else None, "streaming": streaming}
+    task, plain = load_task(TLDR_NAME, part="cnn_dm", **options), load_task(TLDR_NAME, **options)
+    (row,) = task.splits["test"]
+    space = "" if end else " "
+    expected = {"chosen": f"{space}first 71", "rejected": f"{space}second 71"}
+    assert row == {"prompt": f"ARTICLE\nNews.\nTL;DR:{end}"} | expected
+    assert {part: task.splits[part].to_list() for part in ("sft", "rm", "ppo")} == {
+        part: plain.splits[part].to_list() for part in ("sft", "rm", "ppo")
+    }
+    assert task.counts["test"] == 1 and "cnn_dm" not in task.counts
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_news_articles_of_a_local_file(kind, tmp_path):
+    rows = [tldr(i) for i in range(40)] + [article(i) | {"choice": i % 2} for i in range(40, 70)]
+    rows = [row | {"info": row["info"] | {"article": f"News {i}."}} if i >= 40 else row for i, row in enumerate(rows)]
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        datasets.Dataset.from_list(rows, features=FEATURES[TLDR_NAME]).to_parquet(path)
+    plain, task = load_task(str(path)), load_task(str(path), part="cnn_dm")
+    assert (plain.counts["test"], plain.counts["cnn_dm"]) == (4, 30) and task.counts["test"] == 30
+    prompts = list(task.splits["test"]["prompt"])
+    assert sorted(prompts) == [f"ARTICLE\nNews {i}.\nTL;DR:" for i in range(40, 70)] != prompts
+    assert task.splits["ppo"].to_list() == plain.splits["ppo"].to_list()
+    assert load_task(str(path), part="cnn_dm", size=20).counts["test"] == 2
+
+
+def test_parts_that_are_not_there(tmp_path):
+    fails(lambda: load_task("tiny-tldr", part="cnn_dm"), "--part cnn_dm: tiny-tldr has no such part", "leave it out")
+    fails(lambda: load_task(TLDR_NAME, part="cnn"), f"--part cnn: {TLDR_NAME} has no such part", "choose from cnn_dm")
+    fails(lambda: load_task(HH_NAME, part="cnn_dm"), f"--part cnn_dm: {HH_NAME} has no such part")
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(tldr(i)) + "\n" for i in range(9)))
+    fails(lambda: load_task(str(tmp_path / "rows.jsonl"), part="cnn_dm"), "(cnn_dm): no row can be used (post 9)")
 
 
 def test_hh():
     task = load_task(HH_NAME)
     counts = {"read": 52, "kept": 50, "equal_pair": 1, "empty_response": 1, "beyond_size": 0, "prompt_in_test": 0}
     assert task.counts == counts | {"sft": 8, "rm": 16, "ppo": 16, "test": 10}
-    assert task.splits["test"][0] == {"prompt": hh(100)["prompt"], "chosen": " Yes.", "rejected": " No."}
+    assert {"prompt": hh(100)["prompt"], "chosen": " Yes.", "rejected": " No."} in list(task.splits["test"])
+    assert task.splits["test"].to_list() == load_task(HH_NAME, template="released").splits["test"].to_list()
 
 
 def test_webgpt():
@@ -206,6 +270,15 @@ def test_webgpt():
     assert load_task(WEBGPT_NAME, test_fraction=0.5).counts["test"] == 50
 
 
+def test_webgpt_in_the_released_template():
+    task = load_task(WEBGPT_NAME, template="released")
+    assert task.counts["kept"] == 107 and "tie" not in task.counts
+    found = {row["prompt"]: (row["chosen"], row["rejected"]) for row in rows_of(task)}
+    for i in [*range(100), *range(200, 207)]:
+        better = (" Paws.", " Claws.") if i % 2 or i >= 200 else (" Claws.", " Paws.")
+        assert found[f" Human: Why {i} [4]? Assistant:"] == better
+
+
 def test_apps():
     task = load_task(APPS_NAME)
     counts = {"read": 54, "kept": 53, "no_solution": 1, "beyond_size": 0, "prompt_in_test": 0}
@@ -213,7 +286,7 @@ def test_apps():
     tests = json.dumps({"inputs": ["1\n"], "outputs": ["1\n"]})
     prompts = [f"\nQUESTION:\nAdd {i}.\n\nUse Standard Input format\nANSWER:" for i in (100, 101, 102)]
     expected = {"chosen": "\nprint(1)", "tests": tests, "difficulty": "interview"}
-    assert task.splits["test"].to_list() == [
+    assert sorted(task.splits["test"], key=lambda row: row["prompt"]) == [
         {**expected, "prompt": prompts[0]},
         {**expected, "prompt": prompts[1], "chosen": ""},
         {**expected, "prompt": prompts[2], "tests": ""},
@@ -298,11 +371,11 @@ def without(row, *path):
 
 
 FAULTS = [
-    (TLDR, tldr, without(tldr(1), "info", "subreddit"), "missing_column", "no 'info.subreddit'"),
+    (TLDR, tldr, tldr(1, subreddit=3), "not_text", "'info.subreddit' is not text but int"),
     (TLDR, tldr, without(tldr(1), "summaries", 1), "missing_column", "no 'summaries[1].text'"),
     (TLDR, tldr, without(tldr(1), "summaries", 1, "text"), "missing_column", "no 'summaries[1].text'"),
     (TLDR, tldr, without(tldr(1), "choice"), "missing_column", "no 'choice'"),
-    (TLDR, tldr, tldr(1) | {"info": None}, "missing_column", "no 'info.subreddit'"),
+    (TLDR, tldr, tldr(1) | {"info": None}, "missing_column", "no 'info.post'"),
     (TLDR, tldr, tldr(1, post=None), "missing_column", "no 'info.post'"),
     (TLDR, tldr, tldr(1, choice=2), "bad_choice", "'choice' is 2, not 0 or 1"),
     (WEBGPT, webgpt, without(webgpt(1), "question", "full_text"), "missing_column", "no 'question.full_text'"),
@@ -328,8 +401,8 @@ def test_faulty_rows(form, good, bad, reason, message):
 @pytest.mark.parametrize(
     ("form", "good", "known", "reason"),
     [
-        (TLDR, tldr, article(1), "news_article"),
-        (TLDR, tldr, without(article(1), "info", "post"), "news_article"),
+        (TLDR, tldr, article(1), "cnn_dm"),
+        (TLDR, tldr, without(article(1), "info", "post"), "cnn_dm"),
         (TLDR, tldr, tldr(1, texts=("", " b")), "empty_response"),
         (WEBGPT, webgpt, webgpt(1, 0), "tie"),
         (WEBGPT, webgpt, webgpt(1, answers=("[1]", "Claws.")), "empty_response"),

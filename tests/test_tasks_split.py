@@ -1,10 +1,16 @@
+import hashlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.tasks.splits import split_rows
+from marlhf_lite.experiments import pipeline
+from marlhf_lite.experiments.pipeline import RunContext, held_out_evaluation
+from marlhf_lite.experiments.results import stored_results
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.splits import Task, split_rows
 from marlhf_lite.utils.errors import InputError
 
 
@@ -69,7 +75,7 @@ def test_seed_matters_and_rows_are_shuffled():
 def test_separate_test_set():
     rows, test = make(range(50)), make([3, 4, 99])
     splits = split_rows(rows, test=test)
-    assert splits["test"].to_list() == test
+    assert sorted(splits["test"]["prompt"]) == sorted(row["prompt"] for row in test)
     assert sizes(splits) == {"sft": 10, "rm": 19, "ppo": 19, "test": 3}
     trained = {prompt for part in ("sft", "rm", "ppo") for prompt in splits[part]["prompt"]}
     assert trained == {str(p) for p in range(50)} - {"3", "4"}
@@ -94,3 +100,59 @@ def test_separate_test_set():
 def test_errors(prompts, options, message):
     with pytest.raises(InputError, match=message):
         split_rows(make(prompts), **options)
+
+
+# Held-out prompts
+
+
+def posts(count: int) -> Task:
+    """A task whose separate test set has its posts in order, three comparisons of each."""
+    splits = split_rows(make(range(1000, 1050)), test=make(n // 3 for n in range(3 * count)))
+    return Task("posts", splits, None, {})
+
+
+def test_held_out_rows_are_a_random_sample_without_repeated_prompts():
+    drawn = posts(100).held_out(30)
+    prompts = [int(prompt) for prompt in drawn["prompt"]]
+    assert len(set(prompts)) == 30 and max(prompts) > 70 and prompts != sorted(prompts)
+    assert drawn.to_list() == posts(100).held_out(30).to_list() == posts(100).held_out(50).to_list()[:30]
+    assert sorted(map(int, posts(100).held_out(999)["prompt"])) == list(range(100))
+
+
+def test_evaluations_take_their_prompts_from_that_sample():
+    task = posts(100)
+    options = SimpleNamespace(
+        eval=SimpleNamespace(eval_prompts=20),
+        logging=SimpleNamespace(test_prompts=8),
+        run=SimpleNamespace(seed=0),
+        sampling=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0),
+        data=SimpleNamespace(max_response_length=4),
+    )
+    context = RunContext(options, None, task, None, None)
+    assert context.test_prompts == list(task.held_out(20)["prompt"])
+    assert held_out_evaluation(context, None).prompts == list(task.held_out(8)["prompt"])
+
+
+def test_the_reward_models_accuracy_is_that_on_the_sample(monkeypatch, tmp_path):
+    """Half a thousand different posts; what is trained and measured is left out."""
+    task, seen = posts(600), []
+    monkeypatch.setattr(pipeline, "_to_train", lambda *_: None)
+    monkeypatch.setattr(pipeline, "new_reward_model", lambda *_: None)
+    monkeypatch.setattr(pipeline, "train_reward_model", lambda *_: [])
+    monkeypatch.setattr(pipeline, "ModelReward", lambda *_: None)
+    monkeypatch.setattr(pipeline, "ScalarHeadModel", lambda *_: None)
+    monkeypatch.setattr(pipeline, "pair_accuracy", lambda reward, tokenizer, rows, limit: seen.append(rows) or 0.5)
+    options = SimpleNamespace(
+        run=SimpleNamespace(seed=0, resume=""), rm=None, trainer=None, data=SimpleNamespace(max_response_length=4)
+    )
+    context = RunContext(options, SimpleNamespace(path=tmp_path), task, None, lambda: None)
+    (tmp_path / "rm").mkdir()
+    pipeline.rm_stage(context, tmp_path)
+    assert seen[0].to_list() == task.held_out(500).to_list()
+
+
+@pytest.mark.parametrize(("study", "first", "count"), [("main", 0, 256), ("ablations", 0, 128), ("tuning", 256, 240)])
+def test_stored_results_answered_the_prompts_of_the_sample(study, first, count):
+    prompts = list(load_task("tiny-tldr").held_out(first + count)["prompt"])[first:]
+    digest = hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:12]
+    assert {result["final"]["prompts"] for result in stored_results(study)} == {digest}

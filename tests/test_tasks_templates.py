@@ -58,6 +58,20 @@ def test_strip_citations(text, stripped):
 
 def test_webgpt_prompt():
     assert templates.webgpt_prompt("Why do cats purr [1]?") == "\n\nHuman: Why do cats purr?\n\nAssistant:"
+    assert templates.webgpt_prompt("Why [1]?", "released") == " Human: Why [1]? Assistant:"
+
+
+@pytest.mark.parametrize(
+    ("text", "stripped"),
+    [
+        ("Cats (all of them) sleep [1].", "Cats sleep."),
+        ("A (b (c) [d] e) f.", "A f."),
+        ("(a) b [note] (c)", " b"),
+        ("An open ( and a ] stay", "An open ( and a ] stay"),
+    ],
+)
+def test_strip_brackets(text, stripped):
+    assert templates.strip_brackets(text) == stripped
 
 
 turn = st.text(alphabet="ab \n:", max_size=8)

@@ -78,6 +78,8 @@ class DataConfig(LengthConfig):
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
     split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
+    template: Literal["paper", "released"] = option("paper", "Prompts of TL;DR and WebGPT: the paper's or its code's.")
+    part: str = option("", "Rows to evaluate on, such as TL;DR's news articles (cnn_dm). Default: the test part.")
     bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
 
 
@@ -105,8 +107,7 @@ class RewardConfig(Checked):
     """The reward of a response."""
 
     reward: str = option(
-        "rm",
-        "Reward: rm, gold (embedded task), or package.module:function, from (prompts, responses) to scores.",
+        "rm", "Reward: rm, gold (embedded task), or package.module:function, from (prompts, responses) to scores."
     )
 
 
@@ -139,9 +140,7 @@ class RewardModelConfig(Checked):
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
     rm_learning_rate: float = option(1.5e-3, "Peak learning rate of the reward model, for LoRA.", above=0)
     rm_loss: Literal["last", "all"] = option(
-        "last",
-        "Scores that the loss compares; last: those at the last token, all: as in the released code, the mean over all "
-        "tokens from where the pair diverges.",
+        "last", "Scores to compare; last: at the last token, all: all tokens after the pair diverges (released code)."
     )
 
 
@@ -319,9 +318,7 @@ class GRPOStageConfig(GroupConfig):
     """GRPO: advantages divided by the standard deviation of their group."""
 
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = option(
-        "grpo",
-        "Mean in GRPO's loss; grpo: over tokens, then responses, dapo: over all tokens, dr_grpo: over batch and "
-        "longest length.",
+        "grpo", "Mean in GRPO's loss; grpo: over tokens, then responses, dapo: all tokens, dr_grpo: longest length."
     )
 
 

@@ -105,9 +105,8 @@ class RunContext:
 
     @property
     def test_prompts(self) -> list[str]:
-        """The held-out prompts to evaluate on, each once: TL;DR compares many summaries of a post."""
-        unique = dict.fromkeys(self.task.splits["test"]["prompt"])
-        return list(unique)[: self.options.eval.eval_prompts]
+        """The held-out prompts to evaluate on, each once."""
+        return list(self.task.held_out(self.options.eval.eval_prompts)["prompt"])
 
 
 def _option(options: SimpleNamespace, name: str, default=None):
@@ -151,9 +150,8 @@ def open_context(options: SimpleNamespace, inputs: Iterable[Path] = (), exist_ok
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
     tracker_names(_option(options, "report_to", ""))
     model_path(options.model.model)
-    task = load_task(
-        data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows, streaming=data.dataset_streaming
-    )
+    given = {name: getattr(data, name) for name in ("size", "bad_rows", "template", "part")}
+    task = load_task(data.dataset, seed=data.split_seed, streaming=data.dataset_streaming, **given)
     if hasattr(options, "reward"):
         text_reward(options.reward.reward, task)
     tokenizer = load_tokenizer(options.model.model)
@@ -166,7 +164,8 @@ def open_context(options: SimpleNamespace, inputs: Iterable[Path] = (), exist_ok
     folder = open_run(Path(run.output_dir), options)
     context = RunContext(options, folder, task, tokenizer, load)
     if context.is_main:
-        write_json(folder.path / "data.json", task.counts)
+        different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
+        write_json(folder.path / "data.json", task.counts | different)
     _print_start(context)
     return context
 
@@ -261,7 +260,7 @@ def rm_stage(context: RunContext, sft: Path) -> Path:
         log = train_reward_model(
             model, context.tokenizer, splits["rm"], options.rm, options.data, folder, seed, options.trainer
         )
-        held_out = splits["test"].select(range(min(500, len(splits["test"]))))
+        held_out = context.task.held_out(500)
         accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), context.tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
         return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}
@@ -341,7 +340,7 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
 
 def held_out_evaluation(context: RunContext, reward: Reward | None, batch_size: int = 128):
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
-    prompts = list(context.task.splits["test"]["prompt"])[: context.options.logging.test_prompts]
+    prompts = list(context.task.held_out(context.options.logging.test_prompts)["prompt"])
     gold, seed = context.task.gold, context.options.run.seed
     given = (prompts, context.tokenizer, context.sampling, reward, gold, seed, batch_size)
     return HeldOutEvaluation(*given) if prompts else None

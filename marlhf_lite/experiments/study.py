@@ -336,7 +336,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     # Other options have another folder. Its name has no "=", which `--policies name=folder` could not tell apart.
     models, folder = start.result(), work / f"{run.name.replace('=', '-')}-{_hash(run.options)}"
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
-    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test"]
+    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test_prompts"]
     if there < run.prompts:
         raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
     inputs = [f"--sft={models / 'sft'}", f"--rm={models / 'rm'}"]

@@ -7,7 +7,6 @@ import gzip
 import itertools
 import json
 import os
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
-from marlhf_lite.tasks.splits import Task, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, draw, split_rows
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
 from marlhf_lite.utils.errors import InputError
 
@@ -36,6 +35,8 @@ def load_task(
     bad_rows: str = "error",
     test_fraction: float | None = None,
     streaming: bool = False,
+    template: str = "paper",
+    part: str = "",
 ) -> Task:
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
 
@@ -48,6 +49,9 @@ def load_task(
         test_fraction: the share, or the number, of rows to hold out where no split is called test, validation or
             valid; default 0.1, and 0.05 for WebGPT.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
+        template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
+        part: rows of another kind that become the test part, such as TL;DR's news articles, `cnn_dm`; the other parts
+            stay as they are.
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`.
@@ -60,21 +64,37 @@ def load_task(
     if streaming and size is None:
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
-        return EMBEDDED[dataset](size, seed)
+        return EMBEDDED[dataset](size, seed, part)
     rows, test = _find_rows(dataset, seed if streaming else None)
     form = HUB[dataset].form if dataset in HUB else form_of(columns_of(rows))
+    form = form.released or form if template == "released" else form
+    check_part(dataset, part, form.parts)
+    source = rows if test is None else test  # of a named part
     share = form.test_fraction if test_fraction is None else test_fraction
-    test_size = 0 if size is None or test is None else _test_size(size, share)
-    limits = (max(size - test_size, 1), test_size) if streaming else (None, None)
+    most = None if size is None else _test_size(size, share)
+    test_size = most if test is not None else 0
+    limits = (max(size - test_size, 1), most) if streaming else (None, None)
     rows, counts = to_preferences(_wanted(rows, form), dataset, bad_rows, form, limits[0])
     if test is not None:
         form = replace(form, convert=form.convert_test or form.convert)
         test, test_counts = to_preferences(_wanted(test, form), f"{dataset} (test)", bad_rows, form, limits[1])
         counts = Counter(counts) + Counter(test_counts)
     if size is not None:  # a separate test set gets as many of the rows as would be held out without it
-        test = None if test is None else _draw(test, test_size, seed)
-        rows = _draw(rows, max(size - len(test or ()), 0), seed)
-    return _split(dataset, rows, test, form, share, seed, counts)
+        test = None if test is None else draw(test, most, seed)
+        rows = draw(rows, max(size - len(test or ()), 0), seed)
+    task = _split(dataset, rows, test, form, share, seed, counts)
+    if part:
+        form = replace(form, convert=form.parts[part])
+        rows, _ = to_preferences(_wanted(source, form), f"{dataset} ({part})", bad_rows, form, limits[1])
+        task = _with_test(task, part, draw(rows, most, seed))
+    return task
+
+
+def _with_test(task: Task, part: str, rows: list[dict]) -> Task:
+    """Return the task with these rows as its test part."""
+    splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
+    counts = {name: n for name, n in task.counts.items() if name != part} | {"test": len(rows)}
+    return replace(task, splits=splits, counts=counts)
 
 
 def _split(name: str, rows: list, test: list | None, form: Form, share: float, seed: int, counts: dict) -> Task:
@@ -86,12 +106,6 @@ def _split(name: str, rows: list, test: list | None, form: Form, share: float, s
     sizes = {part: len(split) for part, split in splits.items()}
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
     return Task(name, splits, None, dict(counts) | unused | sizes)
-
-
-def _draw(rows: list[dict], size: int, seed: int) -> list[dict]:
-    rows = list(rows)
-    random.Random(seed).shuffle(rows)
-    return rows[:size]
 
 
 def _test_size(size: int, test_fraction: float) -> int:

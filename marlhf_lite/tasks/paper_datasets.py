@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 
 from marlhf_lite.tasks.templates import (
     PAIRS,
@@ -15,8 +16,10 @@ from marlhf_lite.tasks.templates import (
     BadRow,
     Form,
     apps_prompt,
+    article_prompt,
     check_text,
     checked_pair,
+    strip_brackets,
     strip_citations,
     tldr_prompt,
     webgpt_prompt,
@@ -25,26 +28,46 @@ from marlhf_lite.tasks.templates import (
 PARQUET_BRANCH = "refs/convert/parquet"
 
 
-def tldr_row(row: dict) -> dict[str, str]:
+def tldr_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a comparison of `openai/summarize_from_feedback`. Its news articles (CNN/DM) are left out."""
+    if _is_article(row):
+        raise BadRow("cnn_dm", "a news article, not a post")
     info = row["info"] if isinstance(row["info"], dict) else {}
-    if info.get("article") and not info.get("post"):
-        raise BadRow("news_article", "a news article, not a post")
-    prompt = tldr_prompt(_text(row, "info", "subreddit"), _text(row, "info", "post"))
-    first, second = (" " + _text(row, "summaries", i, "text").strip() for i in (0, 1))
+    subreddit = _text(row, "info", "subreddit") if info.get("subreddit") is not None else ""
+    return _comparison(row, tldr_prompt(subreddit, _text(row, "info", "post"), template))
+
+
+def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
+    """Convert a comparison as `tldr_row` does, but keep the news articles (CNN/DM) alone."""
+    if not _is_article(row):
+        raise BadRow("post", "a post, not a news article")
+    return _comparison(row, article_prompt(_text(row, "info", "article"), template))
+
+
+def _is_article(row: dict) -> bool:
+    return isinstance(row["info"], dict) and bool(row["info"].get("article")) and not row["info"].get("post")
+
+
+def _comparison(row: dict, prompt: str) -> dict[str, str]:
+    space = "" if prompt.endswith(" ") else " "
+    first, second = (space + _text(row, "summaries", i, "text").strip() for i in (0, 1))
     if row["choice"] not in (0, 1):
         raise BadRow("bad_choice", f"'choice' is {row['choice']!r}, not 0 or 1")
     return checked_pair(prompt, *((second, first) if row["choice"] else (first, second)))
 
 
-def webgpt_row(row: dict) -> dict[str, str]:
-    """Convert a row of `openai/webgpt_comparisons`: the answer with the higher score is chosen, ties are left out."""
-    prompt = webgpt_prompt(_text(row, "question", "full_text"))
-    first, second = (" " + strip_citations(_text(row, f"answer_{i}")).strip() for i in (0, 1))
+def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
+    """Convert a row of `openai/webgpt_comparisons`: the answer with the higher score is chosen, ties are left out.
+
+    With the template `released`, ties are kept and `answer_0` is chosen, and all text in brackets is removed.
+    """
+    strip = strip_brackets if template == "released" else strip_citations
+    prompt = webgpt_prompt(_text(row, "question", "full_text"), template)
+    first, second = (" " + strip(_text(row, f"answer_{i}")).strip() for i in (0, 1))
     scores = [_number(row, f"score_{i}") for i in (0, 1)]
-    if scores[0] == scores[1]:
+    if scores[0] == scores[1] and template == "paper":
         raise BadRow("tie", "both answers have the same score")
-    return checked_pair(prompt, *((first, second) if scores[0] > scores[1] else (second, first)))
+    return checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
 
 
 def apps_row(row: dict) -> dict[str, str]:
@@ -105,9 +128,19 @@ def _json(row: dict, column: str, empty: dict | list):
 
 
 _SHARED = ("empty_response", "equal_pair")
-TLDR = Form(("info", "summaries", "choice"), tldr_row, (*_SHARED, "news_article"))
-WEBGPT = Form(
-    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, (*_SHARED, "tie"), test_fraction=0.05
+
+
+def _with_released(form: Form) -> Form:
+    """Return the form with its twin, which has the released code's template."""
+    parts = {name: partial(convert, template="released") for name, convert in form.parts.items()}
+    return replace(form, released=replace(form, convert=partial(form.convert, template="released"), parts=parts))
+
+
+TLDR = _with_released(
+    Form(("info", "summaries", "choice"), tldr_row, (*_SHARED, "cnn_dm", "post"), parts={"cnn_dm": cnn_dm_row})
+)
+WEBGPT = _with_released(
+    Form(("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, (*_SHARED, "tie"), test_fraction=0.05)
 )
 APPS = Form(
     ("question", "solutions", "input_output", "difficulty", "starter_code"),

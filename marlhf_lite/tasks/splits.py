@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import datasets
@@ -21,6 +21,23 @@ class Task:
     gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, where known
     counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
 
+    def held_out(self, count: int) -> datasets.Dataset:
+        """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
+
+        TL;DR compares many summaries of a post.
+        """
+        first: dict[str, int] = {}
+        for row, prompt in enumerate(self.splits["test"]["prompt"]):
+            first.setdefault(prompt, row)
+        return self.splits["test"].select(list(first.values())[:count])
+
+
+def check_part(dataset: str, part: str, known: Collection[str] = ()) -> None:
+    """Raise `InputError` for a `--part` that the data set does not have; an empty one is its own test part."""
+    if part and part not in known:
+        hint = f"choose from {', '.join(known)}, or leave it out" if known else "leave it out"
+        raise InputError(f"--part {part}: {dataset} has no such part to evaluate on: {hint}")
+
 
 def split_rows(
     rows: Sequence[dict],
@@ -37,7 +54,7 @@ def split_rows(
     Args:
         fractions: shares of sft, rm and ppo in what is not test; a part whose share is 0 stays empty.
         test_fraction: a share of the rows below 1, or a whole number of rows.
-        test: a separate test set, kept in its own order; rows whose prompt is in it are left out of the other parts.
+        test: a separate test set; rows whose prompt is in it are left out of the other parts.
 
     Raises `InputError` where rows or different prompts are too few for every part to have one.
     """
@@ -53,8 +70,15 @@ def split_rows(
     table = datasets.Dataset.from_list(rows)
     splits = datasets.DatasetDict({part: table.select(indices) for part, indices in parts.items()})
     if test is not None:
-        splits["test"] = datasets.Dataset.from_list(list(test))
+        splits["test"] = datasets.Dataset.from_list(draw(test, None, seed))
     return splits
+
+
+def draw(rows: Sequence[dict], size: int | None, seed: int) -> list[dict]:
+    """Return `size` rows (None: all) in an order drawn by `seed`."""
+    rows = list(rows)
+    random.Random(seed).shuffle(rows)
+    return rows[:size]
 
 
 def _key(row: dict) -> str:

@@ -1,13 +1,13 @@
 """Prompt templates of the four tasks (paper, Appendix B.1 and B.2), and the conversion of rows to a task's columns.
 
-A prompt ends without white space; its response begins with the space or line break between them, so that
-`prompt + response` is the whole text.
+`prompt + response` is the whole text: a response begins with the space or line break that its prompt does not end with.
+`--template released` names the prompts of the paper's released code, which differ on TL;DR and WebGPT.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from marlhf_lite.utils.errors import InputError
 
@@ -18,12 +18,27 @@ COLUMNS = ("prompt", "chosen", "rejected")
 _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
 # At the start of a line the space after the citation goes, elsewhere the space before it: words keep one space.
 _CITATIONS = re.compile(rf"(?m:^)(?:{_CITATION}[ \t]*)+|[ \t]*{_CITATION}")
+_BRACKETS = re.compile(r"[ \t]*(?:\([^()\[\]]*\)|\[[^()\[\]]*\])")
 _ROLES = {"user": HUMAN, "human": HUMAN, "assistant": ASSISTANT, "gpt": ASSISTANT}
 
 
-def tldr_prompt(subreddit: str, post: str) -> str:
-    """Return `POST Subreddit: r/cats`, the post and `TL;DR:`, a line each; `subreddit` may begin with `r/`."""
-    return f"POST Subreddit: r/{subreddit.strip().removeprefix('r/')}\n{post.strip()}\nTL;DR:"
+def tldr_prompt(subreddit: str, post: str, template: str = "paper") -> str:
+    """Return `POST Subreddit: r/cats`, the post and `TL;DR:`, a line each; `subreddit` may begin with `r/` or be empty.
+
+    With the template `released`, `Subreddit: r/cats` has a line of its own, and a space follows `TL;DR:`.
+    """
+    name = subreddit.strip().removeprefix("r/")
+    between = "\n" if template == "released" else " "
+    return _summarize("POST" + (f"{between}Subreddit: r/{name}" if name else ""), post, template)
+
+
+def article_prompt(article: str, template: str = "paper") -> str:
+    """Return `ARTICLE`, a news article and `TL;DR:`, a line each."""
+    return _summarize("ARTICLE", article, template)
+
+
+def _summarize(head: str, text: str, template: str) -> str:
+    return f"{head}\n{text.strip()}\nTL;DR:" + (" " if template == "released" else "")
 
 
 def hh_prompt(turns: str | Sequence[str]) -> str:
@@ -38,14 +53,21 @@ def hh_prompt(turns: str | Sequence[str]) -> str:
     return "".join(f"{marks[i % 2]} {turn.strip()}" for i, turn in enumerate(turns)) + ASSISTANT
 
 
-def webgpt_prompt(question: str) -> str:
-    """Return a WebGPT question as one human turn, without its bracketed citations."""
-    return hh_prompt(strip_citations(question))
+def webgpt_prompt(question: str, template: str = "paper") -> str:
+    """Return a WebGPT question as one human turn, without its citations; `released` has no line breaks around it."""
+    return f" Human: {question} Assistant:" if template == "released" else hh_prompt(strip_citations(question))
 
 
 def strip_citations(text: str) -> str:
     """Remove bracketed citations such as `[1]`, `[2, 3]` or `[4-6]`, and the space before them."""
     return _CITATIONS.sub("", text)
+
+
+def strip_brackets(text: str) -> str:
+    """Remove all that stands in round or square brackets, and the space before it, as the released code does."""
+    while (shorter := _BRACKETS.sub("", text)) != text:  # the innermost ones first
+        text = shorter
+    return text
 
 
 def apps_prompt(question: str, starter_code: str = "", call_based: bool = False) -> str:
@@ -92,6 +114,9 @@ class Form:
     convert_test: Callable[[dict], dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out where there is no separate test set
+    # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
+    parts: Mapping[str, Callable[[dict], dict]] = field(default_factory=dict)
+    released: "Form | None" = None  # the form with the released code's template, where that differs
 
 
 def to_preferences(

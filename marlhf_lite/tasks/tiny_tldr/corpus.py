@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import nltk
 
-from marlhf_lite.tasks.splits import Task, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, split_rows
 from marlhf_lite.tasks.templates import tldr_prompt
 from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
 from marlhf_lite.tasks.tiny_tldr.grammar import (
@@ -127,8 +127,9 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
     return [make_pair(rng) for _ in range(size)]
 
 
-def load_tiny_tldr(size: int | None, seed: int) -> Task:
-    """The embedded task with `size` pairs (default 5000), split as the paper does, 10 % held out."""
+def load_tiny_tldr(size: int | None, seed: int, part: str = "") -> Task:
+    """The embedded task with `size` pairs (default 5000), split as the paper does, 10 % held out; it has no `part`."""
+    check_part("tiny-tldr", part)
     pairs = make_pairs(size or DEFAULT_SIZE, seed)
     try:
         splits = split_rows(pairs, seed)
