@@ -218,6 +218,11 @@ def test_bad_data(fails, tmp_path, command, case):
     fails(command, "--dataset", f"./{name}", parts=[name, *parts])
 
 
+@pytest.mark.parametrize("command", ["run", "sft"])
+def test_a_part_that_the_data_set_lacks(command, fails):
+    fails(command, "--part", "cnn_dm", parts=["--part cnn_dm: tiny-tldr has no such part"])
+
+
 @pytest.mark.parametrize("name", ["./no.jsonl", "no.csv", "nothing", "tiny_tldr", ""])
 def test_missing_dataset(fails, name):
     fails("run", "--dataset", name, parts=[name.removeprefix("./")])

@@ -5,5 +5,5 @@ from collections.abc import Callable
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
 
-# Name -> function of (number of pairs or None for the task's own, seed).
-EMBEDDED: dict[str, Callable[[int | None, int], Task]] = {"tiny-tldr": load_tiny_tldr}
+# Name -> function of (number of pairs or None for the task's own, seed, part to evaluate on or "").
+EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {"tiny-tldr": load_tiny_tldr}
