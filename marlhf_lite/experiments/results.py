@@ -28,7 +28,7 @@ NORMAL975 = 1.96
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
     "update rm_score_mean gold_mean kl_k1 kl_k3 response_length eos_rate advantage_norm advantage_rms q_norm q_rms "
-    "explained_variance macro_length accuracy generated_tokens seconds"
+    "explained_variance score_explained_variance credit_seen value_noise macro_length accuracy generated_tokens seconds"
 ).split()
 FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]
 SAMPLE = ("prompt", "response", "rm_score", "gold", "tokens", "ended")
