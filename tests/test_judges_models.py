@@ -143,10 +143,10 @@ def test_a_text_longer_than_the_model_takes_is_skipped_alone(local, embedded, tm
 def test_a_chat_template_is_used(embedded):
     model, tokenizer = embedded
     chat = copy.deepcopy(tokenizer)
-    chat.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<model>"
+    chat.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<model>"
     plain, talking = (LocalJudge(model, t, CRITERIA["hh"]) for t in (tokenizer, chat))
     text = f"<user>{letter_prompt(CRITERIA['hh'], 'p', 'a', 'b')}\n<model>"
-    after = by_hand(model, chat(text, add_special_tokens=False)["input_ids"])
+    after = by_hand(model, [chat.bos_token_id, *chat(text, add_special_tokens=False)["input_ids"]])
     judgment = talking("p", "a", "b")
     for letter in "AB":
         (token,) = chat(letter, add_special_tokens=False)["input_ids"]

@@ -1,18 +1,21 @@
 """Sampling and the Rollout: masks, positions, log-probabilities and scores, against loops over single responses."""
 
 import contextlib
+import shutil
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from conftest import changed, snapshot
+from small_tokenizers import NAMES, small_tokenizer
 from torch import nn
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.models.loading import load_base, load_policy, new_policy, new_reward_model
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad, pair_dataset, sft_dataset
 from marlhf_lite.training import rollout as rollout_module
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rollout import (
@@ -136,6 +139,31 @@ def test_prompts_start_and_responses_end_with_special_tokens(tokenizer):
     short, cut = encode_responses(tokenizer, ["ab", "a much longer response than that"], 4)
     assert short[-1] == tokenizer.eos_token_id and tokenizer.bos_token_id not in short
     assert len(cut) == 4 and tokenizer.eos_token_id not in cut
+
+
+HOSTILE = "a <eos> b<bos> <pad>"
+
+
+@pytest.mark.parametrize("name", ["embedded", *NAMES])
+def test_names_of_special_tokens_in_data_stay_text(name, tokenizer, tiny, tmp_path):
+    """For a GemmaTokenizer, and for tokenizers of other families as AutoTokenizer reads them."""
+    if name != "embedded":
+        shutil.copytree(tiny.model, tmp_path / name)
+        small_tokenizer(name).save_pretrained(tmp_path / name)
+        tokenizer = load_tokenizer(str(tmp_path / name))
+    special, starts = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}, len(tokenizer("")["input_ids"])
+    (prompt,), (response,) = encode_prompts(tokenizer, [HOSTILE]), encode_responses(tokenizer, [HOSTILE], 99)
+    assert not special & set(prompt[starts:]) and prompt[:starts] == tokenizer("")["input_ids"]
+    assert response[-1] == tokenizer.eos_token_id and not special & set(response[:-1])
+    assert tokenizer(text=[HOSTILE])["input_ids"] == [prompt]  # as TRL calls it
+    rows = datasets.Dataset.from_list([{"prompt": HOSTILE, "chosen": HOSTILE, "rejected": HOSTILE}])
+    assert sft_dataset(tokenizer, rows, 99)["input_ids"][0] == prompt + response
+    assert pair_dataset(tokenizer, rows, 99)["rejected_ids"][0] == prompt + response
+    if name == "embedded":
+        assert prompt[0] == tokenizer.bos_token_id and tokenizer.decode(prompt[1:]) == HOSTILE
+        assert from_texts(tokenizer, [HOSTILE], [HOSTILE], limit=99).responses == [HOSTILE]
+        tokenizer.save_pretrained(tmp_path)  # a chat template writes special tokens by name
+        assert tokenizer.eos_token_id in AutoTokenizer.from_pretrained(tmp_path)(HOSTILE)["input_ids"]
 
 
 def test_pad_either_side():

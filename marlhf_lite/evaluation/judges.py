@@ -145,7 +145,9 @@ class LocalJudge(Judge):
             return self.tokenizer(text)["input_ids"] + self.lead
         chat = [{"role": "user", "content": text}]
         text = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] + self.lead  # the template adds special ones
+        # The template has written all special tokens.
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        return ids + self.lead
 
 
 # Statuses that end a run, and what the user should check.

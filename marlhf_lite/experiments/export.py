@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, set_seed
 
 from marlhf_lite.experiments.pipeline import print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
 
@@ -28,7 +29,7 @@ def answer_prompt(options: SimpleNamespace, folder: Path, prompt: str) -> str:
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer = merged_policy(options, folder)
-    tokens, limit = len(tokenizer(prompt)["input_ids"]), options.length.max_prompt_length
+    tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.length.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
     set_seed(options.seed.seed)

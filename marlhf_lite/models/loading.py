@@ -80,12 +80,16 @@ def _check_folder(folder: Path) -> None:
 
 
 def load_tokenizer(name: str):
-    """Load the model's tokenizer. Without a pad token it gets EOS as one, which is safe: masks come from lengths."""
+    """Load the model's tokenizer. Text such as "<eos>" in data stays text; it never becomes the special token.
+
+    Without a pad token it gets EOS as one, which is safe: masks come from lengths.
+    """
     tokenizer = _load(AutoTokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.split_special_tokens = True  # set here, not when it is read: a saved copy keeps its own way
     return tokenizer
 
 

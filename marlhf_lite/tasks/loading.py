@@ -19,6 +19,7 @@ from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.splits import Task, check_part, draw, split_rows
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError
 
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -126,7 +127,7 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
     """
     prompts, kept = list(split["prompt"]), []
     for start in range(0, len(prompts), 1000):
-        ids = tokenizer(prompts[start : start + 1000])["input_ids"]
+        ids = encode_prompts(tokenizer, prompts[start : start + 1000])
         kept += [start + i for i, row in enumerate(ids) if len(row) <= max_tokens]
     if prompts and not kept:
         raise InputError(

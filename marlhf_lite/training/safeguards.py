@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.macro import FixedNGram
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import local_tensor, sum_over_processes
 from marlhf_lite.training.rollout import longest_rollout
 from marlhf_lite.utils.errors import InputError
@@ -54,7 +55,7 @@ def fit_micro_batch_size(trainer) -> int:
     counts.
     """
     accelerator, config = trainer.accelerator, trainer.config
-    prompt_tokens = max(map(len, trainer.tokenizer(trainer.prompts)["input_ids"]))
+    prompt_tokens = max(map(len, encode_prompts(trainer.tokenizer, trainer.prompts)))
     share = max(config.batch_size // config.num_mini_batches // accelerator.num_processes, 1)
     response_tokens, token = trainer.sampling.max_new_tokens, trainer.tokenizer.eos_token_id
     trainer.micro_batch_size = share
