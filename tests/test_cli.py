@@ -233,7 +233,7 @@ def test_missing_dataset(fails, name):
     [
         (["fly"], ["unknown command fly", "choose from demo, run"]),
         (["run", "--fly"], ["unknown option --fly", "--help"]),
-        (["run", "--preset", "mine"], ["--preset mine", "official, paper"]),
+        (["run", "--preset", "mine"], ["--preset mine", "paper, released"]),
         (["run", "--config", "no.yaml"], ["--config no.yaml", "check the path"]),
         (["run", "--n", "0"], ["--n 0", "from 1 up, or inf"]),
         (["ppo", "--sft", SFT, "--reward", "gold", "--n", "-1"], ["--n -1", "from 1 up, or inf"]),

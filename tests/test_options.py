@@ -254,7 +254,7 @@ def test_a_wrong_flag_is_not_blamed_on_the_config(config):
         (["--seed"], ["--seed", "expected one argument"]),
         (["--seed", "x"], ["--seed", "invalid int value: 'x'"]),
         (["--ratio", "x"], ["--ratio", "invalid choice: 'x'"]),
-        (["--preset", "x"], ["--preset x", "official", "paper"]),
+        (["--preset", "x"], ["--preset x", "paper", "released"]),
     ],
 )
 def test_bad_flags(argv, parts):

@@ -1,6 +1,7 @@
 """Presets: every cell of Table 5 and Appendix C.4, what is refused, which of several wins, and the listing."""
 
 import dataclasses
+import math
 from functools import cache
 
 import pytest
@@ -10,10 +11,13 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.config.parser import flatten, list_presets, parse, preset_text, presets
+from marlhf_lite.training.optimizer import learning_rate_share
 from marlhf_lite.utils.errors import InputError
 
 # Table 5, row by row, its cells spread over the tasks they speak of; - where it has a dash. The last column is Appendix
-# C.4: actor 5e-6, critic 1e-5, KL 0.1, all else as Gemma-2B on TL;DR. n: Tables 8 to 10.
+# C.4: actor 5e-6, critic 1e-5, KL 0.1, all else as Gemma-2B on TL;DR. n: Tables 8 to 10. DPO, K: Appendix C.3.
+# Evaluation prompts: section 4.1. Warm-up of PPO: 200 of the 4,600 rounds of 8 prompts on TL;DR (Figure 9), 5,600 on
+# HH-RLHF and 3,700 on WebGPT, 20 of 500 on APPS (80 % of 5,000 problems), as shares of a run.
 TABLE_5 = """
                        gemma-2b              gemma-7b              gemma-2-27b           codegemma-2b  codegemma-7b  llama-3.2-3b
                        tldr   hh     webgpt  tldr   hh     webgpt  tldr   hh     webgpt  apps          apps          tldr
@@ -37,11 +41,15 @@ gamma                  1      1      1       1      1      1       1      1     
 kl_coef                0.05   0.05   0.05    0.05   0.05   0.1     0.1    0.1    0.1     0.05          0.05          0.1
 max_prompt_length      512    512    512     512    512    512     512    512    512     600           600           512
 max_response_length    512    512    512     512    512    512     512    512    512     512           512           512
-warmup_updates         200    200    200     200    200    200     0      0      0       20            20            200
+warmup_updates         0.05   0.05   0.05    0.05   0.05   0.05    0      0      0       0.04          0.04          0.05
 temperature            0.8    0.8    0.8     0.8    0.8    0.8     0.8    0.8    0.8     1.0           1.0           0.8
 top_p                  1.0    1.0    1.0     1.0    1.0    1.0     1.0    1.0    1.0     1.0           1.0           1.0
 top_k                  50     50     50      50     50     50      50     50     50      5             5             50
 n                      5      5      5       5      5      5       5      5      5       10            10            5
+dpo_learning_rate      2e-7   2e-7   2e-7    2e-7   2e-7   2e-7    2e-7   2e-7   2e-7    -             -             2e-7
+dpo_beta               0.1    0.01   0.1     0.1    0.01   0.1     0.1    0.01   0.1     -             -             0.1
+num_generations        4      4      4       4      4      4       4      4      4       -             -             4
+eval_prompts           2000   2000   2000    2000   2000   2000    2000   2000   2000    -             -             2000
 critic_init            rm     rm     rm      rm     rm     rm      rm     rm     rm      sft           sft           rm
 """  # noqa: E501
 MODELS = {
@@ -60,7 +68,7 @@ DATASETS = {
 }
 LADDER = [f"estimators/{rung}" for rung in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")]
 CARDS = {"lora-t4-16gb": "gemma-2b/tldr", "lora-24gb": "gemma-2b/tldr", "lora-80gb": "gemma-7b/tldr"}
-RATES = ("sft_learning_rate", "rm_learning_rate", "policy_learning_rate", "critic_learning_rate")
+RATES = ("sft_learning_rate", "rm_learning_rate", "policy_learning_rate", "critic_learning_rate", "dpo_learning_rate")
 
 
 def expected() -> dict[str, dict[str, str]]:
@@ -78,8 +86,11 @@ PAPER = expected()
 @cache
 def load(names: str, *argv: str) -> dict:
     """Options of the command that runs all stages, by name, as the presets give them."""
-    options = parse("run", ["--preset", names, *argv], COMMANDS["run"].groups, "about")
-    return flatten(options)
+    return effective("run", names, *argv)
+
+
+def effective(command: str, names: str, *argv: str) -> dict:
+    return flatten(parse(command, ["--preset", names, *argv], COMMANDS[command].groups, "about"))
 
 
 def refused(names: str) -> str:
@@ -93,13 +104,13 @@ def refused(names: str) -> str:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_and_the_cards():
-    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "official"}
+    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released"}
     assert len(PAPER) == 12
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_every_cell(name):
-    options = load(name)
+    options = effective("rloo", name) | effective("dpo", name) | load(name)
     found = {key: options[key] for key in PAPER[name]}
     assert found == {key: type(found[key])(cell) for key, cell in PAPER[name].items()}
 
@@ -131,6 +142,49 @@ def test_gemma_2_gets_an_attention_that_caps_its_logits():
         assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize(
+    ("name", "rate"), [("gemma-2b/tldr", 1.5e-5), ("gemma-2b/hh", 1.5e-5), ("gemma-7b/tldr", 1e-6)]
+)
+def test_what_the_baselines_start_with(name, rate):
+    """Appendix C.3: DPO with 2e-7, RLOO with four responses to a prompt and all else as PPO."""
+    dpo = effective("dpo", name)
+    assert (dpo["dpo_learning_rate"], dpo["dpo_beta"]) == (2e-7, 0.01 if name.endswith("hh") else 0.1)
+    assert (dpo["dpo_batch_size"], dpo["dpo_epochs"], dpo["finetune"]) == (256, 1, "full")
+    ppo = load(name)
+    for method in ("rloo", "grpo"):
+        options = effective(method, name)
+        assert (options["policy_learning_rate"], options["num_generations"]) == (rate, 4)
+        assert all(options[key] == ppo[key] for key in options if key in PAPER[name] and key in ppo)
+
+
+def test_the_warm_up_takes_a_twentieth_of_a_run():
+    """0.4 x 92,858 comparisons in batches of 256: 146 updates, of which seven warm up."""
+    config = parse("ppo", ["--preset", "gemma-2b/tldr"], COMMANDS["ppo"].groups, "about").ppo
+    updates = math.ceil(0.4 * 92_858 / config.batch_size)
+    shares = [learning_rate_share(config, update, updates) for update in range(updates)]
+    assert updates == 146 and sum(share < 1 for share in shares) == 7 and shares[-1] == 1
+
+
+# The released code
+
+
+def test_the_released_recipe():
+    options = load("released")
+    assert options["rl_lr_scheduler_type"] == "linear" and options["warmup_updates"] == 0.05
+    assert (options["adam_beta1"], options["adam_beta2"], options["weight_decay"]) == (0.9, 0.95, 0.1)
+    assert (options["loss_mean"], options["last_token_alone"], options["template"]) == ("response", True, "released")
+    assert (options["perplexity_rule"], options["perplexity_early"]) == ("token", True)
+    assert (options["score_clip"], options["rm_loss"], options["reward_pooling"]) == (2.5, "all", "mean")
+    rloo = effective("rloo", "released")
+    assert all(rloo[key] == options[key] for key in ("rl_lr_scheduler_type", "adam_beta2", "weight_decay"))
+
+
+def test_official_is_another_name_of_it():
+    assert load("official,gemma-7b/tldr") == load("released,gemma-7b/tldr")
+    assert preset_text("official") == preset_text("released") and "official" not in presets()
+    assert "official" in preset_text("released").splitlines()[0]
+
+
 # Cards
 
 
@@ -139,6 +193,7 @@ def test_adapters_get_ten_times_the_rates_of_full_fine_tuning(name, paper):
     options = load(name)
     assert options["finetune"] == "lora" and options["gradient_checkpointing"] is True
     assert options["model"] == load(paper)["model"]
+    options |= effective("dpo", name)
     for rate in RATES:
         assert options[rate] == pytest.approx(10 * float(PAPER[paper][rate]), rel=1e-9), rate
     assert "this project's choice" in preset_text(name) and "untested" in preset_text(name)
@@ -210,16 +265,16 @@ def test_later_presets_win():
 
 
 @pytest.mark.parametrize("name", PAPER)
-@pytest.mark.parametrize("method", ["paper", "official"])
+@pytest.mark.parametrize("method", ["paper", "released"])
 def test_a_method_before_a_model_leaves_every_cell(name, method):
     both, alone = load(f"{method},{name}"), load(name)
-    given = yaml.safe_load(preset_text(name))
-    assert {key: both[key] for key in given} == {key: alone[key] for key in given}
+    given = yaml.safe_load(preset_text(name)).keys()
+    assert {key: both[key] for key in given & both.keys()} == {key: alone[key] for key in given & alone.keys()}
     assert both["ratio"] == load(method)["ratio"] and both["value_target"] == load(method)["value_target"]
 
 
 def test_spaces_between_names_and_flags_over_presets():
-    assert load(" official , gemma-2b/tldr ") == load("official,gemma-2b/tldr")
+    assert load(" released , gemma-2b/tldr ") == load("released,gemma-2b/tldr")
     assert load("official,gemma-2b/tldr", "--n", "1")["n"] == "1"
 
 
@@ -286,6 +341,6 @@ def test_listing_has_a_line_for_each():
 
 def test_order_of_the_listing():
     """What goes with any model first, then models by name."""
-    assert presets()[:5] == ["lora-24gb", "lora-80gb", "lora-t4-16gb", "official", "paper"]
+    assert presets()[:5] == ["lora-24gb", "lora-80gb", "lora-t4-16gb", "paper", "released"]
     assert all("/" in name for name in presets()[5:])
     assert presets()[5:] == sorted(presets()[5:])

@@ -29,6 +29,7 @@ from marlhf_lite.config.options import CheckpointConfig, DataConfig, LoggingConf
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
 
+ALIASES = {"official": "released"}  # other names of presets
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # Options that `--resume` may change: how long a run is, what it leaves behind and what fits into memory. They do not
@@ -158,7 +159,7 @@ def _make_parser(command: str, groups: Sequence[str], description: str) -> Optio
     )
     sources = parser.add_argument_group("Where options come from: flags win over --config, that over --preset")
     sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
-    named = "Named settings, comma-separated; later ones win, as in official,gemma-2b/tldr. See marlhf presets."
+    named = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
     sources.add_argument("--preset", metavar="TEXT", help=named)
     return parser
 
@@ -259,8 +260,9 @@ def presets() -> list[str]:
 
 def preset_file(name: str, source: str) -> Path:
     """Return the file of a preset. Raises `InputError` that begins with `source` for an unknown name."""
+    name = ALIASES.get(name, name)
     if name not in presets():
-        close = difflib.get_close_matches(name, presets(), n=3)
+        close = difflib.get_close_matches(name, [*presets(), *ALIASES], n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(presets())}"
         raise InputError(f"{source}: unknown preset {name!r}: {hint}")
     return PRESETS / f"{name}.yaml"
