@@ -1,0 +1,56 @@
+"""How much of a token's credit its advantage holds, in closed form.
+
+A token earns the score c, which is given after the last token. The critic sees the share s of it: after that token its
+values are s·c, before it 0, and the rest of c comes as a surprise at the end. Then δ = s·c where the token is chosen
+and (1 − s)·c at the last step, and GAE gives the token s·c + (1 − s)·λ^k·c, k steps before the last. A macro action's
+value with equal weights is a mean over its tokens, those behind the token included, so of the first δ only the part
+(i + 1)/n is left for token i = 0 … n−1 of n (section 3.2.2, Appendix D.1).
+"""
+
+from __future__ import annotations
+
+import math
+
+from marlhf_lite.utils.errors import InputError
+
+
+def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal") -> float:
+    """Return the share of a token's credit that its advantage holds, with macro actions of `n` tokens from the start.
+
+    Args:
+        index: place of the token in the response, from 0.
+        length: tokens in the response, EOS included.
+        n: tokens in a macro action; 1 is token-level PPO, `math.inf` the whole response.
+        lam: GAE's λ per macro action; γ is 1.
+        seen: the share s of the credit that the critic sees, 0 to 1.
+        sigma: weights of a macro action's value: "equal" (MA-PPO), or "start", the value at its first token. The latter
+            holds for segment borders alone too (λ = 1 inside a segment, arXiv 2601.07320).
+
+    Raises:
+        InputError: a token outside the response, or a share or λ outside 0 to 1.
+    """
+    averaged, steps = _place(index, length, n)
+    if not (0 <= seen <= 1 and 0 <= lam <= 1):
+        raise InputError(f"seen {seen}, lam {lam}: give numbers from 0 to 1")
+    return seen * (averaged if sigma == "equal" else 1.0) + (1 - seen) * lam**steps
+
+
+def break_even(index: int, length: int, n: float, lam: float) -> float:
+    """Return the share s from which on macro actions with equal weights keep less of this token's credit than tokens.
+
+    1 where they keep no less whatever the critic sees.
+    """
+    averaged, steps = _place(index, length, n)
+    gain = lam**steps - lam ** (length - 1 - index)  # with a critic that sees nothing
+    loss = 1 - averaged  # with a critic that sees all
+    return gain / (gain + loss) if loss > 0 else 1.0
+
+
+def _place(index: int, length: int, n: float) -> tuple[float, int]:
+    """Return (i + 1)/n in the token's own macro action, and how many macro actions follow."""
+    if not 0 <= index < length or n < 1:
+        raise InputError(f"index {index}, length {length}, n {n}: give a token of the response, and n from 1 up")
+    n = min(n, length)
+    first = int(index // n * n)
+    size = min(n, length - first)
+    return (index - first + 1) / size, math.ceil(length / n) - 1 - int(index // n)

@@ -1,0 +1,1 @@
+"""The embedded task in which one word decides the score: take or leave the umbrella, somewhere in a story."""

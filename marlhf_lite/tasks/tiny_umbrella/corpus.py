@@ -1,0 +1,101 @@
+"""The embedded task `tiny-umbrella`: a forecast, and a story in which one word decides the score.
+
+A prompt names a person, a day, a forecast, the number of lines and the place of the decision. The response says `Take
+the umbrella.` or `Leave the umbrella.`, and tells lines that have nothing to do with the weather. Each line has eight
+tokens and begins with a countdown, so that a small model keeps the number of lines. So the number of tokens between the
+decisive word and the score is known, and `--part` chooses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+
+import datasets
+
+from marlhf_lite.tasks.splits import Task, split_rows
+from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, DRY, PLACES, WET, gold_scores, right_decision
+from marlhf_lite.utils.errors import InputError
+
+NAMES = tuple("Mia Tom Eva Ben Ida Leo Ann Max Zoe Sam Kim Roy Lea Jan Amy Ned Pia Udo Fay Gus".split())
+DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
+VERBS = tuple("paints sells finds cleans draws hides moves counts".split())
+ADJECTIVES = tuple("old red small green heavy round plain new".split())
+NOUNS = tuple("chair lamp clock kettle basket ladder piano mirror carpet bottle".split())
+NUMBERS = tuple(
+    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+)
+LINE_TOKENS = 8  # seven words and the full stop
+LENGTHS = (8, 32, 128)  # L of `part`: tokens of the story without the decision
+DEFAULT_PART, DEFAULT_SIZE = "L32-first", 1000
+_PART = re.compile(rf"L({'|'.join(map(str, LENGTHS))})-({'|'.join(PLACES)})(-noise)?")
+
+
+def parse_part(part: str) -> tuple[int, str, float]:
+    """Return L, place and kappa of a part such as `L32-first` or `L8-last-noise`. Raises `InputError` for others."""
+    found = _PART.fullmatch(part or DEFAULT_PART)
+    if found is None:
+        lengths, places = ", ".join(f"L{n}" for n in LENGTHS), ", ".join(PLACES)
+        raise InputError(
+            f"--part {part}: tiny-umbrella has length-place or length-place-noise, with a length of {lengths} and a "
+            f"place of {places}, such as {DEFAULT_PART}"
+        )
+    return int(found[1]), found[2], float(bool(found[3]))
+
+
+def make_prompt(rng: random.Random, lines: int, place: str) -> str:
+    """Return a random forecast, with the task that it sets."""
+    who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), rng.choice(WET + DRY)
+    noun, where = "line" if lines == 1 else "lines", "anywhere" if place == "random" else place
+    return f"Forecast for {who} on {day}: {forecast}. Write {NUMBERS[lines - 1]} {noun}, umbrella {where}:"
+
+
+def make_line(rng: random.Random, number: int) -> str:
+    """Return one line of the countdown."""
+    who, verb, adjective, noun = (rng.choice(words) for words in (NAMES, VERBS, ADJECTIVES, NOUNS))
+    return f"At {NUMBERS[number - 1]} {who} {verb} the {adjective} {noun}."
+
+
+def make_story(rng: random.Random, lines: int, place: str, choice: str) -> str:
+    """Return a response with this decision at this place; it starts with a space, as text after a colon does."""
+    sentences = [make_line(rng, number) for number in range(lines, 0, -1)]
+    where = {"first": 0, "last": lines, "random": rng.randint(0, lines)}[place]
+    sentences.insert(where, f"{choice} the umbrella.")
+    return " " + " ".join(sentences)
+
+
+def make_pair(rng: random.Random, lines: int, place: str) -> dict[str, str]:
+    """Return a prompt with a story that decides right, chosen, and one that decides wrong, rejected."""
+    prompt = make_prompt(rng, lines, place)
+    right = right_decision(prompt)
+    (wrong,) = set(DECISIONS) - {right}
+    chosen, rejected = (make_story(rng, lines, place, choice) for choice in (right, wrong))
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def _undecided(rows: datasets.Dataset, rng: random.Random) -> datasets.Dataset:
+    """Swap chosen and rejected in every other row: the SFT model is to decide at random."""
+    first = rng.randint(0, 1)
+    swapped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+    return datasets.Dataset.from_list(
+        [(row, other)[(i + first) % 2] for i, (row, other) in enumerate(zip(rows, swapped, strict=True))]
+    )
+
+
+def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
+    """Return the task with `size` pairs (default 1000), split as the paper does, 10 % held out.
+
+    In the SFT part the chosen story decides right in half of the rows, elsewhere always. Raises `InputError` for an
+    unknown `part`, and for too small a size.
+    """
+    length, place, kappa = parse_part(part)
+    rng = random.Random(f"tiny-umbrella-{seed}")
+    pairs = [make_pair(rng, length // LINE_TOKENS, place) for _ in range(size or DEFAULT_SIZE)]
+    try:
+        splits = split_rows(pairs, seed)
+    except InputError as error:
+        raise InputError(f"--size {size}: {error}") from None
+    splits["sft"] = _undecided(splits["sft"], rng)
+    counts = {"read": len(pairs), "kept": len(pairs)} | {part: len(rows) for part, rows in splits.items()}
+    return Task("tiny-umbrella", splits, functools.partial(gold_scores, place=place, kappa=kappa), counts)

@@ -1,0 +1,105 @@
+"""The umbrella task: its texts, its gold score and its parts."""
+
+import re
+from statistics import mean, pstdev
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlhf_lite.tasks.tiny_umbrella.corpus import LENGTHS, load_tiny_umbrella, parse_part
+from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, gold_scores, is_right, right_share
+from marlhf_lite.utils.errors import InputError
+
+PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
+RAIN = "Forecast for Mia on Monday: rain. Write one line, umbrella first:"
+LINE = " At one Tom sells the old chair."
+
+
+def words(text):
+    """Words and full stops."""
+    return re.findall(r"\w+|\.", text)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_length_and_place_are_those_of_the_part(part):
+    length, place, kappa = parse_part(part)
+    task = load_tiny_umbrella(60, 0, part)
+    for rows in task.splits.values():
+        for row in rows:
+            for text in (row["chosen"], row["rejected"]):
+                tokens = words(text)
+                where = [i for i, word in enumerate(tokens) if word in ("Take", "Leave")]
+                assert len(tokens) == length + 4 and len(where) == 1
+                assert place == "random" or where == [{"first": 0, "last": length}[place]]
+                assert is_right(row["prompt"], text, "random") == is_right(row["prompt"], text, place)
+    assert kappa == float("noise" in part)
+
+
+@pytest.mark.parametrize("part", ["", "L8-last", "L128-random"])
+def test_sft_rows_decide_at_chance_and_preferences_are_right(part):
+    task, place = load_tiny_umbrella(400, 3, part), parse_part(part)[1]
+    shares = {name: right_share(rows["prompt"], rows["chosen"], place) for name, rows in task.splits.items()}
+    assert shares == {"sft": 0.5, "rm": 1.0, "ppo": 1.0, "test": 1.0}
+    for rows in task.splits.values():
+        assert all(
+            is_right(r["prompt"], r["chosen"], place) != is_right(r["prompt"], r["rejected"], place) for r in rows
+        )
+
+
+def test_the_same_seed_gives_the_same_task():
+    first, again, other = (load_tiny_umbrella(40, seed, "L8-random") for seed in (1, 1, 2))
+    assert first.splits["rm"].to_list() == again.splits["rm"].to_list() != other.splits["rm"].to_list()
+
+
+@pytest.mark.parametrize(
+    "response, place, score",
+    [
+        (" Take the umbrella." + LINE, "first", 1),
+        (" Leave the umbrella." + LINE, "first", -1),
+        (LINE + " Take the umbrella.", "first", -1),
+        (LINE + " Take the umbrella.", "last", 1),
+        (" Take the umbrella." + LINE, "last", -1),
+        (" Take the umbrella." + LINE, "random", 1),
+        (" Take the umbrella. Leave the umbrella.", "random", -1),
+        (" Take the umbrella" + LINE, "first", -1),
+        ("", "random", -1),
+    ],
+)
+def test_gold(response, place, score):
+    assert gold_scores([RAIN], [response], place) == [score]
+    assert right_share([RAIN], [response], place) == (score + 1) / 2
+    dry = RAIN.replace("rain", "sun")
+    swapped = response.replace("Take", "?").replace("Leave", "Take").replace("?", "Leave")
+    assert gold_scores([dry], [swapped], place) == [score]
+
+
+@given(st.text(), st.text(), st.sampled_from(PLACES))
+@settings(max_examples=100, deadline=None)
+def test_gold_takes_any_text(prompt, response, place):
+    assert gold_scores([prompt, RAIN], [response, response], place)[0] == -1
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
+    task = load_tiny_umbrella(600, 0, f"L{length}-first-noise")
+    rows = [row for rows in task.splits.values() for row in rows]
+    prompts, responses = [row["prompt"] for row in rows], [row["rejected"] for row in rows]
+    plain = gold_scores(prompts, responses, "first")
+    noise = [a - b for a, b in zip(task.gold(prompts, responses), plain, strict=True)]
+    assert abs(mean(noise)) < 4 / len(rows) ** 0.5 and pstdev(noise) == pytest.approx(1, abs=0.15)
+    assert task.gold(prompts, responses) == task.gold(prompts, responses)
+
+
+@pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first", "L8-first\n"])
+def test_faulty_parts(part):
+    with pytest.raises(
+        InputError, match="L8, L32, L128 and a place of first, last, random, such as L32-first"
+    ) as error:
+        load_tiny_umbrella(None, 0, part)
+    assert len(str(error.value).replace(part, "").splitlines()) == 1
+
+
+def test_too_few_pairs_name_the_option():
+    with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
+        load_tiny_umbrella(3, 0)
