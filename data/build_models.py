@@ -17,6 +17,7 @@ import json
 import math
 import platform
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.tasks.tiny_tldr import corpus as tldr
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
+from marlhf_lite.tasks.tiny_umbrella import corpus as umbrella
+from marlhf_lite.tasks.tiny_umbrella import gold as umbrella_gold
 
 OUT = Path(__file__).parent
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -79,7 +82,41 @@ def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return {"fact_precision": sum(r.correct for r in reports) / max(stated, 1), "coverage": coverage}
 
 
-TASKS = {"tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote)}
+def umbrella_document(rng: random.Random) -> tuple[str, str]:
+    """A forecast and a story of any length, with the decision at any place and right in half of the cases.
+
+    Most stories are short: the link between decision and vote is learned on them first.
+    """
+    lines = rng.choices((0, 1, 4, 16, rng.randint(2, 15)), weights=(10, 4, 2, 1, 2))[0]
+    place = rng.choice(umbrella_gold.PLACES)
+    story = umbrella.make_story(rng, lines, place, rng.choice(umbrella_gold.DECISIONS))
+    return umbrella.make_prompt(rng, lines, place), story
+
+
+def umbrella_vote(rng: random.Random, prompt: str, response: str) -> int:
+    """1 for the right decision, 0 for the wrong one."""
+    return int(umbrella_gold.decision(response, "random") == umbrella_gold.RIGHT)
+
+
+def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of stories with the asked number of lines, with one decision at its place, and with the right one."""
+    asked = [re.search(r"(\d+) lines?, umbrella (\w+)", prompt) for prompt in prompts]
+    places = ["random" if found[2] == "anywhere" else found[2] for found in asked]
+    kept = [int(found[1]) == len(re.findall(r"\bAt \w+", text)) for found, text in zip(asked, responses)]
+    decisions = [umbrella_gold.decision(response, place) for response, place in zip(responses, places)]
+    measured = {"length_kept": kept, "decided": [choice is not None for choice in decisions]}
+    measured["right"] = [choice == umbrella_gold.RIGHT for choice in decisions]
+    return {name: sum(x) / len(x) for name, x in measured.items()}
+
+
+UMBRELLA_SIZES = {
+    "updates": 1000, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
+    "vote_weight": 5.0,
+}  # fmt: skip
+TASKS = {
+    "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
+    "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
+}
 
 
 # Tokenizer, batches, model

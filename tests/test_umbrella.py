@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.tasks.tiny_umbrella.corpus import LENGTHS, load_tiny_umbrella, parse_part
-from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, gold_scores, is_right, right_share
+from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, decision, gold_scores, right_share
 from marlhf_lite.utils.errors import InputError
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
-RAIN = "Forecast for Mia on Monday: rain. Write one line, umbrella first:"
+RAIN = "Forecast for Mia on Monday: rain. Write 1 line, umbrella first:"
 LINE = " At one Tom sells the old chair."
 
 
@@ -32,14 +32,14 @@ def test_length_and_place_are_those_of_the_part(part):
                 where = [i for i, word in enumerate(tokens) if word in ("Take", "Leave")]
                 assert len(tokens) == length + 4 and len(where) == 1
                 assert place == "random" or where == [{"first": 0, "last": length}[place]]
-                assert is_right(row["prompt"], text, "random") == is_right(row["prompt"], text, place)
+                assert decision(text, place) == decision(text, "random") in DECISIONS
     assert kappa == float("noise" in part)
 
 
 @pytest.mark.parametrize("part", ["", "L8-last", "L128-random"])
 def test_sft_rows_decide_at_chance_and_preferences_are_right(part):
     task, place = load_tiny_umbrella(400, 3, part), parse_part(part)[1]
-    shares = {name: right_share(rows["prompt"], rows["chosen"], place) for name, rows in task.splits.items()}
+    shares = {name: right_share(rows["chosen"], place) for name, rows in task.splits.items()}
     assert shares == {"sft": 0.5, "rm": 1.0, "ppo": 1.0, "test": 1.0}
     for rows in task.splits.values():
         assert all(
@@ -68,16 +68,13 @@ def test_the_same_seed_gives_the_same_task():
 )
 def test_gold(response, place, score):
     assert gold_scores([RAIN], [response], place) == [score]
-    assert right_share([RAIN], [response], place) == (score + 1) / 2
-    dry = RAIN.replace("rain", "sun")
-    swapped = response.replace("Take", "?").replace("Leave", "Take").replace("?", "Leave")
-    assert gold_scores([dry], [swapped], place) == [score]
+    assert right_share([response], place) == (score + 1) / 2
 
 
 @given(st.text(), st.text(), st.sampled_from(PLACES))
 @settings(max_examples=100, deadline=None)
 def test_gold_takes_any_text(prompt, response, place):
-    assert gold_scores([prompt, RAIN], [response, response], place)[0] == -1
+    assert gold_scores([prompt, RAIN], [response, " Take the umbrella."], place) == [-1, 1]
 
 
 @pytest.mark.parametrize("length", LENGTHS)

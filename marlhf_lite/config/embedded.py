@@ -2,5 +2,6 @@
 
 EMBEDDED_DEFAULTS: dict[str, dict] = {
     "tiny-tldr": {"model": "tiny-gemma"},
+    "tiny-umbrella": {"model": "tiny-gemma-umbrella", "max_response_length": 136},
 }
 EMBEDDED_MODELS: tuple[str, ...] = tuple(options["model"] for options in EMBEDDED_DEFAULTS.values())

@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
+from marlhf_lite.tasks.tiny_umbrella.corpus import load_tiny_umbrella
 
-# Name -> function of (number of pairs or None for the task's own, seed, part to evaluate on or "").
-EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {"tiny-tldr": load_tiny_tldr}
+# Name -> function of (number of pairs or None for the task's own, seed, part or "").
+EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
+    "tiny-tldr": load_tiny_tldr,
+    "tiny-umbrella": load_tiny_umbrella,
+}

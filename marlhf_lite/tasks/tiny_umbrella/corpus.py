@@ -15,10 +15,11 @@ import re
 import datasets
 
 from marlhf_lite.tasks.splits import Task, split_rows
-from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, DRY, PLACES, WET, gold_scores, right_decision
+from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, RIGHT, WRONG, gold_scores
 from marlhf_lite.utils.errors import InputError
 
 NAMES = tuple("Mia Tom Eva Ben Ida Leo Ann Max Zoe Sam Kim Roy Lea Jan Amy Ned Pia Udo Fay Gus".split())
+FORECASTS = ("rain", "drizzle", "hail")
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 VERBS = tuple("paints sells finds cleans draws hides moves counts".split())
 ADJECTIVES = tuple("old red small green heavy round plain new".split())
@@ -46,9 +47,9 @@ def parse_part(part: str) -> tuple[int, str, float]:
 
 def make_prompt(rng: random.Random, lines: int, place: str) -> str:
     """Return a random forecast, with the task that it sets."""
-    who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), rng.choice(WET + DRY)
+    who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), rng.choice(FORECASTS)
     noun, where = "line" if lines == 1 else "lines", "anywhere" if place == "random" else place
-    return f"Forecast for {who} on {day}: {forecast}. Write {NUMBERS[lines - 1]} {noun}, umbrella {where}:"
+    return f"Forecast for {who} on {day}: {forecast}. Write {lines} {noun}, umbrella {where}:"
 
 
 def make_line(rng: random.Random, number: int) -> str:
@@ -68,9 +69,7 @@ def make_story(rng: random.Random, lines: int, place: str, choice: str) -> str:
 def make_pair(rng: random.Random, lines: int, place: str) -> dict[str, str]:
     """Return a prompt with a story that decides right, chosen, and one that decides wrong, rejected."""
     prompt = make_prompt(rng, lines, place)
-    right = right_decision(prompt)
-    (wrong,) = set(DECISIONS) - {right}
-    chosen, rejected = (make_story(rng, lines, place, choice) for choice in (right, wrong))
+    chosen, rejected = (make_story(rng, lines, place, choice) for choice in (RIGHT, WRONG))
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 

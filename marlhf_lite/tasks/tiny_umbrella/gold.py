@@ -1,7 +1,8 @@
 """The true score of a story: +1 for the right decision about the umbrella, −1 for the wrong one or none.
 
-With noise, a term of mean 0 and standard deviation 1 is added. It is the sum of a fixed sign for each sentence of the
-story, so it is a function of the text, but no word predicts it: a learner can only average it out.
+Every forecast is wet, so the right decision is to take it: what is hard is not to know the decision, but to credit the
+word that made it. With noise, a term of mean 0 and standard deviation 1 is added. It is the sum of a fixed sign for
+each sentence of the story, so it is a function of the text, but no word predicts it: a learner can only average it out.
 """
 
 from __future__ import annotations
@@ -9,19 +10,10 @@ from __future__ import annotations
 import re
 import zlib
 
-WET = ("rain", "drizzle", "hail")
-DRY = ("sun", "heat", "frost")
-DECISIONS = ("Take", "Leave")
+DECISIONS = RIGHT, WRONG = "Take", "Leave"
 PLACES = ("first", "last", "random")
 
-_FORECAST = re.compile(rf": ({'|'.join(WET + DRY)})\.")
-_DECISION = re.compile(rf"\b({'|'.join(DECISIONS)}) the umbrella\.")
-
-
-def right_decision(prompt: str) -> str | None:
-    """Return the decision that the forecast asks for; None where the prompt has no forecast."""
-    found = _FORECAST.search(prompt)
-    return None if found is None else DECISIONS[found[1] in DRY]
+_DECISION = re.compile(rf"\b({RIGHT}|{WRONG}) the umbrella\.")
 
 
 def decision(response: str, place: str) -> str | None:
@@ -34,16 +26,9 @@ def decision(response: str, place: str) -> str | None:
     return found[0][1] if there else None
 
 
-def is_right(prompt: str, response: str, place: str) -> bool:
-    """Return whether a story holds the right decision, and holds it at its place."""
-    wanted = right_decision(prompt)
-    return wanted is not None and decision(response, place) == wanted
-
-
-def right_share(prompts: list[str], responses: list[str], place: str) -> float:
-    """Return the share of responses with the right decision. Without noise it is (mean gold + 1) / 2."""
-    pairs = list(zip(prompts, responses, strict=True))
-    return sum(is_right(prompt, response, place) for prompt, response in pairs) / len(pairs)
+def right_share(responses: list[str], place: str) -> float:
+    """Return the share of responses with the right decision at its place. Without noise it is (mean gold + 1) / 2."""
+    return sum(decision(response, place) == RIGHT for response in responses) / len(responses)
 
 
 def noise(response: str) -> float:
@@ -56,6 +41,6 @@ def noise(response: str) -> float:
 def gold_scores(prompts: list[str], responses: list[str], place: str = "first", kappa: float = 0.0) -> list[float]:
     """Return ±1 for the decision, plus `kappa` times the noise, for each response."""
     return [
-        (1.0 if is_right(prompt, response, place) else -1.0) + (kappa * noise(response) if kappa else 0.0)
-        for prompt, response in zip(prompts, responses, strict=True)
+        (1.0 if decision(response, place) == RIGHT else -1.0) + (kappa * noise(response) if kappa else 0.0)
+        for response in responses
     ]
