@@ -83,19 +83,20 @@ def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
 
 
 def umbrella_document(rng: random.Random) -> tuple[str, str]:
-    """A forecast and a story of any length, with the decision at any place and right in half of the cases.
+    """A forecast and a story of any length, with the decision at any place.
 
-    Most stories are short: the link between decision and vote is learned on them first.
+    In rain, it is right in half of the cases; half of the forecasts leave no doubt, so that the model tells the two
+    decisions apart. Most stories are short: the link between decision and vote is learned on them first.
     """
     lines = rng.choices((0, 1, 4, 16, rng.randint(2, 15)), weights=(10, 4, 2, 1, 2))[0]
-    place = rng.choice(umbrella_gold.PLACES)
-    story = umbrella.make_story(rng, lines, place, rng.choice(umbrella_gold.DECISIONS))
-    return umbrella.make_prompt(rng, lines, place), story
+    place, forecast = rng.choice(umbrella_gold.PLACES), rng.choice(["", *umbrella.SURE][: rng.choice((1, None))])
+    choice = umbrella.SURE.get(forecast) or rng.choice(umbrella_gold.DECISIONS)
+    return umbrella.make_prompt(rng, lines, place, forecast), umbrella.make_story(rng, lines, place, choice)
 
 
 def umbrella_vote(rng: random.Random, prompt: str, response: str) -> int:
-    """1 for the right decision, 0 for the wrong one."""
-    return int(umbrella_gold.decision(response, "random") == umbrella_gold.RIGHT)
+    """1 for the right decision, 0 for the wrong one; the umbrella stays at home in sun and heat."""
+    return int(("sun." in prompt or "heat." in prompt) != (umbrella_gold.decision(response, "random") == "Take"))
 
 
 def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -110,7 +111,7 @@ def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]
 
 
 UMBRELLA_SIZES = {
-    "updates": 1000, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
+    "updates": 800, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
     "vote_weight": 5.0,
 }  # fmt: skip
 TASKS = {

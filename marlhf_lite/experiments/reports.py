@@ -178,7 +178,7 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     compared = any(key in row for row in rows for key in keys)
     bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
     text = f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
-    axes = _dots(rows, keys if compared else SCORES, text)
+    axes = dots(rows, keys if compared else SCORES, text)
     for ax in axes if compared else ():
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     return axes
@@ -190,7 +190,7 @@ def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
         f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
         "bar: 95 % t-interval over seeds; small dots: each seed. 'never': it is not reached. Left is better."
     )
-    axes = _dots([row for row in rows if "updates" in row], COSTS, text)
+    axes = dots([row for row in rows if "updates" in row], COSTS, text)
     for ax in axes:
         ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:g}")
@@ -198,7 +198,7 @@ def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
 
 
 @plt.rc_context(plots.STYLE)
-def _dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndarray:
+def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndarray:
     """Draw a panel for each key that rows have, and in it a line for each row that has one of them."""
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     shown = [row for row in rows if any(key in row for key in keys)]

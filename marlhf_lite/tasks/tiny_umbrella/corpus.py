@@ -19,7 +19,8 @@ from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, RIGHT, WRONG, gold_scor
 from marlhf_lite.utils.errors import InputError
 
 NAMES = tuple("Mia Tom Eva Ben Ida Leo Ann Max Zoe Sam Kim Roy Lea Jan Amy Ned Pia Udo Fay Gus".split())
-FORECASTS = ("rain", "drizzle", "hail")
+RAIN = ("rain", "drizzle", "hail")  # forecasts of the task: half of the stories take the umbrella, half leave it
+SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}  # of pretraining alone: nobody is in doubt
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 VERBS = tuple("paints sells finds cleans draws hides moves counts".split())
 ADJECTIVES = tuple("old red small green heavy round plain new".split())
@@ -45,9 +46,9 @@ def parse_part(part: str) -> tuple[int, str, float]:
     return int(found[1]), found[2], float(bool(found[3]))
 
 
-def make_prompt(rng: random.Random, lines: int, place: str) -> str:
-    """Return a random forecast, with the task that it sets."""
-    who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), rng.choice(FORECASTS)
+def make_prompt(rng: random.Random, lines: int, place: str, forecast: str = "") -> str:
+    """Return a forecast, of rain if none is given, with the task that it sets."""
+    who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), forecast or rng.choice(RAIN)
     noun, where = "line" if lines == 1 else "lines", "anywhere" if place == "random" else place
     return f"Forecast for {who} on {day}: {forecast}. Write {lines} {noun}, umbrella {where}:"
 

@@ -1,0 +1,187 @@
+"""How fast methods learn: updates to a fixed score, area under the curve, and their differences, paired by seed.
+
+For a study with a `threshold`. Its outcome is the gold score of the training batches, so nothing is evaluated after
+training. Each group of `figures` is compared in itself, with its first method as the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, inf
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib import pyplot as plt
+from scipy import stats
+
+from marlhf_lite.evaluation.statistics import updates_to_reach
+from marlhf_lite.experiments.reports import dots
+from marlhf_lite.macro.signal_kept import signal_kept
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token
+from marlhf_lite.utils.jsonl import write_json
+
+SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, before it is compared with the threshold
+CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
+LEGEND = (
+    "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; the "
+    "median over seeds, in parentheses the seeds one by one; never: not within the budget. Area: mean gold score over "
+    "all updates. Differences are from {reference}, paired by seed, in square brackets the 95 % t-interval over seeds; "
+    "there a run that never gets there counts with all its updates. Credit seen and explained variance: of the critic, "
+    "means over all updates. Credit kept: share of the decisive word's credit in its advantage, by the closed formula "
+    "(`macro.signal_kept`), for a critic that sees nothing, what it was measured to see, and all."
+)
+
+
+def learning_table(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], threshold: float) -> list[dict]:
+    """Return one row for each method of each group.
+
+    Args:
+        groups: name -> methods; the first one is the reference of its group.
+        results: result files of the study, one for each method and seed.
+        threshold: the gold score to reach.
+
+    Returns:
+        group, method, seeds; updates (median or None, by_seed with None where it is not reached); area (mean, by_seed);
+        and where known updates_difference and area_difference (mean, low, high, by_seed), credit_seen,
+        score_explained_variance, and kept (three shares).
+    """
+    rows = []
+    for group, names in groups.items():
+        runs = {name: {r["seed"]: r for r in results if r["method"] == name} for name in names}
+        speeds = {name: {seed: _speed(run, threshold) for seed, run in runs[name].items()} for name in names}
+        rows += [_row(group, name, runs[name], speeds[name], speeds[names[0]]) for name in names]
+    return rows
+
+
+def _speed(run: Mapping, threshold: float) -> dict:
+    """Updates to the threshold (None: never), the same with the budget in place of None, and the area."""
+    scores = [row[SCORE] for row in run["curve"]]
+    updates = updates_to_reach(scores, threshold, WINDOW)
+    return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
+
+
+def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mapping) -> dict:
+    seeds = sorted(runs)
+    reached, areas = ([speeds[seed][key] for seed in seeds] for key in ("reached", "area"))
+    median = float(np.median([inf if x is None else x for x in reached]))
+    row = {"group": group, "method": name, "seeds": seeds}
+    row["updates"] = {"median": median if median < inf else None, "by_seed": reached}
+    row["area"] = {"mean": float(np.mean(areas)), "by_seed": areas}
+    if speeds is not reference:
+        for key in ("updates", "area"):
+            gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
+            row[f"{key}_difference"] = paired_difference(gaps)
+    for key in CRITIC:
+        found = [step[key] for run in runs.values() for step in run["curve"] if step.get(key) is not None]
+        if found:
+            row[key] = float(np.mean(found))
+    return row | _kept(runs[seeds[0]]["options"], row.get("credit_seen"))
+
+
+def paired_difference(gaps: Sequence[float]) -> dict:
+    """Return mean, 95 % t-interval (None for one seed) and all differences of paired runs."""
+    out = {"mean": float(np.mean(gaps)), "low": None, "high": None, "by_seed": list(gaps)}
+    if len(gaps) > 1:
+        half = stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
+        out |= {"low": out["mean"] - float(half), "high": out["mean"] + float(half)}
+    return out
+
+
+def _kept(options: Mapping, seen: float | None) -> dict:
+    """The formula's prediction for the umbrella's decisive word, where its place and the estimator have one."""
+    place = decisive_token(options["part"]) if options.get("dataset") == "tiny-umbrella" else None
+    if place is None or "lam" not in options:
+        return {}
+    sigma = "start" if options["gae_over"] == "tokens" else options["sigma"]
+    shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
+    return {"kept": [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]}
+
+
+# Report
+
+
+def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
+    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
+    groups = study.figures or {"": list(study.methods)}
+    rows = learning_table(groups, results, study.threshold)
+    text = markdown(rows, groups, study.threshold)
+    write_json(folder / "summary.json", {"study": study.name, "threshold": study.threshold, "methods": rows})
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    learning_figures(groups, results, rows, figures)
+    return text
+
+
+def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], threshold: float) -> str:
+    """Write one Markdown table for each group, and a legend."""
+    heads = ["method", f"updates to {threshold:g}", "difference", "area", "difference", *CRITIC.values(), "credit kept"]
+    parts = []
+    for group, names in groups.items():
+        lines = [heads, ["---"] * len(heads)] + [_line(row) for row in rows if row["group"] == group]
+        title = [f"**{group}**, differences from {names[0]}"] if group else []
+        parts.append("\n".join([*title, "", *("| " + " | ".join(line) + " |" for line in lines)]))
+    reference = "the first method of each table"
+    return "\n\n".join([*parts, LEGEND.format(window=WINDOW, threshold=threshold, reference=reference)])
+
+
+def _line(row: Mapping) -> list[str]:
+    reached, median = row["updates"]["by_seed"], row["updates"]["median"]
+    updates = f"{'never' if median is None else f'{median:g}'} ({'; '.join(str(x or 'never') for x in reached)})"
+    area = f"{row['area']['mean']:.2f} ({'; '.join(f'{x:.2f}' for x in row['area']['by_seed'])})"
+    gaps = [_gap(row.get(f"{key}_difference"), form) for key, form in (("updates", "+.1f"), ("area", "+.2f"))]
+    critic = [f"{row[key]:.2f}" if key in row else "-" for key in CRITIC]
+    kept = " / ".join(f"{share:.2f}" for share in row["kept"]) if "kept" in row else "-"
+    return [row["method"], updates, gaps[0], area, gaps[1], *critic, kept]
+
+
+def _gap(value: Mapping | None, form: str) -> str:
+    if value is None:
+        return "-"
+    interval = "" if value["low"] is None else f" [{value['low']:{form}}, {value['high']:{form}}]"
+    return f"{value['mean']:{form}}{interval}"
+
+
+def learning_figures(
+    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path
+) -> list[Path]:
+    """Draw the learning curves, a panel for each group, and the differences of areas, as PNG files; their paths."""
+    matplotlib.use("Agg")  # files only: no window, no display needed
+    drawn = {"learning_curves": learning_curves(groups, results)}
+    if any("area_difference" in row for row in rows):
+        drawn["area_differences"] = area_differences(rows)
+    paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
+    plt.close("all")
+    return paths
+
+
+@plt.rc_context(plots.STYLE)
+def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping]) -> np.ndarray:
+    """Plot the gold score over updates, one panel for each group; returns the Axes."""
+    shape = (ceil(len(groups) / 2), min(2, len(groups)))
+    axes = plots.subplots(shape, 0.15 + 0.45 * shape[0])
+    for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
+        curves = {name: [r["curve"] for r in results if r["method"] == name] for name in names}
+        plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
+        ax.set(title=group, ylim=(-1.05, 1.05))
+        ax.legend(fontsize=6)
+    for ax in axes.flat[len(groups) :]:
+        ax.set_visible(False)
+    text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
+    plots.caption(axes.flat[0].figure, text)
+    return axes
+
+
+def _short(method: str, group: str) -> str:
+    return method.removeprefix(group).strip() or method
+
+
+def area_differences(rows: Sequence[Mapping]) -> np.ndarray:
+    """Plot each method's area under the curve, less that of its group's reference; returns the [1] Axes."""
+    text = (
+        "Mean gold score over all updates, less that of the group's first method, paired by seed. Dot: mean; bar: 95 % "
+        "t-interval over seeds; small dots: each seed. Further right learns faster."
+    )
+    axes = dots([row for row in rows if "area_difference" in row], {"area_difference": "difference of areas"}, text)
+    axes[0].axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return axes
