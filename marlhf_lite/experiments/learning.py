@@ -25,12 +25,13 @@ from marlhf_lite.utils.jsonl import write_json
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, before it is compared with the threshold
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
 LEGEND = (
-    "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; the "
+    "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; "
     "median over seeds, in parentheses the seeds one by one; never: not within the budget. Area: mean gold score over "
-    "all updates. Differences are from {reference}, paired by seed, in square brackets the 95 % t-interval over seeds; "
-    "there a run that never gets there counts with all its updates. Credit seen and explained variance: of the critic, "
-    "means over all updates. Credit kept: share of the decisive word's credit in its advantage, by the closed formula "
-    "(`macro.signal_kept`), for a critic that sees nothing, what it was measured to see, and all."
+    "all updates. Differences are from the first method of each table, paired by seed, in square brackets the 95 % "
+    "t-interval over seeds; there a run that never gets there counts with all its updates. Credit seen and explained "
+    "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
+    "credit in its advantage, by the closed formula (`macro.signal_kept`), for a critic that sees nothing, what it was "
+    "measured to see, and all."
 )
 
 
@@ -55,9 +56,14 @@ def learning_table(groups: Mapping[str, Sequence[str]], results: Sequence[Mappin
     return rows
 
 
+def _curve(run: Mapping) -> list[Mapping]:
+    """The updates in which the policy learned: those of a critic warm-up are left out."""
+    return run["curve"][run["options"].get("critic_warmup", 0) :]
+
+
 def _speed(run: Mapping, threshold: float) -> dict:
     """Updates to the threshold (None: never), the same with the budget in place of None, and the area."""
-    scores = [row[SCORE] for row in run["curve"]]
+    scores = [row[SCORE] for row in _curve(run)]
     updates = updates_to_reach(scores, threshold, WINDOW)
     return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
 
@@ -73,8 +79,10 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
         for key in ("updates", "area"):
             gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
             row[f"{key}_difference"] = paired_difference(gaps)
+    # While the policy is learning: later all scores are equal, and there is no credit to see.
+    learning = [step for seed in seeds for step in _curve(runs[seed])[: speeds[seed]["updates"]]]
     for key in CRITIC:
-        found = [step[key] for run in runs.values() for step in run["curve"] if step.get(key) is not None]
+        found = [step[key] for step in learning if step.get(key) is not None]
         if found:
             row[key] = float(np.mean(found))
     return row | _kept(runs[seeds[0]]["options"], row.get("credit_seen"))
@@ -121,8 +129,7 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], thres
         lines = [heads, ["---"] * len(heads)] + [_line(row) for row in rows if row["group"] == group]
         title = [f"**{group}**, differences from {names[0]}"] if group else []
         parts.append("\n".join([*title, "", *("| " + " | ".join(line) + " |" for line in lines)]))
-    reference = "the first method of each table"
-    return "\n\n".join([*parts, LEGEND.format(window=WINDOW, threshold=threshold, reference=reference)])
+    return "\n\n".join([*parts, LEGEND.format(window=WINDOW, threshold=threshold)])
 
 
 def _line(row: Mapping) -> list[str]:
@@ -161,7 +168,7 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
     shape = (ceil(len(groups) / 2), min(2, len(groups)))
     axes = plots.subplots(shape, 0.15 + 0.45 * shape[0])
     for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
-        curves = {name: [r["curve"] for r in results if r["method"] == name] for name in names}
+        curves = {name: [_curve(r) for r in results if r["method"] == name] for name in names}
         plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.05, 1.05))
         ax.legend(fontsize=6)

@@ -84,6 +84,12 @@ def collect_result(training: Path | None, evaluation: Path, start: Path, first_p
     }
 
 
+def collect_curve(training: Path, start: Path) -> dict:
+    """Make the result of a run that is judged by its training alone; arguments as in `collect_result`."""
+    environment = RunFolder.open(training).config["environment"]
+    return {"environment": environment, "start": _start_facts(start), "curve": _curve(training)}
+
+
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     """All answers of a method, by prompt in the order of the evaluation, then by sample."""
     order = [row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method][first_prompt:]
@@ -108,9 +114,11 @@ def _curve(training: Path) -> list[dict]:
 
 
 def _start_facts(start: Path) -> dict:
-    accuracy = json.loads((start / "rm" / "rm" / "accuracy.json").read_text(encoding="utf-8"))
+    accuracy, facts = start / "rm" / "rm" / "accuracy.json", {"name": start.name}
+    if accuracy.is_file():
+        found = json.loads(accuracy.read_text(encoding="utf-8"))
+        facts |= {"rm_accuracy": found["accuracy"], "rm_pairs": found["pairs"]}
     log = json.loads((start / "sft" / "sft" / "log.json").read_text(encoding="utf-8"))
-    facts = {"name": start.name, "rm_accuracy": accuracy["accuracy"], "rm_pairs": accuracy["pairs"]}
     return facts | {"sft_loss": float(log[-1]["loss"])}
 
 

@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.groups import GROUPS, OPTIONS
 from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.config.parser import flatten, parse, preset_file, read_yaml
-from marlhf_lite.experiments.results import collect_result, read_result, rounded
+from marlhf_lite.experiments.results import collect_curve, collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
@@ -88,10 +88,13 @@ class Study:
     target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
+    # A gold score: the outcome is how soon training gets there (`experiments.learning`). No reward model is trained and
+    # nothing is evaluated, so every method has --reward gold and a critic that does not start from a reward model.
+    threshold: float | None = None
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
-KEYS |= {"figures": dict}  # key of a protocol -> its type
+KEYS |= {"figures": dict, "threshold": float}  # key of a protocol -> its type
 
 
 def load_study(name: str) -> Study:
@@ -203,11 +206,24 @@ def _run(study: Study, name: str, seed: int) -> Run:
     except InputError as error:
         raise InputError(f"study {study.name}, method {name}: {error}") from None
     start = parsed["sft"] | parsed["rm"]
+    if study.threshold is not None:
+        _check_curves(study, name, command, parsed.get(TRAINING[command], {}))
     options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
     prompts = study.first_prompt + options["eval_prompts"]
     words["evaluate"] += [f"--eval_prompts={prompts}", f"--eval_samples={samples}"]
     options |= {"command": command, "first_prompt": study.first_prompt, "samples": samples}
     return Run(name, command, seed, words, options, f"seed{seed}-{_hash(start)}", prompts)
+
+
+def _check_curves(study: Study, name: str, command: str, options: dict) -> None:
+    """Raise `InputError` where a method of a study with a threshold has no curve, or needs a reward model."""
+    if command not in ("ppo", "rloo", "grpo"):
+        raise InputError(
+            f"study {study.name}, method {name}: threshold: {command} has no curve: give ppo, rloo or grpo"
+        )
+    if options["reward"] == "rm" or options.get("critic_init") == "rm":
+        hint = "no reward model is trained: give reward: gold, and critic_init: sft for ppo"
+        raise InputError(f"study {study.name}, method {name}: threshold: {hint}")
 
 
 def _names(stage: str) -> set[str]:
@@ -291,10 +307,12 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
-    from marlhf_lite.experiments.reports import study_report  # matplotlib takes seconds
+    from marlhf_lite.experiments.learning import learning_report  # matplotlib takes seconds
+    from marlhf_lite.experiments.reports import study_report
 
     figures = results / "figures" if custom else Path("figures") / study.name
-    print(f"\n{study_report(study, list(found.values()), results, figures)}\n\nfigures: {figures}")
+    report = study_report if study.threshold is None else learning_report
+    print(f"\n{report(study, list(found.values()), results, figures)}\n\nfigures: {figures}")
 
 
 def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
@@ -309,7 +327,8 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
     with lock, ThreadPoolExecutor(workers or cores) as pool:
         try:
             first = {run.start: run for run in reversed(runs)}  # in the queue, starts stand before the runs that wait
-            starts = {name: pool.submit(make_start, first[name], work / name, commands) for name in reversed(first)}
+            given = (commands, study.threshold is None)
+            starts = {name: pool.submit(make_start, first[name], work / name, *given) for name in reversed(first)}
             jobs = [pool.submit(make_result, study, run, starts[run.start], work, results, commands) for run in runs]
             for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
                 if job.exception() and str(job.exception()) not in failures:
@@ -320,12 +339,12 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
     return failures
 
 
-def make_start(run: Run, folder: Path, commands: Commands) -> Path:
-    """Train the SFT model and the reward model of a seed. Returns their folder."""
+def make_start(run: Run, folder: Path, commands: Commands, reward_model: bool = True) -> Path:
+    """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
         commands.run(["sft", *run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"], log)
-    if not (folder / "rm" / "rm" / "accuracy.json").is_file():
+    if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
         inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
         commands.run(["rm", *run.words["rm"], *inputs, "--overwrite"], log)
     return folder
@@ -336,24 +355,34 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     # Other options have another folder. Its name has no "=", which `--policies name=folder` could not tell apart.
     models, folder = start.result(), work / f"{run.name.replace('=', '-')}-{_hash(run.options)}"
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
-    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test_prompts"]
-    if there < run.prompts:
-        raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
-    inputs = [f"--sft={models / 'sft'}", f"--rm={models / 'rm'}"]
+    inputs = [f"--sft={models / 'sft'}"]
+    if study.threshold is None:
+        _check_prompts(run, models)
+        inputs.append(f"--rm={models / 'rm'}")
     stage = TRAINING[run.command]
     if stage and not evaluation.exists():
         place = f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
         commands.run([stage, *run.words[stage], *inputs, place], log)
+    result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
+    if study.threshold is not None:
+        write_json(results / f"{run.name}.json", result | rounded(collect_curve(training, models)))
+        return
     policies = [f"--policies=policy={training}"] if stage else []
     begin = time.perf_counter()
     commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
     seconds = time.perf_counter() - begin
-    result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
     trained, best = training if stage else None, run.command == "best_of_n"
     found = collect_result(trained, evaluation, models, study.first_prompt, best)
     found["seconds_evaluation"] = seconds
     found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
     write_json(results / f"{run.name}.json", result | rounded(found))
+
+
+def _check_prompts(run: Run, models: Path) -> None:
+    """Raise `InputError` where fewer held-out prompts are there than the study asks for."""
+    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test"]
+    if there < run.prompts:
+        raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
 
 
 class Commands:

@@ -46,6 +46,15 @@ def parse_part(part: str) -> tuple[int, str, float]:
     return int(found[1]), found[2], float(bool(found[3]))
 
 
+def decisive_token(part: str) -> tuple[int, int] | None:
+    """Return the place of the decisive word in a response, from 0, and the response's tokens, EOS included.
+
+    None where the place is random. Raises `InputError` for an unknown part.
+    """
+    length, place, _ = parse_part(part)
+    return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)
+
+
 def make_prompt(rng: random.Random, lines: int, place: str, forecast: str = "") -> str:
     """Return a forecast, of rain if none is given, with the task that it sets."""
     who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), forecast or rng.choice(RAIN)
