@@ -207,11 +207,11 @@ def _train_all(options: SimpleNamespace, folders: dict[str, Path], methods: dict
 
 
 def _evaluate(options: SimpleNamespace, folders: dict[str, Path]) -> None:
+    from marlhf_lite.config.parser import named_folders
     from marlhf_lite.models.adapters import resolve_adapter_dir
 
     policies: dict[str, Path] = {}
-    for item in filter(None, options.policies.policies.split(",")):
-        name, _, folder = item.strip().rpartition("=")
+    for name, folder in named_folders(options.policies.policies):
         place = resolve_adapter_dir("policies", folder)
         name = name or place.parent.name
         if name in policies or name == "SFT":

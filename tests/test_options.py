@@ -14,7 +14,7 @@ from marlhf_lite.config.checked import BOUNDS
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.groups import GROUPS, OPTIONS
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.config.parser import flatten, parse, presets
+from marlhf_lite.config.parser import flatten, named_folders, parse, presets
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
@@ -166,6 +166,9 @@ def test_a_stage_takes_data_and_model_from_the_run_it_is_given(runs, config):
     assert read("--config", config(f"sft: {run}\n"), groups=STAGE).data.dataset == "pairs.jsonl"
     policies = read("--policies", f"x={run}", groups=("policies", "data"))
     assert policies.data.dataset == "pairs.jsonl"
+    odd = runs("lam=1", dataset="pairs.jsonl")  # a folder's name may hold the sign
+    assert read("--policies", f"x={odd}", groups=("policies", "data")).data.dataset == "pairs.jsonl"
+    assert read("--sft", odd, groups=STAGE).data.dataset == "pairs.jsonl"
     other = read("--sft", run, "--dtype", "float32", "--max_response_length", "5", groups=STAGE)
     assert (other.model.dtype, other.data.max_response_length) == ("float32", 5)  # these may differ
     assert read("--sft", run, "--dataset", "pairs.jsonl", groups=STAGE).data.dataset == "pairs.jsonl"
@@ -363,3 +366,8 @@ def test_options_are_read_without_torch():
     code = "import sys; from marlhf_lite.config.parser import parse, presets; parse('x', ['--preset', 'paper'], "
     code += "('run', 'ppo'), ''); assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_policy_is_a_name_and_a_folder():
+    assert named_folders("PPO=runs/a=1, runs/b,x=") == [("PPO", "runs/a=1"), ("", "runs/b"), ("x", "")]
+    assert named_folders("") == []

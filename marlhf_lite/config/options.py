@@ -350,7 +350,7 @@ class LoggingConfig(Checked):
 class PolicyConfig(Checked):
     """The policies to evaluate."""
 
-    policies: str = option("", "Folders of policies, comma-separated, each as name=folder.")
+    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
 
 
 @dataclass

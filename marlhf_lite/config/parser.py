@@ -223,8 +223,10 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     found: dict = {}
     origin: dict[str, str] = {}
     for option in INPUTS:
-        for item in filter(None, str(values.get(option) or "").split(",")):
-            run = _run_of(Path(item.strip().rpartition("=")[2]).expanduser())
+        given = str(values.get(option) or "")
+        folders = [folder for _, folder in named_folders(given)] if option == "policies" else [given]
+        for folder in filter(None, folders):
+            run = _run_of(Path(folder).expanduser())
             config = RunFolder.open(run).config if run else {}
             mine = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
             for name, value in mine.items():
@@ -242,6 +244,15 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
                 "another run"
             )
     return found
+
+
+def named_folders(policies: str) -> list[tuple[str, str]]:
+    """Return the name (empty where none is given) and the folder of each policy in `--policies`.
+
+    A name holds no "=": what follows the first one is the folder.
+    """
+    items = [item.strip() for item in policies.split(",") if item.strip()]
+    return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in items]
 
 
 def _run_of(folder: Path) -> Path | None:

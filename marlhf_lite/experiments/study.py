@@ -276,11 +276,7 @@ def run_study(options: StudyConfig) -> None:
             raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --output_dir")
     todo = [run for run in runs if not stored[run.name]]
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    failures = (
-        _run_all(study, todo, Path("runs") / f"study-{study.name.replace('=', '-')}", results, options.workers)
-        if todo
-        else []
-    )
+    failures = _run_all(study, todo, Path("runs") / f"study-{study.name}", results, options.workers) if todo else []
     _report(study, plan(study, seeds), results, custom=bool(options.output_dir))
     if failures:
         print(*failures, sep="\n\n")
@@ -352,8 +348,7 @@ def make_start(run: Run, folder: Path, commands: Commands, reward_model: bool = 
 
 def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: Commands) -> None:
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
-    # Other options have another folder. Its name has no "=", which `--policies name=folder` could not tell apart.
-    models, folder = start.result(), work / f"{run.name.replace('=', '-')}-{_hash(run.options)}"
+    models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
     inputs = [f"--sft={models / 'sft'}"]
     if study.threshold is None:
