@@ -6,10 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import PROMPTS
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from marlhf_lite.evaluation.credit import (
     compare_rankings,
+    continue_responses,
     credit_seen,
     even_cuts,
     explainable,
@@ -24,7 +26,7 @@ from marlhf_lite.evaluation.credit import (
     token_values,
 )
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
-from marlhf_lite.training.rollout import Sampling, from_tokens
+from marlhf_lite.training.rollout import Sampling, from_tokens, generate
 from marlhf_lite.utils.errors import InputError
 
 PAD, END, LIMIT = 0, 1, 3
@@ -276,3 +278,17 @@ def test_faults_are_one_line(policy, message):
     with pytest.raises(InputError, match=message) as error:
         FAULTS[message](SimpleNamespace(run=run, rank=rank, rollout=rollout))
     assert "\n" not in str(error.value)
+
+
+def test_responses_continue_as_if_they_were_read_anew(roles, tokenizer):
+    """With top-k 1 there is one continuation: that of `generate`, whatever was read together and in how many steps."""
+    greedy, prompts = Sampling(30, top_k=1), PROMPTS[:4]
+    whole = generate(roles.policy.model, tokenizer, prompts, greedy)
+    ids = [row[m].tolist() for row, m in zip(whole.response_ids, whole.mask, strict=True)]
+    cuts = [0, 3, 11, 17]
+    prefixes = [row[: min(cut, len(row) - 1)] for row, cut in zip(ids, cuts, strict=True)]
+    again = continue_responses(roles.policy.model, tokenizer, prompts, prefixes, 2, greedy)
+    assert max(map(len, ids)) > 20
+    found = [row[m].tolist() for row, m in zip(again.response_ids, again.mask, strict=True)]
+    assert found == [row for row in ids for _ in range(2)]
+    assert again.ended.tolist() == whole.ended.repeat_interleave(2).tolist()

@@ -18,6 +18,7 @@ from marlhf_lite.evaluation.gradients import (
     compare_gradients,
     leave_one_out,
     policy_gradients,
+    preset_estimator,
     sample_replicates,
     total_returns,
 )
@@ -109,6 +110,22 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
     loss = -(outputs.logprobs.sum(1) * (earned - others).flatten()).sum() / rollout.mask.sum()
     whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
     assert torch.allclose(gradients[REFERENCE].mean(0), whole, atol=1e-6, rtol=1e-4)
+
+
+def test_presets_of_the_ladder(trainer):
+    own = {name: preset_estimator(name, trainer.config) for name in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")}
+    assert [own[name].config.lam for name in ("E0", "E1", "MC")] == [0.95, 0.98979, 1.0]
+    assert own["E4"].rule == FixedNGram(5) and own["E3"].macro_config.sigma == "start"
+    assert all(one.config.temperature == 1 for one in own.values()), "what the preset does not name stays"
+    torch.manual_seed(0)
+    gradients = policy_gradients(trainer, sample_replicates(trainer, PROMPTS, 4), 4, own, progress="")
+    # Responses here have at most 3 tokens: borders after 5 never come, so these are Monte-Carlo returns.
+    assert torch.allclose(gradients["E2"], gradients["MC"], atol=1e-6)
+    assert not torch.allclose(gradients["E0"], gradients["MC"], atol=1e-3)
+    # Without KL its pooling is no difference.
+    assert torch.equal(gradients["E4"], gradients["E5"])
+    with pytest.raises(InputError, match="estimator E9: unknown preset"):
+        preset_estimator("E9", trainer.config)
 
 
 def made_up(k=40, width=300, noise=1.0, angle=0.0, seed=0):

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from transformers.generation import logits_process as logits
 
 from marlhf_lite.evaluation.agreement import wilson
+from marlhf_lite.evaluation.sampling import CachedSampling, read_all_but_last
 from marlhf_lite.evaluation.statistics import Interval, check_level
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
@@ -36,6 +37,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils.errors import InputError
 
 Reward = Callable[[Rollout], Tensor]
+TOKENS_AT_A_TIME = 8  # between two looks at which responses have ended
 Critic = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, L], attention mask [B, L]) -> values [B, L]
 
 # -- states -----------------------------------------------------------------------------------------------------------
@@ -122,9 +124,8 @@ def monte_carlo_scores(
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
         for rows in tqdm(batches, desc=progress, disable=not progress):
-            part = [i for i in rows for _ in range(continuations)]
-            given = [prompts[i] for i in part], [prefixes[i] for i in part]
-            rollout = _continue(policy.model, tokenizer, *given, sampling, ends)
+            given = [prompts[i] for i in rows], [prefixes[i] for i in rows]
+            rollout = continue_responses(policy.model, tokenizer, *given, continuations, sampling)
             scores.append(_scores(reward, rollout).reshape(len(rows), continuations))
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
@@ -146,18 +147,37 @@ def _check_states(prompts: Sequence[str], prefixes: Sequence[Sequence[int]], lim
             raise InputError(f"states: prefix {row} ends with an end token: nothing follows it")
 
 
-def _continue(model, tokenizer, prompts, prefixes, sampling: Sampling, ends: Sequence[int]) -> Rollout:
-    """One sampled response to each prompt that begins with its prefix."""
+@torch.no_grad()
+def continue_responses(
+    model, tokenizer, prompts: Sequence[str], prefixes: Sequence[Sequence[int]], count: int, sampling: Sampling
+) -> Rollout:
+    """Sample `count` responses that begin with each prefix: N·count rows, a state's next to each other.
+
+    A state is read once. Responses that have ended leave the batch every few tokens, so that the others do not wait.
+    """
+    ends = end_of_text(model, tokenizer)
     given = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
-    ids, attention_mask = pad(given, tokenizer.pad_token_id, left=True)
-    left = [sampling.max_new_tokens - len(prefix) for prefix in prefixes]
-    rest = Sampling(max(left), sampling.temperature, sampling.top_k, sampling.top_p)
-    tokens, mask, _ = sample(model, tokenizer, ids, attention_mask, rest)
-    # A row that has fewer tokens left than the longest is cut at its own limit: the same law as sampling up to there.
-    counts = mask.sum(1).tolist()
-    new = [row[: min(n, most)] for row, n, most in zip(tokens[:, ids.shape[1] :].tolist(), counts, left, strict=True)]
-    whole = [[*prefix, *row] for prefix, row in zip(prefixes, new, strict=True)]
-    return from_tokens(tokenizer, prompts, whole, ends).to(tokens.device)
+    ids, attention_mask = (x.to(next(model.parameters()).device) for x in pad(given, tokenizer.pad_token_id, left=True))
+    left = torch.tensor([sampling.max_new_tokens - len(prefix) for prefix in prefixes]).repeat_interleave(count)
+    copies = [row for row in range(len(ids)) for _ in range(count)]
+    past = read_all_but_last(model, ids, attention_mask, copies)
+    ids, attention_mask = ids[copies], attention_mask[copies]
+    width, rows = ids.shape[1], torch.arange(len(ids))
+    new: list[list[int]] = [[] for _ in rows]
+    while len(rows):
+        step = min(TOKENS_AT_A_TIME, int(left[rows].max()) - (ids.shape[1] - width))
+        some = CachedSampling(step, sampling.temperature, sampling.top_k, sampling.top_p, past)
+        tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, some)
+        for row, found, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
+            new[row] += found[valid].tolist()
+        goes_on = ~ended.cpu() & (torch.tensor([len(new[row]) for row in rows]) < left[rows])
+        ids, attention_mask = tokens[goes_on], torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on]
+        rows = rows[goes_on]
+        if len(rows) and past is not None:
+            past.batch_select_indices(goes_on.nonzero().flatten().to(ids.device))
+    # A row may have fewer tokens left than its batch: cut at its own limit, it has the law of sampling up to there.
+    whole = [[*prefixes[i // count], *row[: left[i]]] for i, row in enumerate(new)]
+    return from_tokens(tokenizer, [p for p in prompts for _ in range(count)], whole, ends).to(tokens.device)
 
 
 def _scores(reward: Reward, rollout: Rollout) -> Tensor:

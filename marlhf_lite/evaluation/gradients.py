@@ -21,12 +21,14 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.config.parser import preset_file, read_yaml
+from marlhf_lite.evaluation.credit import continue_responses
 from marlhf_lite.evaluation.statistics import Interval, check_level
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.training.ppo import ModelOutputs, OldOutputs, PPOTrainer
+from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
+from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import check_scores, shape_scores
-from marlhf_lite.training.rollout import Rollout, generate_in_batches
+from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
 from marlhf_lite.utils.errors import InputError
 
 REFERENCE = "RLOO"
@@ -48,6 +50,7 @@ def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
     """
     source = f"estimator {name}"
     values = read_yaml(preset_file(f"estimators/{name}", source), source)
+    values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
     own = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
     macro_config = MacroConfig(**own[1])
     return Estimator(replace(config, **own[0]), macro_config, make_rule(macro_config, seed))
@@ -57,11 +60,19 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
     """Scored responses of the trainer's policy, row k·P + p is answer k to prompt p. Raises `InputError` for K < 4."""
     if replicates < 4:
         raise InputError(f"replicates {replicates}: give at least 4 answers to each prompt, better 16")
-    policy = trainer.models.policy
+    policy, tokenizer = trainer.models.policy, trainer.tokenizer
     policy.eval()
-    given = (policy.model, trainer.tokenizer, list(prompts) * replicates, trainer.sampling)
-    rollout = trainer.score(generate_in_batches(trainer.generator, batch_size, *given))
+    with merged_adapter(policy.model), nonfinite_probabilities_refused():
+        size = max(batch_size // replicates, 1)
+        groups = [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+        parts = [
+            continue_responses(policy.model, tokenizer, group, [[]] * len(group), replicates, trainer.sampling)
+            for group in groups
+        ]
     policy.train()
+    rollout = concatenate(parts, tokenizer.pad_token_id)
+    by_replicate = torch.arange(len(rollout)).reshape(len(prompts), replicates).T.flatten()
+    rollout = trainer.score(rollout.select(by_replicate))
     check_scores(rollout)
     return rollout
 
@@ -83,7 +94,7 @@ def policy_gradients(
     trainers = {name: _as_trainer(trainer, estimator) for name, estimator in estimators.items()}
     reference = _as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
     normalizers = {
-        name: one.loss_normalizers(one.segment(rollout)) / replicates
+        name: one.loss_normalizers(one.steps(one.segment(rollout))) / replicates
         for name, one in (trainers | {REFERENCE: reference}).items()
     }
     advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
@@ -118,7 +129,7 @@ def _gradient(
     if advantages is not None:
         given = advantages[:, None].to(old.advantages) * segments.mask
         old = OldOutputs(**vars(old) | {"advantages": given})
-    loss, _ = trainer.compute_losses(outputs, old, batch, segments, normalizers)
+    loss, _ = trainer.compute_losses(outputs, old, batch, trainer.steps(segments), normalizers)
     parts = torch.autograd.grad(loss, trainer.parameters["policy"], retain_graph=True)
     return torch.cat([part.flatten() for part in parts]).float().cpu()
 

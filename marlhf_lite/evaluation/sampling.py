@@ -62,15 +62,25 @@ class InverseTransformSampler(LogitsProcessor):
 
 
 @dataclass(frozen=True)
-class SeededSampling(Sampling):
+class CachedSampling(Sampling):
+    """`Sampling` after tokens that the model has read already."""
+
+    past: object = None  # a cache of all tokens but the last; `generate` adds to it. None: nothing was read
+
+    def arguments(self) -> dict:
+        """Arguments of `generate`, with the cache."""
+        return super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
+
+
+@dataclass(frozen=True)
+class SeededSampling(CachedSampling):
     """`Sampling` by inverse transform, for `rollout.generate`."""
 
     uniforms: Tensor | None = None  # [B, max_new_tokens]; not used at temperature 0
-    past: object = None  # a cache of all prompt tokens but the last, which the model has read already
 
     def arguments(self) -> dict:
         """Arguments of `generate`: greedy over what `InverseTransformSampler` leaves."""
-        given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
+        given = super().arguments()
         if self.temperature == 0:
             return given
         sampler = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
@@ -94,13 +104,20 @@ def _read_once(model, tokenizer, prompts: Sequence[str]):
     if len(unique) == len(prompts):
         return None
     ids, mask = pad(encode_prompts(tokenizer, list(unique)), tokenizer.pad_token_id, left=True)
-    ids, mask = (x[:, :-1].to(next(model.parameters()).device) for x in (ids, mask))
+    device = next(model.parameters()).device
+    return read_all_but_last(model, ids.to(device), mask.to(device), [unique[prompt] for prompt in prompts])
+
+
+@torch.no_grad()
+def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
+    """A cache of all tokens but the last of some rows of `ids` [N, P], which may repeat; None where P is 1."""
+    ids, mask = ids[:, :-1], mask[:, :-1]
     if not ids.shape[1]:
         return None
     places = position_ids(mask)
     output = model(input_ids=ids, attention_mask=mask, position_ids=places, use_cache=True, logits_to_keep=1)
     past = output.past_key_values
-    past.batch_select_indices(torch.tensor([unique[prompt] for prompt in prompts], device=ids.device))
+    past.batch_select_indices(torch.tensor(rows, device=ids.device))
     return past
 
 

@@ -1,0 +1,202 @@
+"""Why do two methods differ, or not? What critic and estimators get of the credit, at a few moments of two short runs.
+
+    python -m marlhf_lite.experiments.diagnosis --sft runs/sft --rm runs/rm --seed 0
+
+Token-level PPO and MA-PPO (n = 5) train with the options of the study `main`. Before, while and after this, a sample of
+held-out prompts tells what share of the credit the critic sees, and how far each estimator's gradient is from an
+unbiased one. Nothing else is trained. One JSON file a seed goes to data/results/diagnosis.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from transformers import set_seed
+
+from marlhf_lite.config.groups import GROUPS
+from marlhf_lite.config.parser import flatten, parse
+from marlhf_lite.evaluation import credit
+from marlhf_lite.evaluation.gradients import (
+    REFERENCE,
+    compare_gradients,
+    policy_gradients,
+    preset_estimator,
+    sample_replicates,
+)
+from marlhf_lite.evaluation.statistics import Interval
+from marlhf_lite.experiments import pipeline
+from marlhf_lite.experiments.results import rounded
+from marlhf_lite.experiments.study import load_study
+from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rollout import Rollout, prompt_batches
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import environment
+
+COMMAND = ("run", "model", "data", "inputs", "reward", "macro", "ppo")
+RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
+MOMENTS = (0, 10, 30)  # updates done when it is measured
+LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")
+CURVE = ("update", "rm_score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is sampled at each moment."""
+
+    prompts: int = 32
+    places: int = 2  # pairs of neighbouring cuts in a response, besides its start
+    continuations: int = 8  # of each cut, and of each alternative token
+    alternatives: int = 5
+    replicates: int = 8  # answers to each prompt, for gradients
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run with the words of a command line; faults are one line on stderr, and status 2."""
+    try:
+        options = read_options(sys.argv[1:] if argv is None else argv)
+        folders = [resolve_adapter_dir(name, getattr(options.inputs, name)) for name in ("sft", "rm")]
+        run(options, *folders, Path(options.run.output_dir or "data/results/diagnosis"))
+    except InputError as error:
+        print(f"diagnosis: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_options(argv: Sequence[str]) -> SimpleNamespace:
+    """The options of the study `main`, and over them those of `argv`."""
+    known = {f.name for name in COMMAND for f in fields(GROUPS[name])}
+    shared = [f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known]
+    about = "What critic and estimators get of the credit, at a few moments of a PPO and a MA-PPO run."
+    return parse("diagnosis", [*shared, *argv], COMMAND, about)
+
+
+def run(options: SimpleNamespace, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
+    """Train both runs and measure them at `MOMENTS` up to the last update; the result is written after each moment."""
+    sizes, seed = sizes or Sizes(), options.run.seed
+    context = open_context(options)
+    result = {"method": "diagnosis", "seed": seed, "config": flatten(options), "environment": environment()}
+    result |= {"runs": RUNS, "sizes": asdict(sizes), "moments": [], "curves": {}}
+    prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))[: sizes.prompts]
+    for name, n in RUNS.items():
+        trainer = _trainer(context, sft, rm, replace(options.macro, termination="fixed", n=n), name)
+        batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
+        for done in range(trainer.total_updates + 1):
+            if done in MOMENTS and (done or not result["moments"]):  # both runs begin alike
+                result["moments"].append({"run": name, "update": done} | measure(trainer, prompts, sizes, seed))
+            if done < trainer.total_updates:
+                trainer.update(next(batches))
+            result["curves"][name] = [{key: row[key] for key in CURVE if key in row} for row in trainer.history]
+            if done in MOMENTS:
+                write_json(folder / f"diagnosis-seed{seed}.json", rounded(result))
+    return result
+
+
+def open_context(options: SimpleNamespace) -> pipeline.RunContext:
+    """Data and base model of the options; no folder is made."""
+    pipeline.start_processes()
+    data = options.data
+    task = load_task(data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows)
+    base = load_base(options.model)
+    return pipeline.RunContext(options, None, task, load_tokenizer(options.model.model), lambda: base)
+
+
+# -- one moment -------------------------------------------------------------------------------------------------------
+
+
+def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int = 0) -> dict:
+    """What the trainer's critic sees, and its policy's gradient under each estimator; training is not disturbed.
+
+    Returns numbers and intervals by name: `credit_seen` since the start of the response and `token_credit_seen` of a
+    single token; `explained` by quarter, and `explainable` at each cut (at `cuts`, shares of the response); `noise` of
+    V and of V*; `ranking`; `gradients` by estimator.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1_000_003 + seed)
+        rollout = sample_replicates(trainer, prompts, sizes.replicates)
+        found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.double().mean().item()}
+        found |= measure_critic(trainer, rollout, len(prompts), sizes)
+        found["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
+    return plain(found)
+
+
+def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
+    """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
+    models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
+    rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
+    some, cuts = rollout.select(rows), credit.even_cuts(rollout.lengths[rows], sizes.places)
+    sampled = {"reward": trainer.reward, "sampling": trainer.sampling, "continuations": sizes.continuations}
+    scores = credit.state_scores(models.policy, trainer.tokenizer, some, cuts, **sampled, progress="cuts")
+    at = values[rows].gather(1, cuts)
+    noise = credit.token_noise(at[:, 1:], scores[:, 1:])
+    places = cuts[:, 1::2]
+    places = places.gather(1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1])
+    given = (models.policy, models.critic, trainer.tokenizer, some, places)
+    return {
+        "cuts": (cuts / some.lengths[:, None]).double().mean(0),
+        "credit_seen": credit.credit_seen(at, scores),
+        "token_credit_seen": credit.credit_seen(*_pairs(at, scores)),
+        "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
+        "explainable": credit.explainable(scores),
+        "noise": dict(zip(("critic", "truth"), noise, strict=True)),
+        "ranking": vars(
+            credit.rank_next_tokens(*given, **sampled, alternatives=sizes.alternatives, progress="next tokens")
+        ),
+    }
+
+
+def _pairs(values: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Neighbouring cuts as rows of two: [B·P, 2] and [B·P, 2, K]."""
+    return values[:, 1:].reshape(-1, 2), scores[:, 1:].reshape(-1, 2, scores.shape[-1])
+
+
+def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
+    """Direction, batch cosine and noise of each rung of the ladder and of RLOO, for the trainer's batch size."""
+    estimators = {name: preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
+    gradients = policy_gradients(trainer, rollout, replicates, estimators)
+    share = trainer.config.batch_size / prompts
+    return {name: vars(compare_gradients(x, gradients[REFERENCE], share)) for name, x in gradients.items()}
+
+
+def plain(value):
+    """Intervals as dicts, tensors as lists: what JSON holds."""
+    if isinstance(value, Interval):
+        return value._asdict()
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
+    options = context.options
+    set_seed(options.run.seed)
+    models = build_models(context.base, sft, rm, options.ppo.critic_init)
+    reward, prompts = pipeline.make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
+    return PPOTrainer(
+        models,
+        context.tokenizer,
+        prompts,
+        reward,
+        make_rule(macro, options.run.seed),
+        options.ppo,
+        macro,
+        max_response_length=context.limit,
+        seed=options.run.seed,
+        gold=context.task.gold,
+        name=name,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
