@@ -31,6 +31,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.tasks.tiny_steps import corpus as steps
+from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import corpus as tldr
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_umbrella import corpus as umbrella
@@ -110,13 +112,37 @@ def umbrella_check(prompts: list[str], responses: list[str]) -> dict[str, float]
     return {name: sum(x) / len(x) for name, x in measured.items()}
 
 
+def steps_document(rng: random.Random) -> tuple[str, str]:
+    """A problem and its steps, with slips."""
+    problem = steps.make_problem(rng)
+    return problem.prompt, steps.demonstrate(rng, problem)
+
+
+def steps_vote(rng: random.Random, prompt: str, response: str) -> int:
+    """Right or wrong."""
+    return 9 if steps_gold.verify(prompt, response) is None else 0
+
+
+def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of right answers, and what the first faults are."""
+    faults = [steps_gold.verify(p, r) for p, r in zip(prompts, responses)]
+    found = [fault.reason for fault in faults if fault]
+    form = {f"fault_{reason}": found.count(reason) / len(faults) for reason in ("result", "begin", "operation")}
+    return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form
+
+
 UMBRELLA_SIZES = {
     "updates": 800, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
     "vote_weight": 5.0,
 }  # fmt: skip
+STEPS_SIZES = {
+    "updates": 700, "rows": 32, "vocab": 300, "hidden": 128, "mlp": 256, "layers": 3, "heads": 4, "head_dim": 32,
+    "check_every": 100,
+}  # fmt: skip
 TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
+    "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
 }
 
 

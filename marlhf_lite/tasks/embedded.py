@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
 from marlhf_lite.tasks.tiny_umbrella.corpus import load_tiny_umbrella
 
@@ -10,4 +11,5 @@ from marlhf_lite.tasks.tiny_umbrella.corpus import load_tiny_umbrella
 EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
     "tiny-tldr": load_tiny_tldr,
     "tiny-umbrella": load_tiny_umbrella,
+    "tiny-steps": load_tiny_steps,
 }

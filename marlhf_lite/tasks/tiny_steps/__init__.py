@@ -1,0 +1,1 @@
+"""The embedded reasoning task: arithmetic in several steps, written out, with an exact reward for the answer."""

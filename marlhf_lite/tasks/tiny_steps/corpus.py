@@ -1,0 +1,103 @@
+"""The embedded task `tiny-steps`: arithmetic in 4, 8 or 16 steps, written out one a line, with an exact reward.
+
+An early slip ruins all that follows, and the first wrong step is known (`gold.verify`). Writers slip where people do:
+they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at rates of their own.
+"""
+
+from __future__ import annotations
+
+import random
+
+from marlhf_lite.tasks.splits import Task, check_part, split_rows
+from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply, gold_scores
+from marlhf_lite.utils.errors import InputError
+
+STEPS = (4, 8, 16)
+DEFAULT_SIZE = 5000
+SIGNS = "++--*"  # with equal chance; `*` doubles
+CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, where there is one
+OTHER_SLIP = 0.01  # chance to be one too high or too low, elsewhere
+
+
+def make_problem(rng: random.Random, steps: int | None = None) -> Problem:
+    """One random problem, of 4, 8 or 16 steps where `steps` is not given."""
+    signs = rng.choices(SIGNS, k=steps or rng.choice(STEPS))
+    operations = tuple((sign, 2 if sign == "*" else rng.randint(1, 9)) for sign in signs)
+    return Problem(rng.randrange(MODULUS), operations)
+
+
+def carries(value: int, operation: tuple[str, int]) -> bool:
+    """Whether an operation carries into the tens, or borrows from them."""
+    sign, k = operation
+    ones = value % 10
+    return {"+": ones + k > 9, "-": ones < k, "*": ones * k > 9}[sign]
+
+
+def slip(rng: random.Random, value: int, operation: tuple[str, int]) -> int:
+    """The wrong result of a writer who slips at this step."""
+    forgotten = 10 if operation[0] == "-" else -10
+    off = forgotten if carries(value, operation) else rng.choice((1, -1))
+    return (apply(value, operation) + off) % MODULUS
+
+
+def write(problem: Problem, results: list[int]) -> str:
+    """The response with these results, each step going on from the result before it."""
+    lines, value = [], problem.start
+    for letter, (sign, k), result in zip(LETTERS, problem.operations, results, strict=False):
+        lines.append(f"{letter}{sign}{k}:{value}>{result}")
+        value = result
+    return "\n".join([*lines, f"Answer {value}"])
+
+
+def demonstrate(rng: random.Random, problem: Problem) -> str:
+    """A response as people write it, with slips of all kinds."""
+    results, value = [], problem.start
+    for operation in problem.operations:
+        rate = CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
+        value = slip(rng, value, operation) if rng.random() < rate else apply(value, operation)
+        results.append(value)
+    return write(problem, results)
+
+
+def one_slip(rng: random.Random, problem: Problem, at: int) -> str:
+    """A response with a slip at step `at` alone, carried on: its answer is wrong, for no later step can undo it."""
+    results, value = [], problem.start
+    for number, operation in enumerate(problem.operations):
+        value = slip(rng, value, operation) if number == at else apply(value, operation)
+        results.append(value)
+    return write(problem, results)
+
+
+def make_row(rng: random.Random) -> dict[str, str]:
+    """A problem with a demonstration, and a preference: the right response to one with a slip at a random step."""
+    problem = make_problem(rng)
+    return {
+        "prompt": problem.prompt,
+        "chosen": write(problem, problem.results),
+        "rejected": one_slip(rng, problem, rng.randrange(len(problem.operations))),
+        "demonstration": demonstrate(rng, problem),
+    }
+
+
+def make_rows(size: int, seed: int) -> list[dict[str, str]]:
+    """`size` rows; the same seed gives the same rows."""
+    rng = random.Random(f"tiny-steps-{seed}")
+    return [make_row(rng) for _ in range(size)]
+
+
+def load_tiny_steps(size: int | None, seed: int, part: str = "") -> Task:
+    """The task with `size` rows (default 5000), split as the paper does, 10 % held out; it has no `part`.
+
+    In the SFT part the chosen response is a demonstration: SFT teaches the form, and the model goes on to slip as its
+    teachers do. What is right it learns from the reward.
+    """
+    check_part("tiny-steps", part)
+    rows = make_rows(size or DEFAULT_SIZE, seed)
+    try:
+        splits = split_rows(rows, seed)
+    except InputError as error:
+        raise InputError(f"--size {size}: {error}") from None
+    splits["sft"] = splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+    splits = splits.select_columns(["prompt", "chosen", "rejected"])
+    counts = {"read": len(rows), "kept": len(rows)} | {part: len(split) for part, split in splits.items()}
+    return Task("tiny-steps", splits, gold_scores, counts)

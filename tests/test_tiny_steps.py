@@ -1,0 +1,227 @@
+"""The embedded reasoning task: its problems, its reward and its first wrong steps, against a plain interpreter."""
+
+import random
+import re
+from statistics import mean
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marlhf_lite.evaluation.first_wrong_step import blame, first_wrong_tokens
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.parsing.base import split_sentences
+from marlhf_lite.tasks.tiny_steps.corpus import (
+    CARRY_SLIPS,
+    OTHER_SLIP,
+    STEPS,
+    demonstrate,
+    load_tiny_steps,
+    make_problem,
+    make_rows,
+    one_slip,
+    write,
+)
+from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
+from marlhf_lite.tasks.tokenization import encode_responses
+from marlhf_lite.training.rollout import from_tokens
+from marlhf_lite.utils.errors import InputError
+
+ROWS = make_rows(600, 7)
+SEEDS = st.integers(0, 2**32)
+OPERATIONS = st.tuples(st.sampled_from("+-"), st.integers(1, 9)) | st.just(("*", 2))
+PROBLEMS = st.builds(Problem, st.integers(0, 99), st.lists(OPERATIONS, min_size=1, max_size=16).map(tuple))
+
+
+def run_by_hand(prompt):
+    """The steps of a prompt, evaluated by Python itself."""
+    start, *lines = prompt.splitlines()[:-1]
+    value, results = int(start.removeprefix("Start ")), []
+    for line in lines:
+        value = eval(f"({value} {line[1:]}) % 100")
+        results.append(value)
+    return results
+
+
+def problem_of(seed):
+    rng = random.Random(seed)
+    return rng, make_problem(rng)
+
+
+# Problems and right responses
+
+
+@given(PROBLEMS)
+def test_the_right_response_is_what_python_computes(problem):
+    assert problem.results == run_by_hand(problem.prompt) and read_prompt(problem.prompt) == problem
+    response = write(problem, problem.results)
+    *steps, answer = response.split("\n")
+    assert answer == f"Answer {problem.results[-1]}" and len(steps) == len(problem.operations)
+    for letter, step in zip(LETTERS, steps):
+        operation, taken, given = re.split("[:>]", step)
+        assert operation[0] == letter and eval(taken + operation[1:]) % 100 == int(given)
+    assert verify(problem.prompt, response) is None and verify(problem.prompt, response + " \n") is None
+    assert gold_scores([problem.prompt], [response]) == [1.0]
+
+
+def test_lengths_are_four_eight_and_sixteen():
+    lengths = [len(read_prompt(row["prompt"]).operations) for row in ROWS]
+    assert set(lengths) == set(STEPS) == {4, 8, 16}
+    assert all(0.25 < lengths.count(length) / len(ROWS) < 0.42 for length in STEPS)
+
+
+# Slips
+
+
+@given(SEEDS, st.integers(0, 15))
+def test_a_slip_is_found_at_its_step_and_ruins_the_answer(seed, at):
+    rng, problem = problem_of(seed)
+    at %= len(problem.operations)
+    response = one_slip(rng, problem, at)
+    fault = verify(problem.prompt, response)
+    assert (fault.line, fault.reason) == (at, "result")
+    assert response[fault.start : fault.end] == response.split("\n")[at]
+    assert gold_scores([problem.prompt], [response]) == [0.0]
+
+
+def first_wrong(prompt, response):
+    """The first step whose own arithmetic is wrong, by Python; None without one."""
+    for number, line in enumerate(response.split("\n")[:-1]):
+        operation, taken, given = re.split("[:>]", line)
+        if eval(taken + operation[1:]) % 100 != int(given):
+            return number
+    return None
+
+
+@given(SEEDS)
+def test_the_first_slip_of_a_demonstration_is_found(seed):
+    rng, problem = problem_of(seed)
+    response = demonstrate(rng, problem)
+    fault = verify(problem.prompt, response)
+    assert (fault.line if fault else None) == first_wrong(problem.prompt, response)
+    right = response.endswith(f"\nAnswer {run_by_hand(problem.prompt)[-1]}")
+    assert gold_scores([problem.prompt], [response]) == [float(right)]
+    assert right or fault is not None  # the other way round, two slips may cancel
+
+
+def test_demonstrations_slip_at_the_stated_rates():
+    """Counted with carries worked out digit by digit."""
+    counts = {}
+    for row in make_rows(3000, 1):
+        for line in row["demonstration"].split("\n")[:-1]:
+            sign, k, value, result = re.fullmatch(r".([+*-])(\d):(\d+)>(\d+)", line).groups()
+            ones = eval(f"{value[-1]}{sign}{k}")
+            kind = sign if not 0 <= ones <= 9 else ""
+            wrong, total = counts.get(kind, (0, 0))
+            counts[kind] = wrong + (eval(f"{value}{sign}{k}") % 100 != int(result)), total + 1
+    for kind, rate in {**CARRY_SLIPS, "": OTHER_SLIP}.items():
+        wrong, total = counts[kind]
+        assert wrong / total == pytest.approx(rate, abs=4 * (rate * (1 - rate) / total) ** 0.5), kind
+
+
+# Faults
+
+
+PROBLEM = Problem(47, (("+", 5), ("-", 3), ("*", 2)))
+RIGHT = "a+5:47>52\nb-3:52>49\nc*2:49>98\nAnswer 98"
+
+
+@pytest.mark.parametrize(
+    ("response", "line", "text", "reason", "gold"),
+    [
+        ("a+5:47>42\nb-3:42>39\nc*2:39>78\nAnswer 78", 0, "a+5:47>42", "result", 0),
+        ("a+5:47>52\nb-3:42>39\nc*2:39>78\nAnswer 78", 1, "b-3:42>39", "begin", 0),
+        ("a+5:47>52\nb-4:52>48\nc*2:48>96\nAnswer 96", 1, "b-4:52>48", "operation", 0),
+        ("a+5:47>52\nc*2:52>4\nAnswer 4", 1, "c*2:52>4", "operation", 0),
+        ("a+5:47>52\nb-3:52>49\nAnswer 98", 2, "Answer 98", "form", 1),
+        ("Answer 98", 0, "Answer 98", "form", 1),
+        (RIGHT.replace("98\nAnswer 98", "98\nAnswer 89"), 3, "Answer 89", "answer", 0),
+        (RIGHT.replace("Answer", "answer"), 3, "answer 98", "form", 0),
+        (RIGHT.replace(">52", ">052"), 0, "a+5:47>052", "form", 1),
+        (RIGHT.replace("-3:", "-3: "), 1, "b-3: 52>49", "form", 1),
+        (RIGHT.replace(">52", ">152"), 0, "a+5:47>152", "form", 1),
+        (RIGHT.removesuffix("\nAnswer 98"), 3, "", "missing", 0),
+        ("a+5:47>52", 1, "", "missing", 0),
+        ("", 0, "", "missing", 0),
+        (" \n", 0, "", "missing", 0),
+        ("\n" + RIGHT, 0, "", "form", 1),
+        (RIGHT + "\nd+1:98>99", 4, "d+1:98>99", "more", 0),
+        (RIGHT + "\nAnswer 98", 4, "Answer 98", "more", 1),
+        ("La casa es azul.", 0, "La casa es azul.", "form", 0),
+    ],
+)
+def test_faults(response, line, text, reason, gold):
+    fault = verify(PROBLEM.prompt, response)
+    assert (fault.line, response[fault.start : fault.end], fault.reason) == (line, text, reason)
+    assert gold_scores([PROBLEM.prompt], [response]) == [gold]
+
+
+def test_two_slips_may_cancel():
+    """The reward sees the answer alone; the verifier does not."""
+    problem = Problem(47, (("+", 5), ("-", 3)))
+    response = write(problem, [42, 49])
+    assert gold_scores([problem.prompt], [response]) == [1.0] and verify(problem.prompt, response).line == 0
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+@settings(max_examples=200)
+def test_any_text_is_taken(prompt, response):
+    assert verify(prompt, response) is not None and gold_scores([prompt], [response]) == [0.0]
+    fault = verify(PROBLEM.prompt, response)
+    assert 0 <= fault.start <= fault.end <= len(response) and "\n" not in response[fault.start : fault.end]
+
+
+@pytest.mark.parametrize("prompt", ["", "Start 47\nSteps\n", "Start 7\na+5\nc-1\nSteps\n", "Start 7\na+5\nSteps"])
+def test_prompts_of_another_form_are_not_read(prompt):
+    assert read_prompt(prompt) is None
+
+
+# Task
+
+
+def test_same_seed_same_rows():
+    assert make_rows(20, 3)[:5] == make_rows(5, 3) != make_rows(5, 4)
+
+
+def test_task():
+    task = load_tiny_steps(600, 1234)
+    assert {part: len(rows) for part, rows in task.splits.items()} == {"sft": 108, "rm": 216, "ppo": 216, "test": 60}
+    assert len({prompt for rows in task.splits.values() for prompt in rows["prompt"]}) == 600
+    for part, rows in task.splits.items():
+        assert rows.column_names == ["prompt", "chosen", "rejected"]
+        chosen = mean(task.gold(rows["prompt"], rows["chosen"]))
+        assert chosen == 1 if part != "sft" else 0.3 < chosen < 0.6  # teachers slip
+        assert not any(task.gold(rows["prompt"], rows["rejected"]))
+    with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
+        load_tiny_steps(3, 0)
+
+
+def test_a_line_is_a_sentence():
+    spans = split_sentences(RIGHT)
+    assert [RIGHT[start:end] for start, end in spans] == RIGHT.split("\n")
+
+
+# Blame
+
+
+def test_blame_falls_on_the_tokens_of_the_first_wrong_step():
+    tokenizer = load_tokenizer("tiny-gemma-steps")
+    texts = [RIGHT, "a+5:47>52\nb-3:52>39\nc*2:39>78\nAnswer 78", "a+5:47>52", "a+5:47>51\nb-3:51>38\nc"]
+    ids = encode_responses(tokenizer, texts, 100)
+    rollout = from_tokens(tokenizer, [PROBLEM.prompt] * 4, ids, [tokenizer.eos_token_id])
+    wrong = first_wrong_tokens(rollout, tokenizer)
+    marked = [tokenizer.decode([i for i, m in zip(row, flags) if m]) for row, flags in zip(ids, wrong.tolist())]
+    assert marked == ["", "b-3:52>39", "", "a+5:47>51"]
+
+    advantages = torch.randn(wrong.shape, generator=torch.Generator().manual_seed(0)).double()
+    found = blame(advantages, wrong, rollout.mask, torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    for place, row in enumerate((1, 3)):
+        negative = [max(-a, 0.0) for a in advantages[row].tolist()[: len(ids[row])]]
+        at = [i for i in range(len(ids[row])) if wrong[row, i]]
+        assert found.share[place].item() == pytest.approx(sum(negative[i] for i in at) / sum(negative))
+        assert found.before[place].item() == pytest.approx(sum(negative[: at[0]]) / sum(negative))
+        assert found.tokens[place].item() == pytest.approx(len(at) / len(ids[row]))
+    flat = blame(-torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4))
+    assert torch.allclose(flat.share, flat.tokens.double())
+    assert not blame(torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4)).share.any()
