@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from marlhf_lite.experiments.pipeline import RunContext
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
 USAGE = """usage: marlhf <command> [options]
@@ -138,16 +142,25 @@ def print_presets(names: Sequence[str]) -> None:
 # Training
 
 
+def _open(options: SimpleNamespace, inputs: Iterable[Path] = (), exist_ok: bool = False) -> RunContext:
+    """Open the run and say where it is: a notebook, which has its own place for it, does not."""
+    from marlhf_lite.experiments import pipeline
+
+    context = pipeline.open_context(options, inputs, exist_ok)
+    pipeline.print_main(f"run folder: {context.path}")
+    return context
+
+
 def _sft(options: SimpleNamespace, folders: dict[str, Path]) -> None:
     from marlhf_lite.experiments import pipeline
 
-    pipeline.print_main(f"adapter: {pipeline.sft_stage(pipeline.open_context(options))}")
+    pipeline.print_main(f"adapter: {pipeline.sft_stage(_open(options))}")
 
 
 def _rm(options: SimpleNamespace, folders: dict[str, Path]) -> None:
     from marlhf_lite.experiments import pipeline
 
-    context = pipeline.open_context(options, folders.values())
+    context = _open(options, folders.values())
     pipeline.print_main(f"adapter: {pipeline.rm_stage(context, folders['sft'])}")
 
 
@@ -156,7 +169,7 @@ def _ppo(options: SimpleNamespace, folders: dict[str, Path]) -> None:
     from marlhf_lite.parsing.registry import make_rule
 
     make_rule(options.macro)  # a bad rule is reported before anything loads
-    context = pipeline.open_context(options, folders.values())
+    context = _open(options, folders.values())
     policy = pipeline.ppo_stage(context, folders["sft"], folders.get("rm"), options.macro, "ppo")
     pipeline.print_main(f"policy: {policy}")
 
@@ -164,7 +177,7 @@ def _ppo(options: SimpleNamespace, folders: dict[str, Path]) -> None:
 def _dpo(options: SimpleNamespace, folders: dict[str, Path]) -> None:
     from marlhf_lite.experiments import pipeline
 
-    context = pipeline.open_context(options, folders.values())
+    context = _open(options, folders.values())
     reward = pipeline.make_reward(context, folders["rm"]) if "rm" in folders else None  # scores held-out tests only
     pipeline.print_main(f"policy: {pipeline.dpo_stage(context, folders['sft'], reward)}")
 
@@ -175,7 +188,7 @@ def _groups(options: SimpleNamespace, folders: dict[str, Path]) -> None:
 
     check_groups(options.rloo if hasattr(options, "rloo") else options.grpo)
     stage = pipeline.rloo_stage if hasattr(options, "rloo") else pipeline.grpo_stage
-    context = pipeline.open_context(options, folders.values())
+    context = _open(options, folders.values())
     policy = stage(context, folders["sft"], pipeline.make_reward(context, folders.get("rm")))
     pipeline.print_main(f"policy: {policy}")
 
@@ -196,7 +209,7 @@ def _train_all(options: SimpleNamespace, folders: dict[str, Path], methods: dict
 
     for macro in methods.values():
         make_rule(macro)
-    context = pipeline.open_context(options, folders.values())
+    context = _open(options, folders.values())
     sft = folders.get("sft") or pipeline.sft_stage(context)
     rm = folders.get("rm") or pipeline.rm_stage(context, sft)
     policies = {name: pipeline.ppo_stage(context, sft, rm, macro, name) for name, macro in methods.items()}
@@ -219,7 +232,7 @@ def _evaluate(options: SimpleNamespace, folders: dict[str, Path]) -> None:
         policies[name] = place
     from marlhf_lite.experiments import pipeline
 
-    context = pipeline.open_context(options, [*folders.values(), *policies.values()], exist_ok=True)
+    context = _open(options, [*folders.values(), *policies.values()], exist_ok=True)
     pipeline.evaluate(context, policies, folders["sft"], folders.get("rm"))
 
 

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 import marlhf_lite
 from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config.groups import GROUPS
+from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy
@@ -408,6 +409,14 @@ def test_run_on_a_file_with_the_embedded_model(pairs, tmp_path, capsys):
         assert part in shown
 
 
+def test_a_notebook_shows_no_path_of_the_machine(tiny, tmp_path, capsys):
+    """The command line says where its run is; `open_context`, which notebooks call, does not."""
+    words = ["--size", "20", "--model", tiny.model, "--output_dir", str(tmp_path / "out")]
+    pipeline.open_context(parse("sft", words, COMMANDS["sft"].groups, "about"))
+    shown = capsys.readouterr().out
+    assert shown.startswith("tiny-tldr: sft ") and str(tmp_path) not in shown
+
+
 def test_run_on_transcripts(tiny, tmp_path):
     """HH's form, gzipped, with options from a file; then again over it, from its own config."""
     bad = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "c"}
@@ -579,7 +588,7 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo", "data"), "--output_dir", "out"]
     assert main(argv) == 130
     shown = capsys.readouterr()
-    assert shown.out.startswith("run folder: out\n")
+    assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins
     assert shown.err.endswith(
         "marlhf: interrupted; what was recorded so far in out is whole: marlhf ppo --resume out goes on\n"
     )

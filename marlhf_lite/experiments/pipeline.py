@@ -172,7 +172,6 @@ def open_context(options: SimpleNamespace, inputs: Iterable[Path] = (), exist_ok
 
 def _print_start(context: RunContext) -> None:
     options, task = context.options, context.task
-    print_main(f"run folder: {context.path}")
     if taken := [name for name in ("sft", "rm", "policies") if _option(options, name)]:
         print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {options.model.model}")
     not_dropped = ("read", "kept", *task.splits)
