@@ -151,7 +151,7 @@ def test_the_library_imports_only_what_it_declares():
     for module, always, where in library_imports():
         if module in sys.stdlib_module_names or module == "marlhf_lite":
             continue
-        distributions = {canonicalize_name(d) for d in installed.get(module, [module])}
+        distributions = {canonicalize_name(d) for d in [*installed.get(module, ()), module]}
         if not distributions & (runtime() if always else runtime() | optional):
             undeclared.append(f"{where} {module}")
     assert not undeclared, f"declare in pyproject.toml, or import inside the function if it is an extra: {undeclared}"

@@ -1,0 +1,79 @@
+"""pass@k: the chance that one of k sampled programs passes all tests of its problem (paper, Table 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from marlhf_lite.evaluation.scores import name_temperatures, score_matrix, table
+from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.utils.errors import InputError
+
+STRATA = ("introductory", "interview", "competition")  # the difficulties of APPS
+ALL = "all"
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """Return 1 − C(n−c, k) / C(n, k) of one problem: the unbiased estimator of Chen et al. (2021), arXiv 2107.03374.
+
+    Args:
+        samples: n, the programs sampled for the problem.
+        passed: c, those of them that pass all tests.
+        k: programs that may be tried, at most n.
+
+    Raises:
+        InputError: numbers that are no counts of this kind.
+    """
+    if not (0 <= passed <= samples and 1 <= k <= samples):
+        raise InputError(f"pass@{k} of {passed} among {samples} samples: give 0 ≤ passed ≤ samples, 1 ≤ k ≤ samples")
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
+
+
+def pass_rates(
+    responses: pd.DataFrame,
+    difficulty: Mapping[str, str] | None = None,
+    ks: Sequence[int] = (1, 5),
+    level: float = 0.95,
+) -> list[dict]:
+    """Return pass@k of each method for each difficulty and over all problems, as Table 3 has it.
+
+    Args:
+        responses: rows of `evaluate_checkpoints` with `gold`, the share of tests that a program passed.
+        difficulty: prompt to difficulty, where the data have it.
+        ks: those beyond the number of samples are left out.
+        level: of the bootstrap intervals, in which problems are drawn and not programs.
+
+    Returns:
+        Dicts with method, difficulty, problems, and `pass@k` as a dict with mean, low, high and level.
+    """
+    rows = []
+    for method, found in name_temperatures(responses).groupby("method", sort=False):
+        shares = score_matrix(found, "gold")
+        samples = shares.shape[1]
+        counts = (shares == 1).sum(axis=1)  # of a problem's programs, those that pass all tests
+        prompts = found.drop_duplicates("id").set_index("id")["prompt"].reindex(counts.index)
+        strata = prompts.map(difficulty or {})
+        for stratum in [*(name for name in _strata(strata)), ALL]:
+            chosen = counts if stratum == ALL else counts[strata == stratum]
+            row = {"method": method, "difficulty": stratum, "problems": len(chosen)}
+            for k in (k for k in ks if k <= samples):
+                values = np.array([pass_at_k(samples, int(count), k) for count in chosen])
+                row[f"pass@{k}"] = bootstrap_mean(values, level)._asdict()
+            rows.append(row)
+    return rows
+
+
+def _strata(found: pd.Series) -> list[str]:
+    """Return the difficulties that there are, APPS's in their order first."""
+    names = [name for name in found.dropna().unique() if name]
+    return [name for name in STRATA if name in names] + sorted(set(names) - set(STRATA))
+
+
+def pass_table(rows: Sequence[Mapping]) -> str:
+    """Return the rows of `pass_rates` as a Markdown table, with intervals in brackets."""
+    ks = dict.fromkeys(name for row in rows for name in row if name.startswith("pass@"))
+    headings = {"method": "method", "difficulty": "difficulty", "problems": "problems"}
+    return table(rows, headings | {name: name for name in ks})

@@ -1,0 +1,11 @@
+"""Generated programs: unit tests, the sandboxes that run them, and the reward of the results (paper, Appendix B.5).
+
+A generated program is hostile input. It runs in a sandbox only, expected outputs stay outside, and what comes out is
+plain data that this process compares.
+"""
+
+from marlhf_lite.programs.reward import program_reward
+from marlhf_lite.programs.runner import EXECUTORS, TestRunner, run_tests
+from marlhf_lite.programs.tests import Outcome, Problem, Test, read_problem
+
+__all__ = ["EXECUTORS", "Outcome", "Problem", "Test", "TestRunner", "program_reward", "read_problem", "run_tests"]

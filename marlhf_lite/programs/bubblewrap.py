@@ -1,0 +1,145 @@
+"""Programs in CPython inside bubblewrap (`bwrap`), for Linux: namespaces of their own, and limits of the kernel.
+
+The sandbox starts as an unprivileged user: for root the kernel would not count processes. It sees the system's Python
+read-only, one small tmpfs, no /proc, no /dev, no environment and no network, and may start neither process nor thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from marlhf_lite.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.programs.tests import NO_OUTPUT, STATUSES, Test
+from marlhf_lite.utils.errors import InputError
+
+NOBODY = "65534"
+INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
+
+
+class BubblewrapExecutor:
+    """Runs each program in a sandbox of its own. Raises `InputError` where bubblewrap is missing or cannot start."""
+
+    def __init__(self, limits: Limits, workers: int = 1):
+        self.limits, self.command = limits, _command()
+
+    def __enter__(self) -> BubblewrapExecutor:
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass  # a sandbox ends with its program
+
+    def run(self, program: str, tests: Sequence[Test]) -> Report:
+        """All tests in one sandbox; what a program does to the later ones harms only itself."""
+        limits = {
+            "RLIMIT_AS": self.limits.memory_mb * 2**20,
+            "RLIMIT_CPU": math.ceil(self.limits.seconds) + 1,
+            "RLIMIT_FSIZE": OUTPUT_BYTES,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_NPROC": 1,  # itself
+        }
+        task = (program, tests[0].call, [test.input for test in tests], limits, ENCODE)
+        report, late = _start(self.command, marshal.dumps(task, 2), self.limits.seconds)
+        return _read(report, late, len(tests))
+
+
+def _start(command: Sequence[str], task: bytes, seconds: float) -> tuple[bytes, bool]:
+    """Return the sandbox's report, and whether its time ran out. It is a file, so that the kernel limits its size."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as report:
+        given.write(task)
+        given.seek(0)
+        streams = {"stdin": given, "stdout": report, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, cwd="/", env={}, start_new_session=True, **streams)
+        try:
+            process.wait(seconds)
+            late = False
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            process.kill()  # the sandbox dies with it
+            process.wait()
+        report.seek(0)
+        return report.read(OUTPUT_BYTES), late
+
+
+def _read(report: bytes, late: bool, count: int) -> Report:
+    statuses, outputs = [], []
+    lines = report.decode("ascii", "replace").split("\n")[:-1]  # a last line without its end was cut
+    for line in lines[: count + 1]:
+        status, _, value = line.partition(" ")
+        if status in STATUSES:
+            statuses.append(status)
+            outputs.append(decode(value) if status == "ran" else NO_OUTPUT)
+    if late:
+        statuses.append("timeout")
+    elif not lines or lines[-1] not in ("end", "compile_error"):  # it ended before its last test
+        statuses.append("runtime_error")
+    return Report(worst(statuses), (outputs + [NO_OUTPUT] * count)[:count])
+
+
+# The sandbox
+
+
+@functools.cache
+def _command() -> tuple[str, ...]:
+    """Return the command that starts a sandbox, once it has been tried. Raises `InputError` where there is none."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise InputError("executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
+    reason = ""
+    for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
+        command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
+        task = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
+        if _read(_start(command, task, 20)[0], False, 1).outputs == ["works\n"]:
+            return command
+        reason = _complaint(command, task)
+    raise InputError(
+        f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces, or "
+        "choose executor monty"
+    )
+
+
+def _complaint(command: Sequence[str], task: bytes) -> str:
+    """Return the last line that a sandbox wrote which did not start."""
+    try:
+        run = subprocess.run(command, input=task, capture_output=True, timeout=20, cwd="/", env={})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    lines = run.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else f"exit status {run.returncode}"
+
+
+def _as_nobody() -> tuple[str, ...]:
+    """Return what makes a command of root's one of nobody's."""
+    if os.geteuid() != 0:
+        return ()
+    setpriv = shutil.which("setpriv") or "setpriv"
+    return (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
+
+
+def _options(bwrap: str, python: str) -> list[str]:
+    known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
+    options = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
+    options += ["--cap-drop", "ALL"]
+    # Older versions lack the first, which closes the kernel's namespaces to the program; these have no size limit.
+    options += ["--disable-userns"] if "--disable-userns" in known else []
+    for folder in FOLDERS:
+        if os.path.islink(folder):
+            options += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            options += ["--ro-bind", folder, folder]
+    prefix = str(Path(python).parents[1])
+    if not prefix.startswith("/usr"):
+        options += ["--ro-bind", prefix, prefix]
+    size = ["--size", str(4 * OUTPUT_BYTES)] if "--size" in known else []
+    return [*options, *size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]

@@ -1,0 +1,140 @@
+"""Programs in Monty (`pydantic-monty`): a subset of Python in Rust, in worker processes of its own.
+
+It has no system beneath it: no files, no network, no environment, no processes. What it lacks (generators, `del`,
+`sys.stdin`, most of the standard library) makes a program `unsupported`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from marlhf_lite.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.programs.tests import NO_OUTPUT, Status, Test
+from marlhf_lite.utils.errors import InputError
+
+try:
+    import pydantic_monty as monty
+except ImportError:  # said in one line where somebody wants to run a program
+    monty = None
+
+# Monty has no `input`. The variable is bound to the text of standard input.
+INPUT = """
+def input(prompt="", lines=iter(marlhf_stdin.splitlines())):
+    for line in lines:
+        return line
+    raise ValueError("EOF when reading a line")
+"""
+GRACE = 0.5  # seconds after which a worker that does not stop by itself is killed
+SLEEP = 0.5  # seconds that a program may sleep, which Monty does not count as its time
+
+
+class MontyExecutor:
+    """Runs programs in a pool of Monty workers. Raises `InputError` where Monty is not installed."""
+
+    def __init__(self, limits: Limits, workers: int = 1):
+        if monty is None:
+            raise InputError("executor monty: it is not installed: pip install pydantic-monty")
+        self.limits, self.workers, self.pool = limits, workers, None
+
+    def __enter__(self) -> MontyExecutor:
+        pool = {"max_processes": self.workers, "feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
+        self.pool = monty.Monty(**pool).__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.pool.__exit__(*error)
+
+    def run(self, program: str, tests: Sequence[Test]) -> Report:
+        """Functions are called in one session, which runs the program once; each text on stdin has its own."""
+        deadline = time.monotonic() + self.limits.seconds
+        if tests[0].call is not None:
+            return self._call(program, tests, deadline)
+        statuses, outputs = [], []
+        for test in tests:
+            status, printed = self._print(program, test.input, deadline)
+            statuses.append(status)
+            outputs.append(printed if status == "ran" else NO_OUTPUT)
+            if status in ("compile_error", "unsupported", "timeout"):
+                break
+        return _report(statuses, outputs, tests)
+
+    def _session(self, deadline: float):
+        left = max(deadline - time.monotonic(), 0.001)
+        limits = {
+            "max_feed_duration_secs": left,
+            "max_memory": self.limits.memory_mb * 2**20,
+            "max_total_sleep_secs": SLEEP,
+        }
+        return self.pool.checkout(limits=limits, assert_message_annotations=False)
+
+    def _print(self, program: str, stdin: str, deadline: float) -> tuple[Status, str]:
+        printed = monty.CollectString(OUTPUT_BYTES)
+        try:
+            with self._session(deadline) as session:
+                session.feed_run(INPUT, inputs={"marlhf_stdin": stdin}, print_callback=printed)
+                session.feed_run(program, print_callback=printed)
+        except Exception as error:
+            return _status(error), ""
+        return "ran", printed.output
+
+    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Report:
+        statuses, outputs = [], []
+        try:
+            with self._session(deadline) as session:
+                session.feed_run(ENCODE)
+                session.feed_run(program, print_callback=monty.CollectString(OUTPUT_BYTES))
+                for test in tests:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError
+                    status, output = _call_once(session, program, test)
+                    statuses.append(status)
+                    outputs.append(output)
+        except Exception as error:
+            statuses.append(_status(error))
+        return _report(statuses, outputs, tests)
+
+
+def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:
+    """Call the function in a session that has run the program. A session that is lost, or out of time, raises."""
+    printed = monty.CollectString(OUTPUT_BYTES)
+    # As in APPS, the function may be a method of a class Solution.
+    function = f"Solution().{test.call}" if "class Solution" in program else test.call
+    try:
+        call = f"print('\\n' + marlhf_encode({function}(*marlhf_input)))"
+        session.feed_run(call, inputs={"marlhf_input": test.input}, print_callback=printed)
+    except Exception as error:
+        status = _status(error)
+        if status == "timeout" or isinstance(error, monty.MontyCrashedError):
+            raise
+        return status, NO_OUTPUT
+    return "ran", decode(printed.output.rstrip("\n").rpartition("\n")[2])
+
+
+def _report(statuses: list[Status], outputs: list[Any], tests: Sequence[Test]) -> Report:
+    return Report(worst(statuses), outputs + [NO_OUTPUT] * (len(tests) - len(outputs)))
+
+
+def _status(error: Exception) -> Status:
+    """Return the status of a program that ended with this error of Monty's, or of the conversion of its values."""
+    inner = error.exception() if isinstance(error, monty.MontyError) else error
+    text = str(inner)
+    if isinstance(error, monty.MontySyntaxError):
+        return "compile_error"
+    if isinstance(inner, TimeoutError) or "request timeout" in text:
+        return "timeout"
+    return "unsupported" if _is_missing(inner, text) else "runtime_error"
+
+
+def _is_missing(error: BaseException, text: str) -> bool:
+    """Whether a program used what Python has and Monty has not."""
+    match error:
+        case ImportError():
+            return True
+        case NameError():
+            return any(text == f"name '{name}' is not defined" for name in dir(builtins))
+        case AttributeError():
+            return text.startswith("module '")
+    return "monty" in text.lower() or "not supported in this environment" in text

@@ -1,0 +1,105 @@
+"""What both executors share: limits, the report of a sandbox, and the encoding of values that leave it.
+
+Code in a sandbox writes each value as text by `ENCODE`, which Monty and CPython both run; `decode` makes plain data of
+it. A program can write any text here, as it can return any value: it knows no expected output, so that helps nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from marlhf_lite.programs.tests import NO_OUTPUT, STATUSES, Status, Test
+from marlhf_lite.utils.errors import InputError
+
+OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together
+PROGRAM_CHARACTERS = 100_000  # longer programs are not run
+
+# int in base 16, since CPython limits the digits of base 10; texts with other than plain characters as code points.
+ENCODE = """
+def marlhf_encode(value):
+    kind = type(value)
+    if value is None:
+        return "null"
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int:
+        return '["int","' + hex(value) + '"]'
+    if kind is float:
+        return '["float","' + repr(value) + '"]'
+    if kind is str:
+        if value.isalnum() and value.isascii():
+            return '"' + value + '"'
+        return '["str"' + "".join(["," + str(ord(letter)) for letter in value]) + "]"
+    if kind is dict:
+        items = [item for pair in value.items() for item in pair]
+        return '["dict"' + "".join(["," + marlhf_encode(item) for item in items]) + "]"
+    name = "set" if kind is set or kind is frozenset else "list" if kind is list or kind is tuple else "none"
+    return '["' + name + '"' + "".join(["," + marlhf_encode(item) for item in value]) + "]"
+"""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one program with all its tests. Raises `InputError` for one that is not above 0."""
+
+    seconds: float = 4.0  # wall time
+    memory_mb: int = 256
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise InputError(f"{name} {value}: give a number above 0")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a sandbox tells: the program's status, and each test's output [tests], NO_OUTPUT where there is none."""
+
+    status: Status
+    outputs: list[Any]
+
+
+class Executor(Protocol):
+    """A sandbox. It is a context manager; `run` may be called from several threads at once."""
+
+    def __enter__(self) -> Executor: ...
+    def __exit__(self, *error) -> None: ...
+    def run(self, program: str, tests: Sequence[Test]) -> Report:
+        """Run the program with the inputs of the tests. The executor sends no expected output anywhere."""
+        ...
+
+
+def worst(statuses: Sequence[Status]) -> Status:
+    """Return the first of `STATUSES` that is among these."""
+    return min(statuses, key=STATUSES.index, default="ran")
+
+
+def decode(text: str) -> Any:
+    """Return the plain value that `ENCODE` wrote; NO_OUTPUT where the text is something else."""
+    try:
+        return _plain(json.loads(text))
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
+        return NO_OUTPUT
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    kind, *items = value
+    if kind == "int":
+        return int(items[0], 16)
+    if kind == "float":
+        return float(items[0])
+    if kind == "str":
+        return "".join(map(chr, items))
+    items = tuple(map(_plain, items))
+    if kind == "dict":
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return {"list": tuple, "set": frozenset}.get(kind, _refuse)(items)
+
+
+def _refuse(items: tuple) -> Any:
+    raise ValueError("not plain data")

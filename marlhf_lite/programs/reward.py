@@ -1,0 +1,20 @@
+"""The reward of a program (paper, Appendix B.5)."""
+
+from __future__ import annotations
+
+from marlhf_lite.programs.tests import Outcome
+
+COMPILE_ERROR, RUNTIME_ERROR = -1.0, -0.6
+
+
+def program_reward(outcome: Outcome, strict: bool = False) -> float:
+    """Return −0.3 + 1.3 · passed / tests for a program that ran, −0.6 for a runtime error, −1 for a compile error.
+
+    A program that ran out of time, or that the executor does not support, counts as one with a runtime error. With
+    `strict` a share of the tests counts as none: 1 where all of them passed, else −0.3.
+    """
+    if outcome.status == "compile_error":
+        return COMPILE_ERROR
+    if outcome.status != "ran":
+        return RUNTIME_ERROR
+    return -0.3 + 1.3 * (float(all(outcome.passed)) if strict else outcome.share)

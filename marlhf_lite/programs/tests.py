@@ -1,0 +1,177 @@
+"""Unit tests of a program as data, what comes of running them, and the file formats that tests are read from."""
+
+from __future__ import annotations
+
+import ast
+import json
+import keyword
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+from marlhf_lite.utils.errors import InputError
+
+Status = Literal["compile_error", "runtime_error", "timeout", "unsupported", "ran"]
+STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "unsupported", "ran")
+NO_OUTPUT = object()  # a test that gave no value, or one that is no plain data: it equals nothing
+
+
+@dataclass(frozen=True)
+class Test:
+    """One unit test.
+
+    With `call`, the name of a function, `input` is the list of its arguments and `output` the value that it returns.
+    Without it, `input` and `output` are the texts of standard input and output.
+    """
+
+    __test__ = False  # pytest takes classes of this name for its own
+
+    input: Any
+    output: Any
+    call: str | None = None
+    unwrap: bool = False  # `output` may be a list around the value, as in APPS: then the value alone passes too
+
+    def passes(self, output: Any) -> bool:
+        """Whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
+        if self.call is None:
+            return isinstance(output, str) and _stripped(output) == _stripped(self.output)
+        if self.unwrap and isinstance(self.output, list) and len(self.output) == 1 and same(self.output[0], output):
+            return True
+        return same(self.output, output)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The tests of one problem. A program is `head` (HumanEval: the start of the function) and a response."""
+
+    tests: tuple[Test, ...]
+    head: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a program: the first fault by the order of `STATUSES`, and which tests it passed, [tests]."""
+
+    status: Status
+    passed: list[bool]
+
+    @property
+    def share(self) -> float:
+        """Share of the tests that passed."""
+        return sum(self.passed) / len(self.passed)
+
+
+def same(expected: Any, output: Any) -> bool:
+    """Whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1."""
+    if isinstance(expected, list | tuple):
+        alike = isinstance(output, list | tuple) and len(expected) == len(output)
+        return alike and all(map(same, expected, output))
+    if isinstance(expected, dict):
+        alike = isinstance(output, dict) and expected.keys() == output.keys()
+        return alike and all(same(value, output[key]) for key, value in expected.items())
+    if isinstance(expected, bool) or isinstance(output, bool):
+        return expected is output
+    return expected == output
+
+
+def _stripped(text: str) -> list[str]:
+    """Lines without white space at their end, and without blank lines at the end of the text."""
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+# Formats
+
+
+def read_problem(text: str) -> Problem:
+    """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
+
+    APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts.
+    HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
+    be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
+
+    Raises `InputError`, one line without a place, where the tests do not parse or there are none.
+    """
+    try:
+        row = json.loads(text, parse_int=_whole)
+    except (ValueError, RecursionError, ArithmeticError):
+        raise InputError("the tests are not JSON") from None
+    if not isinstance(row, dict):
+        raise InputError("the tests are not a JSON object")
+    problem = _humaneval(row) if "entry_point" in row else Problem(tuple(_apps(row)))
+    if not problem.tests:
+        raise InputError("the problem has no tests")
+    return problem
+
+
+def _whole(digits: str) -> int:
+    """Return an integer of any length: `int` refuses text of more than 4300 digits."""
+    return int(digits) if len(digits) < 4000 else int(Decimal(digits))
+
+
+def _apps(row: dict) -> Iterable[Test]:
+    name, inputs, outputs = row.get("fn_name"), row.get("inputs"), row.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
+    if name:
+        _check_name(name)
+        if not all(isinstance(arguments, list) for arguments in inputs):
+            raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
+        inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
+        return [
+            Test(i, [_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o), name, True)
+            for i, o in zip(inputs, outputs, strict=True)
+        ]
+    return [Test(_as_text(i), _as_text(o)) for i, o in zip(inputs, outputs, strict=True)]
+
+
+def _as_text(value: Any) -> str:
+    """Return text as it is; APPS has some as a list of lines."""
+    lines = value if isinstance(value, list) else [value]
+    if not all(isinstance(line, str) for line in lines):
+        raise InputError("without 'fn_name' inputs and outputs are texts")
+    return "\n".join(lines)
+
+
+def _with_int_keys(value: Any) -> Any:
+    """Return a dict whose keys are all digits with integers as keys: JSON has no such keys, APPS means them."""
+    if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
+        return {int(key): item for key, item in value.items()}
+    return value
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+        raise InputError(f"{name!r} is not the name of a function")
+
+
+def _humaneval(row: dict) -> Problem:
+    if not all(isinstance(row.get(key), str) for key in ("prompt", "test", "entry_point")):
+        raise InputError("the tests need the texts 'prompt', 'test' and 'entry_point'")
+    _check_name(row["entry_point"])
+    try:
+        tree = ast.parse(row["test"])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise InputError("'test' is not Python") from None
+    found = [_from_assert(node, row["entry_point"]) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    return Problem(tuple(test for test in found if test), row["prompt"].rstrip())
+
+
+def _from_assert(node: ast.Assert, name: str) -> Test | None:
+    """Return the test in `assert candidate(...) == literal`; None for `assert True`. Raises `InputError` for others."""
+    test = node.test
+    if isinstance(test, ast.Constant):
+        return None
+    match test:
+        case ast.Compare(left=ast.Call() as call, ops=[ast.Eq() | ast.Is()], comparators=[expected]):
+            pass
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
+            expected = ast.Constant(False)
+        case _:
+            call, expected = test, ast.Constant(True)
+    try:
+        if call.func.id not in ("candidate", name) or call.keywords:
+            raise ValueError
+        return Test([ast.literal_eval(argument) for argument in call.args], ast.literal_eval(expected), name)
+    except (AttributeError, ValueError, TypeError):
+        raise InputError(f"line {node.lineno} of 'test' does not compare a call with a literal") from None

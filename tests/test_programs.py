@@ -1,0 +1,290 @@
+"""Programs and their tests: formats, comparison, outcomes of both executors, reward, pass@k."""
+
+import itertools
+import json
+import sys
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_programs_attacks import ready
+
+from marlhf_lite.evaluation.pass_at_k import pass_at_k, pass_rates, pass_table
+from marlhf_lite.evaluation.scores import prompt_ids
+from marlhf_lite.programs import Outcome, Test, TestRunner, bubblewrap, monty, program_reward, read_problem, run_tests
+from marlhf_lite.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
+from marlhf_lite.programs.runner import EXECUTORS
+from marlhf_lite.programs.tests import NO_OUTPUT, same
+from marlhf_lite.utils.errors import InputError
+
+ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]
+LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
+
+
+@pytest.fixture(params=list(EXECUTORS))
+def executor(request):
+    ready(request.param)
+    return request.param
+
+
+# Outcomes
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "status", "passed"),
+    [
+        ("def add(a, b):\n    return a + b", ADD, "ran", [1, 1, 1]),
+        ("def add(a, b):\n    return a * b", ADD, "ran", [0, 0, 1]),
+        ("\ndef add(a, b):\n    print('noise')\n    return a + b", ADD, "ran", [1, 1, 1]),
+        ("class Solution:\n    def add(self, a, b):\n        return a + b", ADD, "ran", [1, 1, 1]),
+        ("def add(a, b):\n    return 12 // a if a else 0", ADD, "ran", [0, 0, 1]),
+        ("def add(a, b):\n    return [7][b - 4] if b else 0 // a", ADD, "runtime_error", [1, 0, 0]),
+        ("def add(a, b):\n    return str(a + b)", ADD, "ran", [0, 0, 0]),
+        ("def add(a, b)\n    return a + b", ADD, "compile_error", [0, 0, 0]),
+        ("def plus(a, b):\n    return a + b", ADD, "runtime_error", [0, 0, 0]),
+        ("1 / 0", ADD, "runtime_error", [0, 0, 0]),
+        ("def add(a, b):\n    while a:\n        pass\n    return 0", ADD[::-1], "timeout", [1, 0, 0]),
+        ("a, b = map(int, input().split())\nprint(a + b)", LINES, "ran", [1, 1]),
+        ("if __name__ == '__main__':\n    print(7)", LINES, "ran", [1, 0]),
+        ("print(7 if input() == '3 4' else 1 / 0)", LINES, "runtime_error", [1, 0]),
+        ("input()\ninput()\nprint(7)", [LINES[1]], "runtime_error", [0]),
+        ("print(7", LINES, "compile_error", [0, 0]),
+        ("x" * (PROGRAM_CHARACTERS + 1), ADD, "unsupported", [0, 0, 0]),
+        ("#" * 10**6, LINES, "unsupported", [0, 0]),
+    ],
+)
+def test_outcomes(executor, program, tests, status, passed):
+    outcome = run_tests(program, tests, executor, seconds=1.0)
+    assert (outcome.status, outcome.passed) == (status, list(map(bool, passed)))
+
+
+def test_what_monty_lacks_is_told_apart_from_faults():
+    ready("monty")
+    for program in ("import heapq", "def add(a, b):\n    yield a", "import sys\nsys.stdin.read()", "x = compile"):
+        assert run_tests(program, ADD, "monty").status == "unsupported"
+    assert run_tests("x = conpile", ADD, "monty").status == "runtime_error"
+
+
+def test_bubblewrap_is_cpython():
+    ready("bubblewrap")
+    program = "import heapq, sys\ndef nth():\n    yield from sorted(map(int, sys.stdin.read().split()))\n"
+    program += "print(heapq.nsmallest(1, nth())[0])\nsys.exit(0)"
+    assert run_tests(program, [Test("3 1 2", "1"), Test("5\n4", "4")], "bubblewrap").passed == [True, True]
+    assert run_tests("print(open(0).read(), end='')", [Test("a\nb", "a\nb")], "bubblewrap").passed == [True]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_values_come_back_as_they_are(value):
+    """The encoding itself, which is this project's own code and harmless, against a value of its own."""
+    scope = {}
+    exec(ENCODE, scope)
+    assert same(value, decode(scope["marlhf_encode"](value)))
+    assert same(decode(scope["marlhf_encode"](value)), value)
+
+
+@settings(max_examples=10, deadline=None)
+@given(values=st.lists(VALUES, min_size=1, max_size=5))
+def test_values_go_through_a_sandbox_as_they_are(values):
+    for name in EXECUTORS:
+        ready(name)
+        tests = [Test([value], value, "f") for value in values]
+        outcome = run_tests("def f(value):\n    return value", tests, name)
+        assert all(outcome.passed), (name, outcome)
+
+
+def test_large_integers_and_sets(executor):
+    tests = [Test([5000], 10**5000, "f"), Test([1], {10, 1}, "f"), Test([2], (1, {(1, 2): 3}), "f")]
+    program = "def f(n):\n    return {1: {1, 10}, 2: [1, {(1, 2): 3}]}.get(n, 10 ** n)"
+    assert run_tests(program, tests, executor).passed == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "7x", '["int"]', '["int","q"]', '["none"]', '["dict",1]', '["set",["dict"]]', "[1]", "[" * 10**5]
+)
+def test_what_is_no_value_equals_nothing(text):
+    assert decode(text) is NO_OUTPUT and not same(None, NO_OUTPUT)
+
+
+def test_comparison():
+    assert same([1, (2, 3)], ((1, [2, 3]))) and same(2, 2.0) and same({"a": [1]}, {"a": (1,)})
+    for one, other in [(1, True), (True, 1), ([1], 1), ([1], [1, 2]), ("1", 1), ({"a": 1}, {"b": 1}), (None, False)]:
+        assert not same(one, other) and not same(other, one)
+    assert Test("", "a \nb\n\n").passes("a\nb") and not Test("", "a\nb").passes("a b")
+    assert not Test("", "a").passes(["a"]) and not Test("", " a").passes("a")
+
+
+def test_each_program_runs_once(monkeypatch):
+    ready("monty")
+    ran = []
+    plain = monty.MontyExecutor.run
+    monkeypatch.setattr(monty.MontyExecutor, "run", lambda self, *task: ran.append(task[0]) or plain(self, *task))
+    runner = TestRunner("monty", workers=2)
+    programs = ["def add(a, b):\n    return a + b", "def add(a, b):\n    return 7"] * 3
+    tests = [ADD] * 4 + [ADD[:1]] * 2
+    first = runner.run(programs, tests)
+    assert [outcome.share for outcome in first] == [1, 1 / 3] * 2 + [1, 1] and len(ran) == 4
+    assert runner.run(programs, tests) == first and len(ran) == 4
+
+
+# What is refused
+
+
+def test_faults_of_the_caller(monkeypatch):
+    for arguments, words in [
+        ({"executor": "exec"}, "executor 'exec': unknown: choose from monty, bubblewrap"),
+        ({"seconds": 0}, "seconds 0: give a number above 0"),
+        ({"seconds": float("nan")}, "seconds nan: give a number above 0"),
+        ({"memory_mb": -1}, "memory_mb -1: give a number above 0"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            run_tests("x = 1", ADD, **arguments)
+    ready("monty")
+    with pytest.raises(InputError, match="it has no tests"):
+        run_tests("x = 1", [])
+
+
+def test_without_an_executor_nothing_runs(monkeypatch):
+    monkeypatch.setattr(monty, "monty", None)
+    with pytest.raises(InputError, match="executor monty: it is not installed: pip install pydantic-monty"):
+        run_tests("def add(a, b):\n    return a + b", ADD)
+    bubblewrap._command.cache_clear()
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="apt-get install bubblewrap"):
+        run_tests("def add(a, b):\n    return a + b", ADD, "bubblewrap")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")
+def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
+    bubblewrap._command.cache_clear()
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: str(broken) if name == "bwrap" else None)
+    monkeypatch.setattr(bubblewrap, "_as_nobody", lambda: ())
+    with pytest.raises(InputError, match="No permissions to create a new namespace.*choose executor monty"):
+        run_tests("x = 1", ADD, "bubblewrap")
+    bubblewrap._command.cache_clear()
+
+
+# Formats
+
+
+def test_apps_of_both_kinds(executor):
+    calls = read_problem(json.dumps({"fn_name": "f", "inputs": [[[1, 2]], [[5]]], "outputs": [[3], [5]]}))
+    assert calls.tests[0] == Test([[1, 2]], [3], "f", unwrap=True)
+    assert run_tests("def f(x):\n    return sum(x)", calls.tests, executor).passed == [True, True]
+    assert run_tests("def f(x):\n    return [sum(x)]", calls.tests, executor).passed == [True, True]
+    assert run_tests("def f(x):\n    return [[sum(x)]]", calls.tests, executor).passed == [False, False]
+    streams = read_problem('{"inputs": ["1\\n2\\n", ["3", "4"]], "outputs": ["3\\n", ["7"]]}')
+    assert streams.tests[1] == Test("3\n4", "7")
+    assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [True, True]
+
+
+def test_apps_of_odd_values():
+    problem = read_problem('{"fn_name": "f", "inputs": [[{"1": 2}, ' + "9" * 5000 + ']], "outputs": [[{"3": 4}]]}')
+    assert problem.tests[0].input == [{1: 2}, 10**5000 - 1] and problem.tests[0].passes({3: 4})
+
+
+HUMANEVAL = {
+    "prompt": 'def inc(x):\n    """Return x + 1."""\n',
+    "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1) == 2, 'one'\n    assert True, 'fine'\n"
+    "    assert inc(-1) == 0\n    assert not candidate(-2) == -1 if False else candidate(3) == 4\n",
+    "entry_point": "inc",
+}
+
+
+def test_humaneval(executor):
+    row = HUMANEVAL | {"test": HUMANEVAL["test"].rpartition("    assert")[0]}
+    problem = read_problem(json.dumps(row))
+    assert [(test.input, test.output) for test in problem.tests] == [([1], 2), ([-1], 0)]
+    assert run_tests(problem.head + "\n    return x + 1", problem.tests, executor).passed == [True, True]
+    assert run_tests(problem.head + "\n    return 2", problem.tests, executor).passed == [True, False]
+    truths = "def check(candidate):\n    assert candidate([1]) is True\n    assert not candidate((2,))\n"
+    truths += "    assert candidate({})"
+    found = read_problem(json.dumps(row | {"test": truths})).tests
+    assert [(test.input, test.output) for test in found] == [([[1]], True), ([(2,)], False), ([{}], True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ("[" * 10**5, "not JSON"),
+        ("{}", "two lists of one length"),
+        ('{"inputs": [], "outputs": []}', "no tests"),
+        ('{"inputs": ["1"], "outputs": []}', "two lists of one length"),
+        ('{"inputs": [1], "outputs": ["1"]}', "are texts"),
+        ('{"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}', "a list of arguments"),
+        ('{"fn_name": "f(); g", "inputs": [[]], "outputs": [1]}', "not the name of a function"),
+        ('{"fn_name": "if", "inputs": [[]], "outputs": [1]}', "not the name of a function"),
+        (json.dumps(HUMANEVAL), "line 7 of 'test' does not compare a call with a literal"),
+        (json.dumps(HUMANEVAL | {"test": "def"}), "'test' is not Python"),
+        (json.dumps(HUMANEVAL | {"test": "x = 1"}), "no tests"),
+        (json.dumps(HUMANEVAL | {"test": None}), "the texts 'prompt', 'test' and 'entry_point'"),
+    ],
+)
+def test_tests_that_do_not_parse(text, words):
+    with pytest.raises(InputError, match=words):
+        read_problem(text)
+
+
+# Reward and pass@k
+
+
+def test_reward():
+    """Appendix B.5, with the share of tests that passed."""
+    for status, passed, reward, strict in [
+        ("ran", [1, 1, 1, 1], 1.0, 1.0),
+        ("ran", [1, 0, 0, 0], -0.3 + 1.3 / 4, -0.3),
+        ("ran", [0, 0], -0.3, -0.3),
+        ("runtime_error", [1, 0], -0.6, -0.6),
+        ("timeout", [1, 0], -0.6, -0.6),
+        ("unsupported", [0], -0.6, -0.6),
+        ("compile_error", [0], -1.0, -1.0),
+    ]:
+        outcome = Outcome(status, list(map(bool, passed)))
+        assert program_reward(outcome) == pytest.approx(reward)
+        assert program_reward(outcome, strict=True) == pytest.approx(strict)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 7])
+def test_pass_at_k_counts_all_choices(samples):
+    for passed, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+        choices = list(itertools.combinations([True] * passed + [False] * (samples - passed), k))
+        assert pass_at_k(samples, passed, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+@pytest.mark.parametrize("numbers", [(5, 6, 1), (5, -1, 1), (5, 2, 6), (5, 2, 0)])
+def test_pass_at_k_of_impossible_counts(numbers):
+    with pytest.raises(InputError, match="1 ≤ k ≤ samples"):
+        pass_at_k(*numbers)
+
+
+def test_pass_rates_by_difficulty():
+    """As Table 3: a line for each difficulty, and one for all."""
+    passed = {"a": [1, 1, 0.5], "b": [0, 1, 0], "c": [0, 0.9, 0]}
+    levels = {"a": "introductory", "b": "competition", "c": "introductory"}
+    ids = dict(zip(passed, prompt_ids(passed), strict=True))
+    rows = [
+        {"id": ids[p], "sample": i, "seed": 0, "method": "PPO", "temperature": 1.0, "prompt": p, "gold": float(x)}
+        for p, shares in passed.items()
+        for i, x in enumerate(shares)
+    ]
+    found = pass_rates(pd.DataFrame(rows), levels, ks=(1, 2, 5))
+    means = {row["difficulty"]: [row[f"pass@{k}"]["mean"] for k in (1, 2)] for row in found}
+    assert list(means) == ["introductory", "competition", "all"] and [row["problems"] for row in found] == [2, 1, 3]
+    assert means["introductory"] == pytest.approx([1 / 3, 1 / 2])
+    assert means["competition"] == pytest.approx([1 / 3, 2 / 3])
+    assert means["all"] == pytest.approx([1 / 3, (1 + 2 / 3) / 3])
+    assert all(row["pass@1"]["low"] <= row["pass@1"]["mean"] <= row["pass@1"]["high"] for row in found)
+    assert "pass@5" not in found[0] and pass_table(found).count("\n") == 4

@@ -1,0 +1,291 @@
+"""Hostile programs against both executors: none passes a test, none runs on, none leaves a process or a file.
+
+Each program tries something and then returns `answer()`, which hands out all that it got hold of. The expected output
+is a secret, so a program passes only if it finds the secret somewhere.
+"""
+
+import contextlib
+import ctypes
+import secrets
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marlhf_lite.programs import Test, TestRunner
+from marlhf_lite.programs.protocol import Limits
+from marlhf_lite.programs.runner import EXECUTORS
+from marlhf_lite.utils.errors import InputError
+
+SECONDS = 1.0
+FAULTS = {"runtime_error", "timeout", "unsupported"}
+
+# name: (program, statuses that may come of it)
+ATTACKS = {
+    "endless loop": ("def f():\n    while True:\n        pass", {"timeout"}),
+    "loop that catches everything": (
+        "def f():\n    while True:\n        try:\n            while True:\n                pass\n"
+        "        except BaseException:\n            pass",
+        {"timeout"},
+    ),
+    "endless loop at the start": ("while True:\n    pass", {"timeout"}),
+    "sleep": ("import time\ndef f():\n    time.sleep(60)", {"timeout"}),
+    "fork bomb": ("import os\ndef f():\n    while True:\n        os.fork()", FAULTS),
+    "fork bomb that catches": (
+        "import os\ndef f():\n    while True:\n        try:\n            os.fork()\n        except Exception:\n"
+        "            pass",
+        FAULTS,
+    ),
+    "memory bomb": ("def f():\n    x = []\n    while True:\n        x.append('a' * 10**6)", FAULTS),
+    "memory bomb at once": ("def f():\n    return [0] * 10**10", FAULTS),
+    "large value": ("def f():\n    return [7] * 10**7", FAULTS | {"ran"}),
+    "memory in files": (
+        "def f():\n    for i in range(10**6):\n        with open(f'/tmp/{i}', 'w') as file:\n"
+        "            file.write('a' * 10**6)",
+        FAULTS,
+    ),
+    "recursion": ("def f():\n    return f()", {"runtime_error"}),
+    "recursion without a limit": (
+        "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()",
+        FAULTS,
+    ),
+    "nested value": ("def f():\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x", FAULTS),
+    "value that holds itself": ("def f():\n    x = []\n    x.append(x)\n    return x", FAULTS),
+    "large power": ("def f():\n    return 10**10**8", FAULTS),
+    "squares without end": ("def f():\n    x = 7\n    while True:\n        x = x * x", FAULTS),
+    "much output": ("def f():\n    for _ in range(10**4):\n        print('x' * 10**5)", FAULTS),
+    "much output at the start": ("for _ in range(10**4):\n    print('x' * 10**5)\ndef f():\n    return 0", FAULTS),
+    "network": (
+        "import socket\ndef f():\n    return socket.create_connection(('1.1.1.1', 53), 5).recv(9)",
+        FAULTS,
+    ),
+    "kill the parent": ("import os, signal\ndef f():\n    os.kill(os.getppid(), signal.SIGKILL)", FAULTS | {"ran"}),
+    "kill everybody": ("import os\ndef f():\n    os.kill(-1, 9)", FAULTS | {"ran"}),
+    "exit at once": ("import os\nos._exit(0)", FAULTS),
+    "exit inside": ("import os\ndef f():\n    os._exit(0)", FAULTS),
+    "crash": ("import ctypes\ndef f():\n    return ctypes.string_at(0)", FAULTS),
+    "equal to everything": (
+        "class A:\n    def __eq__(self, other):\n        return True\n    def __hash__(self):\n        return 0\n"
+        "def f():\n    return A()",
+        FAULTS | {"ran"},
+    ),
+    "text equal to everything": (
+        "class A(str):\n    def __eq__(self, other):\n        return True\n    __hash__ = str.__hash__\n"
+        "def f():\n    return A('x')",
+        FAULTS | {"ran"},
+    ),
+    "overwritten builtins": (
+        "import builtins\nbuiltins.len = builtins.all = builtins.sum = builtins.type = lambda *a: True\n"
+        "builtins.map = builtins.print = lambda *a: []\ndef f():\n    return 1",
+        FAULTS | {"ran"},
+    ),
+    "overwritten modules": (
+        "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\ndef f():\n    return 1",
+        FAULTS | {"ran"},
+    ),
+    "overwritten encoder": (
+        "import sys\ndef marlhf_encode(value):\n    return 'x'\ndef f():\n    return 1",
+        FAULTS | {"ran"},
+    ),
+    "written report": (
+        "import os\nfor fd in range(64):\n    try:\n"
+        "        os.write(fd, b'ran true\\nran null\\nend\\n')\n    except OSError:\n        pass\n"
+        "def f():\n    os._exit(0)",
+        FAULTS | {"ran"},
+    ),
+    "threads left behind": (
+        "import threading, time\ndef run():\n    while True:\n        time.sleep(1)\n"
+        "threading.Thread(target=run).start()\ndef f():\n    return 0",
+        FAULTS,
+    ),
+    "processes left behind": (
+        "import subprocess\nsubprocess.Popen(['sleep', '60'])\ndef f():\n    return 0",
+        FAULTS,
+    ),
+    "null byte": ("def f():\n    return 1\0", {"compile_error"}),
+    "half a surrogate pair": ("def f():\n    return '\ud800'", {"compile_error", "ran"} | FAULTS),
+    "nested source": ("x = " + "(" * 10**4 + ")" * 10**4, {"compile_error"} | FAULTS),
+}
+# What may hold the secret: each expression is tried, and its text is returned.
+PLACES = (
+    "open('/etc/passwd').read()",
+    "open('/proc/self/environ').read()",
+    "open('/proc/1/environ').read()",
+    "open('/proc/1/cmdline').read()",
+    "__import__('os').environ",
+    "__import__('os').listdir('/tmp')",
+    "__import__('os').listdir('/root')",
+    "__import__('sys').argv",
+    "__import__('sys').stdin.read()",
+    "open(0).read()",
+    "[str(f.f_locals) + str(f.f_globals) for f in frames()]",
+    "__import__('gc').get_objects()",
+    "[c.__init__.__globals__ for c in ().__class__.__base__.__subclasses__() if hasattr(c.__init__, '__globals__')]",
+    "globals()",
+    "[__import__('os').read(fd, 10**6) for fd in range(3, 64)]",
+    "__import__('inspect').stack()",
+    "marlhf_input",
+)
+HARVEST = """
+def frames():
+    import sys
+    frame, found = sys._getframe(), []
+    while frame:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+def f(*arguments):
+    found = []
+    for place in PLACES:
+        try:
+            found.append(str(eval(place))[:50000])
+        except BaseException as error:
+            found.append("nothing")
+    return "".join(found)
+"""
+
+
+def ready(name):
+    """The executor, or a skip with the reason why it is not there."""
+    try:
+        return EXECUTORS[name](Limits(SECONDS), 1)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=list(EXECUTORS))
+def executor(request):
+    ready(request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No process that a test started, however it left its parent, and no file of its name."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    end = time.monotonic() + 10
+    while left := [p for p in psutil.Process().children(recursive=True) if p.pid not in before and alive(p)]:
+        assert time.monotonic() < end, f"left behind: {left}"
+        time.sleep(0.01)
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_attacks(executor, name):
+    program, statuses = ATTACKS[name]
+    secret = secrets.token_hex(8)
+    tests = [Test([], secret, "f"), Test([], int(secret, 16), "f"), Test([], [secret], "f", unwrap=True)]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
+    assert outcome.status in statuses and not any(outcome.passed), outcome
+
+
+@pytest.mark.parametrize("kind", ["call", "stdin"])
+def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
+    secret, told = secrets.token_hex(16), secrets.token_hex(16)
+    monkeypatch.setenv("SECRET", secret)
+    (tmp_path / "secret").write_text(secret)
+    file = str(tmp_path / "secret")
+    program = f"PLACES = {[*PLACES, f'open({file!r}).read()']!r}\n{HARVEST}"
+    test = Test([told], secret, "f")
+    if kind == "stdin":
+        program, test = (
+            program + "\nprint(f())\ntry:\n    print(input())\nexcept Exception:\n    pass",
+            Test(told, secret),
+        )
+    with ready(executor) as sandbox:
+        report = sandbox.run(program, [test])
+    found = repr(report.outputs)
+    assert told in found  # the search works: what the program was given, it finds
+    assert secret not in found and "root:" not in found
+
+
+def test_files_outside_stay_as_they_are(executor, tmp_path):
+    kept, new = tmp_path / "kept", [tmp_path / "new", Path("/tmp/marlhf-attack"), Path("/marlhf-attack")]
+    kept.write_text("as it was")
+    tmp_path.chmod(0o777), kept.chmod(0o666)
+    program = f"""
+def f():
+    for path in {[str(path) for path in (kept, *new)]!r}:
+        try:
+            with open(path, "w") as file:
+                file.write("attacked")
+        except Exception:
+            pass
+    return "{secrets.token_hex(4)}"
+"""
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test([], "x", "f")]])[0]
+    assert not any(outcome.passed)
+    assert kept.read_text() == "as it was" and not any(path.exists() for path in new)
+
+
+def test_a_server_on_this_machine_is_out_of_reach(executor):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reached = []
+
+        def accept():
+            with contextlib.suppress(OSError):
+                reached.append(server.accept())
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        address = server.getsockname()
+        program = f"import socket\ndef f():\n    socket.create_connection({address!r}, 1).send(b'hello')\n    return 1"
+        outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test([], 1, "f")]])[0]
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert not reached and outcome.status in FAULTS and not any(outcome.passed)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nsys.stdin.close()\nprint(input())",
+        "import os\nos.close(0)\nos.close(1)\nprint('x')",
+        "import sys\nsys.stdout.close()\nsys.stdout = None",
+        "import sys\nsys.stdout.buffer.write(bytes(range(128, 256)))",
+        "print('x' * 10**9)",
+        "while True:\n    print('x' * 10**5)",
+        "while True:\n    input()",
+        "import os\nos._exit(0)",
+        "raise SystemExit(1)",
+        "print('\\0\\ud800')",
+        "",
+    ],
+)
+def test_streams(executor, program):
+    tests = [Test("a\n", "b\n"), Test("\0", "\ufffd" * 128 + "?"), Test("", "c")]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
+    assert not any(outcome.passed)
+
+
+def test_a_killed_worker_costs_one_program(executor):
+    """Among many programs in parallel, those that die or hang leave the others their results."""
+    good = "def f(a):\n    return a + 1"
+    bad = [ATTACKS[name][0] for name in ("large power", "squares without end", "exit at once", "memory bomb")]
+    bad = [program.replace("f()", "f(a)") for program in bad]
+    programs = [program for each in bad for program in (good, each, good + "\n# " + each[:9])]
+    tests = [[Test([i], i + 1, "f")] for i in range(len(programs))]
+    outcomes = TestRunner(executor, SECONDS, workers=2).run(programs, tests)
+    passed = [outcome.passed == [True] for outcome in outcomes]
+    assert passed == [i % 3 != 1 for i in range(len(programs))]
+
+
+def test_one_test_does_not_change_the_next(executor):
+    """What a program prints for one text does not count for another, and its variables are new each time."""
+    program = "try:\n    seen\nexcept NameError:\n    seen = input()\nprint(seen)"
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test("a", "a"), Test("b", "b")]])[0]
+    assert (outcome.status, outcome.passed) == ("ran", [True, True])
