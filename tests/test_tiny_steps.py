@@ -6,9 +6,11 @@ from statistics import mean
 
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marlhf_lite.cli import main
 from marlhf_lite.evaluation.first_wrong_step import blame, first_wrong_tokens
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing.base import split_sentences
@@ -27,6 +29,7 @@ from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, rea
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.rollout import from_tokens
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_lines
 
 ROWS = make_rows(600, 7)
 SEEDS = st.integers(0, 2**32)
@@ -225,3 +228,17 @@ def test_blame_falls_on_the_tokens_of_the_first_wrong_step():
     flat = blame(-torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4))
     assert torch.allclose(flat.share, flat.tokens.double())
     assert not blame(torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4)).share.any()
+
+
+# End to end
+
+
+def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path):
+    sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
+    words = ["run", "--dataset", "tiny-steps", "--termination", "sentence", "--output_dir", str(tmp_path / "out")]
+    assert main([*words, *(f"--{name}={value}" for name, value in sizes.items())]) == 0
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (config["model"], config["max_response_length"]) == ("tiny-gemma-steps", 176)
+    (row,) = read_lines(next((tmp_path / "out").rglob("metrics.jsonl")))
+    assert 0 <= row["gold_mean"] <= 1 and row["eos_rate"] > 0.5
+    assert 7 < row["macro_length"] < 11  # such as "a+5:47>52" and a line break
