@@ -1,14 +1,25 @@
 """The umbrella task: its texts, its gold score and its parts."""
 
+import random
 import re
 from statistics import mean, pstdev
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.tasks.tiny_umbrella.corpus import LENGTHS, load_tiny_umbrella, parse_part
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.tiny_umbrella.corpus import (
+    LENGTHS,
+    decisive_token,
+    load_tiny_umbrella,
+    make_prompt,
+    parse_part,
+)
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, decision, gold_scores, right_share
+from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
@@ -98,3 +109,18 @@ def test_faulty_parts(part):
 def test_too_few_pairs_name_the_option():
     with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
         load_tiny_umbrella(3, 0)
+
+
+def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():
+    options = ModelConfig(model="tiny-gemma-umbrella")
+    tokenizer, base = load_tokenizer(options.model), load_base(options)
+    rng = random.Random(1)
+    for length, place in ((8, "first"), (32, "last")):
+        prompts = [make_prompt(rng, length // 8, place) for _ in range(64)]
+        torch.manual_seed(0)
+        rollout = generate(base, tokenizer, prompts, Sampling(length + 16))
+        assert (rollout.lengths == length + 5).float().mean() > 0.9  # decision of four tokens, and EOS
+        assert mean(decision(text, place) is not None for text in rollout.responses) > 0.9
+        assert 0.3 < right_share(rollout.responses, place) < 0.7
+    assert decisive_token("L8-first") == (0, 13) and decisive_token("L32-last") == (32, 37)
+    assert decisive_token("L32-random") is None

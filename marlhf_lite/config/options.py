@@ -81,7 +81,11 @@ class DataConfig(LengthConfig):
     dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
     split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
     template: Literal["paper", "released"] = option("paper", "Prompts of TL;DR and WebGPT: the paper's or its code's.")
-    part: str = option("", "Rows to evaluate on, such as TL;DR's news articles (cnn_dm). Default: the test part.")
+    part: str = option(
+        "",
+        "Rows to evaluate on, such as TL;DR's news articles (cnn_dm), default the test part; of tiny-umbrella the "
+        "length and place, such as L32-first.",
+    )
     bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
 
 

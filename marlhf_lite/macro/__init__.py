@@ -7,6 +7,7 @@ largest_change  ζ where the critic or the policy is least sure  arXiv 2505.2356
 summary      lengths of a segmentation, agreement of two
 values       its value (σ) and its reward                    §3.2.2, Appendix D.1
 advantages   GAE over macro actions, λ per step              Appendix E
+signal_kept  what GAE keeps of a token's credit, in closed form
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
 """
 
