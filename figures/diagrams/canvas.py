@@ -1,0 +1,171 @@
+"""What all diagrams share: palette, font, and a few shapes that are written as SVG.
+
+Coordinates are in pixels, y goes down. Every diagram has a light panel of its own, so that it can be read on a white
+and on a dark page; each colour stands beside a word or another line style, so that it can be read in grey print.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from inspect import getdoc
+from xml.sax.saxutils import escape, quoteattr
+
+from marlhf_lite.plotting.macro_actions import PALE
+from marlhf_lite.plotting.training import method_styles
+
+WIDTH = 800
+FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+INK, FAINT, PANEL, FRAME, GREY = "#1f1f1f", "#5f5f5f", "#fdfcf9", "#cfcabf", "#e9e6df"
+
+# The methods have the colours of the plots; a model that is no method has one that no method here has.
+_STYLES = method_styles(["PPO", "MA-PPO", "SFT", "PPO lam^(1/n)", "RLOO", "DPO"])
+PPO, MACRO, REFERENCE, LONGER, REWARD, CRITIC = (style["color"] for style in _STYLES.values())
+
+Point = tuple[float, float]
+
+
+def tint(colour: str, share: float = 0.17) -> str:
+    """Mix a colour with white, for the inside of boxes under black text."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - share * (255 - part)):02x}" for part in parts)
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Format a number as it is printed: a fixed count of digits and a real minus sign."""
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+class Canvas:
+    """One diagram. Shapes appear in the order in which they are asked for; `svg` returns the file's text."""
+
+    def __init__(self, title: str, description: str, height: int):
+        self.title, self.description, self.height = title, description, height
+        self._parts: list[str] = []
+        self.rect(1, 1, WIDTH - 2, height - 2, PANEL, FRAME, radius=14, thick=1)
+        self.text(28, 36, title, size=18, bold=True, anchor="start")
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        size: float = 13.5,
+        bold: bool = False,
+        colour: str = INK,
+        anchor: str = "middle",
+    ) -> None:
+        """Write one or several lines; y is the middle of their height."""
+        lines, step = words.split("\n"), 1.32 * size
+        first = y + 0.35 * size - step * (len(lines) - 1) / 2
+        weight = ' font-weight="bold"' if bold else ""
+        for i, line in enumerate(lines):
+            place = f'x="{x:g}" y="{first + i * step:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"'
+            self._parts.append(f"<text {place}{weight}>{escape(line)}</text>")
+
+    def note(self, y: float, words: str) -> None:
+        """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""
+        lines = textwrap.wrap(words, 102)
+        self.text(28, y + (len(lines) - 1) * 0.66 * 13, "\n".join(lines), size=13, colour=FAINT, anchor="start")
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        fill: str,
+        line: str = "none",
+        radius: float = 0,
+        thick: float = 1.2,
+        dashed: bool = False,
+    ) -> None:
+        dash = ' stroke-dasharray="6 4"' if dashed else ""
+        look = f'fill="{fill}" stroke="{line}" stroke-width="{thick:g}"{dash}'
+        self._parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{radius:g}" {look}/>')
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        words: str,
+        colour: str = FAINT,
+        dashed: bool = False,
+        size: float = 13.5,
+        bold: bool = False,
+    ) -> None:
+        """Draw a box with words in its middle. A test holds the words inside: box and words are one group."""
+        self._parts.append('<g class="box">')
+        self.rect(x, y, w, h, tint(colour), colour, radius=7, thick=1.8, dashed=dashed)
+        self.text(x + w / 2, y + h / 2, words, size, bold)
+        self._parts.append("</g>")
+
+    def line(self, points: Sequence[Point], colour: str = INK, thick: float = 1.8, dashed: bool = False) -> None:
+        dash = ' stroke-dasharray="5 4"' if dashed else ""
+        path = " ".join(f"{x:g},{y:g}" for x, y in points)
+        look = f'fill="none" stroke="{colour}" stroke-width="{thick:g}" stroke-linejoin="round"{dash}'
+        self._parts.append(f'<polyline points="{path}" {look}/>')
+
+    def arrow(self, *points: Point, colour: str = INK, dashed: bool = False) -> None:
+        """Draw a line through the points with a head at the last one."""
+        (x0, y0), (x, y) = points[-2:]
+        length = math.hypot(x - x0, y - y0)
+        u, v = (x - x0) / length, (y - y0) / length
+        back = (x - 10 * u, y - 10 * v)
+        self.line([*points[:-1], back], colour, dashed=dashed)
+        head = [(x, y), (back[0] - 5 * v, back[1] + 5 * u), (back[0] + 5 * v, back[1] - 5 * u)]
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in head)
+        self._parts.append(f'<polygon points="{path}" fill="{colour}"/>')
+
+    def cells(
+        self,
+        x: float,
+        y: float,
+        widths: Sequence[float],
+        words: Sequence[str],
+        fills: Sequence[str] | None = None,
+        h: float = 28,
+        size: float = 13,
+        bold: bool = False,
+    ) -> None:
+        """Draw a row of neighbouring cells, one for each word; without `fills` they are white."""
+        for i, (w, word) in enumerate(zip(widths, words, strict=True)):
+            self._parts.append('<g class="box">')
+            self.rect(x, y, w, h, fills[i] if fills else "#ffffff", "#8a857b", thick=1)
+            if word:
+                self.text(x + w / 2, y + h / 2, word, size, bold)
+            self._parts.append("</g>")
+            x += w
+
+    def svg(self) -> str:
+        size = f'width="{WIDTH}" height="{self.height}" viewBox="0 0 {WIDTH} {self.height}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family={quoteattr(FONT)}>'
+        words = f"<title>{escape(self.title)}</title>\n<desc>{escape(self.description)}</desc>"
+        return "\n".join([head, words, *self._parts, "</svg>", ""])
+
+
+DIAGRAMS: dict[str, Callable[[], str]] = {}  # by file name: a function that returns the SVG
+
+
+def diagram(height: int) -> Callable:
+    """Register a function that draws on a canvas of this height; title and description are its docstring's."""
+
+    def register(draw: Callable[[Canvas], None]) -> Callable[[Canvas], None]:
+        def svg() -> str:
+            title, description = getdoc(draw).split("\n\n")
+            canvas = Canvas(title, " ".join(description.split()), height)
+            draw(canvas)
+            return canvas.svg()
+
+        DIAGRAMS[draw.__name__] = svg
+        return draw
+
+    return register
+
+
+def alternate(lengths: Sequence[int]) -> list[str]:
+    """Return the fill of each token, so that neighbouring macro actions differ: the two colours of the plots."""
+    return [PALE[i % 2] for i, length in enumerate(lengths) for _ in range(length)]
