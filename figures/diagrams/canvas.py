@@ -66,7 +66,7 @@ class Canvas:
 
     def note(self, y: float, words: str) -> None:
         """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""
-        lines = textwrap.wrap(words, 102)
+        lines = textwrap.wrap(words, 110)
         self.text(28, y + (len(lines) - 1) * 0.66 * 13, "\n".join(lines), size=13, colour=FAINT, anchor="start")
 
     def rect(

@@ -113,12 +113,12 @@ def clip_cases(c: Canvas) -> None:
         c.line([(left + w * x, y + height) for x, height in curve], MACRO, thick=3)
     c.note(
         418,
-        "Orange line: what is maximised, min(ratio · Â, clip(ratio) · Â). Where it is flat, there is no gradient. At "
+        "Thick line: what is maximised, min(ratio · Â, clip(ratio) · Â). Where it is flat, there is no gradient. At "
         "the first optimizer step on new responses all ratios are 1, so only the middle column occurs.",
     )
 
 
-@diagram(height=420)
+@diagram(height=444)
 def house(c: Canvas) -> None:
     """How data walks through the rooms of the library
 
@@ -140,16 +140,15 @@ def house(c: Canvas) -> None:
         elif i in (5, 6, 7, 8):
             c.arrow((x, y + 22), (x - 15, y + 22))
     c.arrow((704, 142), (704, 175))
-    c.text(28, 282, "A room imports only from rooms to its left:", bold=True, anchor="start")
-    x = 28.0
-    for name in "utils config macro tasks parsing models training evaluation plotting experiments cli.py".split():
-        w = 14 + 7 * len(name)
-        c.box(x, 300, w, 34, name, MACRO if name == "macro" else FAINT, size=12)
-        x += w + 4
+    c.text(28, 282, "A room imports only from rooms before it:", bold=True, anchor="start")
+    names = "utils config macro tasks programs parsing models training evaluation plotting experiments cli.py".split()
+    for i, name in enumerate(names):
+        x, y = 28 + 125.6 * (i % 6), 300 + 44 * (i // 6)
+        c.box(x, y, 116, 34, name, MACRO if name == "macro" else FAINT)
     c.note(
-        360,
-        "Orange: the idea itself, pure tensor functions without a model. experiments/ strings the steps together "
-        "into runs and studies; cli.py is the command line.",
+        404,
+        "Orange: macro/, the idea itself, pure tensor functions without a model. programs/ tests generated programs, "
+        "experiments/ strings the steps together into runs and studies, cli.py is the command line.",
     )
 
 
@@ -191,8 +190,7 @@ def ladder(c: Canvas) -> None:
     c.note(
         512,
         "Follow the arrows from E0 to E4: first the horizon, then hard borders, then one baseline for each macro "
-        "action, then the pooled one. Each rung is compared with the one before. E5 also divides the price of KL "
-        "by about n.",
+        "action, then the pooled one. E5 also divides the price of KL by about n.",
     )
 
 
@@ -201,22 +199,23 @@ def sandbox(c: Canvas) -> None:
     """A program as a response: how tests become a reward
 
     A generated program runs in a worker process with limits. Plain outputs come back, and the parent process,
-    which never runs the program, compares them with the expected ones. The share of tests passed is the reward.
+    which never runs the program, compares them with the expected ones. The share of
+    tests passed gives the reward.
     """
     c.box(28, 113, 130, 74, "generated\nprogram", PPO, bold=True)
     c.rect(200, 76, 262, 206, "#ffffff", INK, radius=10, thick=1.8, dashed=True)
     c.arrow((158, 150), (214, 150))
     c.text(331, 96, "sandbox: a worker process", bold=True)
     c.box(218, 116, 226, 68, "runs the program\non the input of each test", FAINT)
-    c.box(218, 200, 226, 66, "limits: time, memory, files;\nbeyond them it is stopped", MACRO, size=13)
+    c.box(218, 200, 226, 66, "limits: time and memory;\nno network", MACRO, size=13)
     c.arrow((444, 150), (534, 150))
     c.text(497, 118, "plain\noutputs", size=13)
     parent = "parent process compares\nthem with the expected outputs\nand never runs the program"
     c.box(538, 104, 234, 84, parent, FAINT, size=13)
     c.arrow((655, 188), (655, 232))
-    c.box(538, 236, 234, 58, "reward: from the share\nof tests passed", REWARD, bold=True)
+    c.box(538, 236, 234, 58, "reward: −0.3 + 1.3 ·\nshare of tests passed", REWARD, bold=True)
     c.note(
         326,
-        "What the worker sends back is data: text and numbers. Nothing that the program made is executed outside "
-        "the sandbox, and a program that hangs or breaks only fails its test.",
+        "What comes back is data: text and numbers. The expected outputs stay outside the sandbox. A program that "
+        "fails while it runs, or runs too long, gets −0.6, one that does not compile −1.",
     )

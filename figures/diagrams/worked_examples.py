@@ -276,7 +276,13 @@ def memory(c: Canvas) -> None:
     title = f"Full fine-tuning, four models in float32: {full.peak / GIB:.0f} GiB at the peak"
     c.text(28, 72, title, bold=True, anchor="start")
     _bar(c, 28, 92, 70, scale, full.peak, parts)
-    c.text(28, 218, f"LoRA over one bfloat16 base: {lora.peak / GIB:.0f} GiB at the peak", bold=True, anchor="start")
+    c.text(
+        28,
+        218,
+        f"LoRA over one bfloat16 base: {lora.peak / GIB:.0f} GiB at the peak; from left to right:",
+        bold=True,
+        anchor="start",
+    )
     parts = [
         ("", lora.weights, REFERENCE),
         ("", lora.adapters + lora.optimizer, LONGER),
