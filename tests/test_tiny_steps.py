@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -11,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.cli import main
-from marlhf_lite.evaluation.first_wrong_step import blame, first_wrong_tokens
+from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.evaluation.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
+from marlhf_lite.evaluation.gradients import Estimator
+from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing.base import split_sentences
 from marlhf_lite.tasks.tiny_steps.corpus import (
@@ -27,6 +31,8 @@ from marlhf_lite.tasks.tiny_steps.corpus import (
 )
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
 from marlhf_lite.tasks.tokenization import encode_responses
+from marlhf_lite.training.outputs import ModelOutputs
+from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import from_tokens
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
@@ -207,27 +213,75 @@ def test_a_line_is_a_sentence():
 
 # Blame
 
+FAILED = ["a+5:47>52\nb-3:52>39\nc*2:39>78\nAnswer 78", "a+5:47>51\nb-3:51>48\nc*2:48>96\nAnswer 96"]
 
-def test_blame_falls_on_the_tokens_of_the_first_wrong_step():
-    tokenizer = load_tokenizer("tiny-gemma-steps")
-    texts = [RIGHT, "a+5:47>52\nb-3:52>39\nc*2:39>78\nAnswer 78", "a+5:47>52", "a+5:47>51\nb-3:51>38\nc"]
+
+@pytest.fixture(scope="module")
+def steps_tokenizer():
+    return load_tokenizer("tiny-gemma-steps")
+
+
+def rollout_of(tokenizer, texts):
     ids = encode_responses(tokenizer, texts, 100)
-    rollout = from_tokens(tokenizer, [PROBLEM.prompt] * 4, ids, [tokenizer.eos_token_id])
-    wrong = first_wrong_tokens(rollout, tokenizer)
-    marked = [tokenizer.decode([i for i, m in zip(row, flags) if m]) for row, flags in zip(ids, wrong.tolist())]
+    made = from_tokens(tokenizer, [PROBLEM.prompt] * len(texts), ids, [tokenizer.eos_token_id])
+    scores = torch.tensor(gold_scores(made.prompts, texts))
+    return ids, replace(made, scores=scores, ref_logprobs=torch.zeros(made.mask.shape))
+
+
+def test_blame_falls_on_the_tokens_of_the_first_wrong_step(steps_tokenizer):
+    ids, rollout = rollout_of(steps_tokenizer, [RIGHT, FAILED[0], "a+5:47>52", FAILED[1]])
+    wrong = first_wrong_tokens(rollout, steps_tokenizer)
+    marked = [steps_tokenizer.decode([i for i, m in zip(row, flags) if m]) for row, flags in zip(ids, wrong.tolist())]
     assert marked == ["", "b-3:52>39", "", "a+5:47>51"]
 
     advantages = torch.randn(wrong.shape, generator=torch.Generator().manual_seed(0)).double()
-    found = blame(advantages, wrong, rollout.mask, torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    found = blame(advantages, wrong, rollout.mask, rollout.scores)
     for place, row in enumerate((1, 3)):
         negative = [max(-a, 0.0) for a in advantages[row].tolist()[: len(ids[row])]]
         at = [i for i in range(len(ids[row])) if wrong[row, i]]
         assert found.share[place].item() == pytest.approx(sum(negative[i] for i in at) / sum(negative))
         assert found.before[place].item() == pytest.approx(sum(negative[: at[0]]) / sum(negative))
         assert found.tokens[place].item() == pytest.approx(len(at) / len(ids[row]))
-    flat = blame(-torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4))
-    assert torch.allclose(flat.share, flat.tokens.double())
     assert not blame(torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4)).share.any()
+
+
+class Given(PPOTrainer):
+    """A trainer whose critic gives these values [B, T], and whose policy is the reference."""
+
+    def __init__(self, tokenizer, values):
+        self.tokenizer, self.values, self.kl_coef = tokenizer, values, 0.0
+        self.micro_batch_size, self.updates_done = len(values), 0
+
+    def compute_outputs(self, rollout):
+        return ModelOutputs(torch.zeros_like(self.values), torch.zeros_like(self.values), self.values)
+
+
+def test_blame_by_estimator_in_closed_form(steps_tokenizer):
+    """A blind critic blames by distance to the end; one that sees a slip at once blames its last token."""
+    _, rollout = rollout_of(steps_tokenizer, FAILED)
+    wrong, lengths = first_wrong_tokens(rollout, steps_tokenizer), rollout.lengths.tolist()
+
+    def estimator(lam, n="1"):
+        return Estimator(PPOConfig(lam=lam), MacroConfig(n=n), FixedNGram(int(n)))
+
+    estimators = {"token": estimator(0.9), "n=5": estimator(0.9, "5"), "one": estimator(1.0), "zero": estimator(0.0)}
+    blind = blame_by_estimator(
+        Given(steps_tokenizer, 0.4 * rollout.mask.float()), rollout, {k: estimators[k] for k in ("token", "n=5", "one")}
+    )
+    for row, length in enumerate(lengths):
+        at = [i for i in range(length) if wrong[row, i]]
+        for name, weights in {
+            "token": [0.9 ** (length - 1 - i) for i in range(length)],
+            "n=5": [0.9 ** ((length - 1) // 5 - i // 5) for i in range(length)],
+            "one": [1.0] * length,
+        }.items():
+            share, before = sum(weights[i] for i in at) / sum(weights), sum(weights[: at[0]]) / sum(weights)
+            assert blind[name].share[row].item() == pytest.approx(share, rel=1e-5)
+            assert blind[name].before[row].item() == pytest.approx(before, rel=1e-5)
+    over = wrong.cumsum(1) == wrong.sum(1, keepdim=True)  # from the last token of the slip on
+    after = torch.nn.functional.pad(over[:, :-1], (1, 0))  # V(s_t) is the value before token t
+    seeing = Given(steps_tokenizer, (~after & rollout.mask).float())
+    assert torch.allclose(blame_by_estimator(seeing, rollout, estimators)["zero"].share, torch.ones(2).double())
 
 
 # End to end

@@ -6,14 +6,16 @@ can be scored without another model. Shapes: B responses, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from marlhf_lite.evaluation.gradients import Estimator, as_trainer
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.tasks.tiny_steps.gold import Fault, verify
+from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import Rollout
 
 
@@ -59,3 +61,22 @@ def blame(advantages: Tensor, wrong: Tensor, mask: Tensor, scores: Tensor) -> Bl
     before = torch.arange(mask.shape[1], device=mask.device) < first
     shares = [(negative * part).sum(1) / total.where(total > 0, 1.0) for part in (wrong, before)]
     return Blame(shares[0], wrong.sum(1) / mask.sum(1), shares[1])
+
+
+@torch.no_grad()
+def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mapping[str, Estimator]) -> dict[str, Blame]:
+    """Find the blame under each estimator, by the trainer's policy and critic, on a scored rollout.
+
+    RLOO, which gives all tokens of a response one advantage, has `Blame.tokens` for its share.
+    """
+    trainers = {name: as_trainer(trainer, estimator) for name, estimator in estimators.items()}
+    advantages: dict[str, list[Tensor]] = {name: [] for name in trainers}
+    for rows in torch.arange(len(rollout)).split(trainer.micro_batch_size):
+        part = rollout.select(rows)
+        outputs = trainer.compute_outputs(part)
+        for name, one in trainers.items():
+            segments = one.segment(part)
+            found = one.compute_advantages(part, segments, outputs).advantages
+            advantages[name].append(one.steps(segments).broadcast(found))
+    wrong = first_wrong_tokens(rollout, trainer.tokenizer)
+    return {name: blame(torch.cat(parts), wrong, rollout.mask, rollout.scores) for name, parts in advantages.items()}

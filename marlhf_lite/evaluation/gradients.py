@@ -91,8 +91,8 @@ def policy_gradients(
     """
     if len(rollout) % replicates:
         raise InputError(f"replicates {replicates}: {len(rollout)} responses are not a multiple of it")
-    trainers = {name: _as_trainer(trainer, estimator) for name, estimator in estimators.items()}
-    reference = _as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
+    trainers = {name: as_trainer(trainer, estimator) for name, estimator in estimators.items()}
+    reference = as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
     normalizers = {
         name: one.loss_normalizers(one.steps(one.segment(rollout))) / replicates
         for name, one in (trainers | {REFERENCE: reference}).items()
@@ -113,7 +113,7 @@ def policy_gradients(
     return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
-def _as_trainer(trainer: PPOTrainer, estimator: Estimator) -> PPOTrainer:
+def as_trainer(trainer: PPOTrainer, estimator: Estimator) -> PPOTrainer:
     """The same models under another estimator; β stays that of the trainer."""
     other = copy.copy(trainer)
     other.config, other.macro_config, other.termination = estimator.config, estimator.macro_config, estimator.rule
