@@ -15,6 +15,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.evaluation.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
 from marlhf_lite.evaluation.gradients import Estimator
+from marlhf_lite.experiments import first_wrong_step
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing.base import split_sentences
@@ -287,7 +288,7 @@ def test_blame_by_estimator_in_closed_form(steps_tokenizer):
 # End to end
 
 
-def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path):
+def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path, capsys):
     sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
     words = ["run", "--dataset", "tiny-steps", "--termination", "sentence", "--output_dir", str(tmp_path / "out")]
     assert main([*words, *(f"--{name}={value}" for name, value in sizes.items())]) == 0
@@ -296,3 +297,10 @@ def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path):
     (row,) = read_lines(next((tmp_path / "out").rglob("metrics.jsonl")))
     assert 0 <= row["gold_mean"] <= 1 and row["eos_rate"] > 0.5
     assert 7 < row["macro_length"] < 11  # such as "a+5:47>52" and a line break
+
+    out = str(tmp_path / "out")
+    assert first_wrong_step.main(["--sft", out, "--policy", out, "--eval_prompts", "4"]) == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("RLOO", "PPO lam=1", "MA-PPO lines"))
+    assert first_wrong_step.main(["--sft", out, "--policy", f"{out}/sft", "--eval_prompts", "4"]) == 2
+    assert "no critic beside it" in capsys.readouterr().err
