@@ -71,7 +71,7 @@ def test_report(protocol, results, tmp_path):
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
-    assert names == ["area_differences.png", "learning_curves.png"]
+    assert names == ["differences.png", "learning_curves.png"]
 
 
 @pytest.mark.parametrize(

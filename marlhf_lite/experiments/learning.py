@@ -62,7 +62,7 @@ def _curve(run: Mapping) -> list[Mapping]:
 
 
 def _speed(run: Mapping, threshold: float) -> dict:
-    """Updates to the threshold (None: never), the same with the budget in place of None, and the area."""
+    """Return updates to the threshold (None: never), the same with the budget in place of None, and the area."""
     scores = [row[SCORE] for row in _curve(run)]
     updates = updates_to_reach(scores, threshold, WINDOW)
     return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
@@ -152,11 +152,11 @@ def _gap(value: Mapping | None, form: str) -> str:
 def learning_figures(
     groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path
 ) -> list[Path]:
-    """Draw the learning curves, a panel for each group, and the differences of areas, as PNG files; their paths."""
+    """Draw the learning curves, a panel for each group, and the differences, as PNG files; their paths."""
     matplotlib.use("Agg")  # files only: no window, no display needed
     drawn = {"learning_curves": learning_curves(groups, results)}
     if any("area_difference" in row for row in rows):
-        drawn["area_differences"] = area_differences(rows)
+        drawn["differences"] = differences(rows)
     paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
     plt.close("all")
     return paths
@@ -183,12 +183,14 @@ def _short(method: str, group: str) -> str:
     return method.removeprefix(group).strip() or method
 
 
-def area_differences(rows: Sequence[Mapping]) -> np.ndarray:
-    """Plot each method's area under the curve, less that of its group's reference; returns the [1] Axes."""
+def differences(rows: Sequence[Mapping]) -> np.ndarray:
+    """Plot updates to the threshold and area, less those of the group's reference; returns the [2] Axes."""
     text = (
-        "Mean gold score over all updates, less that of the group's first method, paired by seed. Dot: mean; bar: 95 % "
-        "t-interval over seeds; small dots: each seed. Further right learns faster."
+        "Less those of the group's first method, paired by seed. Dot: mean; bar: 95 % t-interval over seeds; small "
+        "dots: each seed. Faster is further left on the left, further right on the right."
     )
-    axes = dots([row for row in rows if "area_difference" in row], {"area_difference": "difference of areas"}, text)
-    axes[0].axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    keys = {"updates_difference": "difference in\nupdates to threshold", "area_difference": "difference in area"}
+    axes = dots([row for row in rows if "area_difference" in row], keys, text)
+    for ax in axes:
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     return axes
