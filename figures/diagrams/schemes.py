@@ -66,7 +66,7 @@ def four_models(c: Canvas) -> None:
         ("reward model", "one score for\neach response", "LoRA adapter, score head\nfixed", REWARD),
         (
             "critic",
-            "value V of\neach token",
+            "value V before\neach token",
             "LoRA adapter, value head\ntrained, starts\nfrom the reward model",
             CRITIC,
         ),
@@ -152,7 +152,7 @@ def house(c: Canvas) -> None:
     )
 
 
-@diagram(height=566)
+@diagram(height=552)
 def ladder(c: Canvas) -> None:
     """A ladder of estimators: one change a rung
 
@@ -161,8 +161,8 @@ def ladder(c: Canvas) -> None:
     """
     columns = (
         "each token's\nown value",
-        "value at its\nfirst token",
-        "pooled value\nof its tokens",
+        "value at the macro\naction's first token",
+        "pooled value of\nthe macro action",
     )
     c.text(112, 84, "credit fades by", bold=True)
     c.text(490, 62, "baseline that is subtracted", bold=True)
@@ -175,7 +175,7 @@ def ladder(c: Canvas) -> None:
             ("E2: SAE\nλ = 1 inside", INK), ('E3: sigma="start"', INK),
             ("E4: MA-PPO, σ equal\nE5: KL averaged, too", MACRO)]),
         ("nothing: λ = 1", [("MC: return minus V", REFERENCE)]),
-        ("1 − 1/(α · length)\nat every token", [("VC: critic trained\nfirst, on λ = 1", CRITIC)]),
+        ("λ = 1 − 1/(α · length)\nat every token", [("VC: critic trained\nfirst, on λ = 1", CRITIC)]),
     )  # fmt: skip
     for i, (name, cells) in enumerate(rows):
         y = 124 + 74 * i
