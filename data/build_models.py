@@ -31,6 +31,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.programs import TestRunner, read_problem
+from marlhf_lite.tasks.tiny_code import corpus as code
 from marlhf_lite.tasks.tiny_steps import corpus as steps
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import corpus as tldr
@@ -39,6 +41,7 @@ from marlhf_lite.tasks.tiny_umbrella import corpus as umbrella
 from marlhf_lite.tasks.tiny_umbrella import gold as umbrella_gold
 
 OUT = Path(__file__).parent
+DEFAULTS = {"tiny-code": {"model": "tiny-codegemma"}} | EMBEDDED_DEFAULTS  # the first has no committed model yet
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
@@ -131,6 +134,22 @@ def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form
 
 
+CODE_TESTS: dict[str, str] = {}  # the hidden tests of each prompt that was made
+
+
+def code_document(rng: random.Random) -> tuple[str, str]:
+    """A specification and a program, in 40 % with a bug."""
+    prompt, program, CODE_TESTS[prompt] = code.document(rng)
+    return prompt, program
+
+
+def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of programs that pass all hidden tests, and of those that run at all."""
+    outcomes = TestRunner("monty").run(responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts])
+    ran = [outcome.status == "ran" for outcome in outcomes]
+    return {"passed": sum(all(o.passed) for o in outcomes) / len(ran), "ran": sum(ran) / len(ran)}
+
+
 UMBRELLA_SIZES = {
     "updates": 800, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
     "vote_weight": 5.0,
@@ -143,6 +162,7 @@ TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
     "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
+    "tiny-code": Recipe(code_document, code_check),
 }
 
 
@@ -253,7 +273,7 @@ def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int 
     rng = random.Random(f"{args.name}-check-{args.seed}")
     prompts = [recipe.document(rng)[0] for _ in range(rows)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    length = EMBEDDED_DEFAULTS[args.task].get("max_response_length", 96)
+    length = DEFAULTS[args.task].get("max_response_length", 96)
     out = model.generate(**inputs, max_new_tokens=length, do_sample=True, temperature=0.8, top_k=50)
     new = out[:, inputs["input_ids"].shape[1] :]
     measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
@@ -292,7 +312,7 @@ def parse() -> argparse.Namespace:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=type(default))
     args = parser.parse_args()
-    args.name = EMBEDDED_DEFAULTS[args.task]["model"]
+    args.name = DEFAULTS[args.task]["model"]
     args.out = args.out or OUT / args.name
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**SIZES | TASKS[args.task].sizes | given)

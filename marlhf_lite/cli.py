@@ -211,7 +211,9 @@ def _train_all(options: SimpleNamespace, folders: dict[str, Path], methods: dict
         make_rule(macro)
     context = _open(options, folders.values())
     sft = folders.get("sft") or pipeline.sft_stage(context)
-    rm = folders.get("rm") or pipeline.rm_stage(context, sft)
+    rm = folders.get("rm")
+    if rm is None and (len(context.task.splits["rm"]) or options.reward.reward == "rm"):
+        rm = pipeline.rm_stage(context, sft)
     policies = {name: pipeline.ppo_stage(context, sft, rm, macro, name) for name, macro in methods.items()}
     pipeline.evaluate(context, policies, sft, rm, examples=3)
 
@@ -295,7 +297,7 @@ def _export(options: SimpleNamespace, folders: dict[str, Path]) -> None:
 
 SHARED = ("run", "model", "data")
 RECORDS = ("checkpoint", "logging")
-ALL_STAGES = ("macro", "ppo", "reward", "inputs", "sft", "rm", "trainer", "eval", *RECORDS, *SHARED)
+ALL_STAGES = ("macro", "ppo", "reward", "programs", "inputs", "sft", "rm", "trainer", "eval", *RECORDS, *SHARED)
 
 COMMANDS = {
     "demo": Command(
@@ -324,31 +326,31 @@ COMMANDS = {
     ),
     "ppo": Command(
         "PPO over macro actions; --n 1 is token-level PPO.",
-        ("inputs", "macro", "ppo", "reward", *RECORDS, *SHARED),
+        ("inputs", "macro", "ppo", "reward", "programs", *RECORDS, *SHARED),
         _ppo,
         "marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c",
     ),
     "dpo": Command(
         "DPO on the reward model's pairs.",
-        ("dpo", "inputs", "trainer", "sampling", *RECORDS, *SHARED),
+        ("dpo", "inputs", "programs", "trainer", "sampling", *RECORDS, *SHARED),
         _dpo,
         "marlhf dpo --sft runs/a --output_dir runs/d",
     ),
     "rloo": Command(
         "RLOO: groups of responses in place of a critic.",
-        ("rloo", "inputs", "reward", *RECORDS, *SHARED),
+        ("rloo", "inputs", "reward", "programs", *RECORDS, *SHARED),
         _groups,
         "marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e",
     ),
     "grpo": Command(
         "GRPO: RLOO's groups, scaled by their deviation.",
-        ("grpo", "inputs", "reward", *RECORDS, *SHARED),
+        ("grpo", "inputs", "reward", "programs", *RECORDS, *SHARED),
         _groups,
         "marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f",
     ),
     "evaluate": Command(
         "Answers, scores and intervals on held-out prompts.",
-        ("policies", "inputs", "eval", "sampling", *SHARED),
+        ("policies", "inputs", "programs", "eval", "sampling", *SHARED),
         _evaluate,
         "marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c",
     ),

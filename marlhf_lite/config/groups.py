@@ -15,6 +15,7 @@ GROUPS: dict[str, type[Checked]] = {
     "rm_input": options.RMInputConfig,
     "inputs": options.InputConfig,
     "reward": options.RewardConfig,
+    "programs": options.ProgramConfig,
     "trainer": options.TrainerConfig,
     "sft": options.SFTStageConfig,
     "rm": options.RewardModelConfig,

@@ -113,8 +113,21 @@ class RewardConfig(Checked):
     """The reward of a response."""
 
     reward: str = option(
-        "rm", "Reward: rm, gold (embedded task), or package.module:function, from (prompts, responses) to scores."
+        "rm",
+        "Reward: rm, gold (embedded task), tests (unit tests, Appendix B.5), all_tests (these, but all or nothing), or "
+        "package.module:function, from (prompts, responses) to scores.",
     )
+
+
+@dataclass
+class ProgramConfig(Checked):
+    """Where programs run that are judged by unit tests, and the limits of one with all its tests."""
+
+    executor: Literal["monty", "bubblewrap"] = option(
+        "monty", "Sandbox; monty: a subset of Python, everywhere, bubblewrap: all of it, on Linux."
+    )
+    test_seconds: float = option(4.0, "Wall time in seconds.", above=0)
+    test_memory: int = option(256, "Memory in MB.", least=1)
 
 
 # SFT, reward model, DPO

@@ -13,10 +13,12 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary
+from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
 from marlhf_lite.evaluation.scores import SCORES, name_temperatures, table
 from marlhf_lite.evaluation.text_metrics import COLUMNS, text_metrics
 from marlhf_lite.plotting import evaluation as plots
 from marlhf_lite.plotting.training import save
+from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.jsonl import write_json
 
 _HEADINGS = {"method": "method", "mean": "mean", "std": "std", "median": "median", "low tail": "5 % quantile"}
@@ -85,6 +87,17 @@ def _figures(responses: pd.DataFrame, tables: dict, results: dict, baseline: str
     cells = results.get("best_of_n", [])
     if any(cell["temperature"] != 0 for cell in cells):
         yield from ((f"best_of_n_{name}", plots.best_of_n_map(cells, name)) for name in scores)
+
+
+def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
+    """Write pass.json to `path` where the task has unit tests; the table of pass@k by difficulty, as in Table 3."""
+    if task.tests is None:
+        return ""
+    problems = task.splits["test"]
+    difficulty = dict(zip(problems["prompt"], problems["difficulty"], strict=True))
+    rows = pass_rates(responses, difficulty)
+    write_json(path / "pass.json", rows)
+    return f"{pass_table(rows)}\n\n"
 
 
 def example_answers(rows: pd.DataFrame, count: int) -> str:

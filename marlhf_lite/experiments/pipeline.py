@@ -30,7 +30,7 @@ from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
-from marlhf_lite.experiments.evaluation_report import caption, details, example_answers
+from marlhf_lite.experiments.evaluation_report import caption, details, example_answers, pass_report
 from marlhf_lite.experiments.reports import run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -58,6 +58,7 @@ from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import make_accelerator, tracker_names
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.program_tests import with_tests
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, text_reward
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
@@ -152,6 +153,8 @@ def open_context(options: SimpleNamespace, inputs: Iterable[Path] = (), exist_ok
     model_path(options.model.model)
     given = {name: getattr(data, name) for name in ("size", "bad_rows", "template", "part")}
     task = load_task(data.dataset, seed=data.split_seed, streaming=data.dataset_streaming, **given)
+    if hasattr(options, "programs"):
+        task = with_tests(task, options.programs, data.bad_rows)
     if hasattr(options, "reward"):
         text_reward(options.reward.reward, task)
     tokenizer = load_tokenizer(options.model.model)
@@ -250,7 +253,7 @@ def rm_stage(context: RunContext, sft: Path) -> Path:
     """Train the reward model from the SFT adapter; return its folder. Prints its accuracy on held-out pairs."""
     options, splits = context.options, context.task.splits
     if not len(splits["rm"]):
-        hint = "train PPO with --reward package.module:function"
+        hint = "train PPO with --reward tests, or package.module:function"
         raise InputError(f"{context.task.name}: it has no preference pairs for a reward model: {hint}")
 
     def train(folder: Path) -> dict:
@@ -460,7 +463,7 @@ def evaluate(context: RunContext, policies: dict[str, Path], sft: Path, rm: Path
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
     if not examples or options.temperatures or options.eval_samples > 1:
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
-    print(example_answers(rows, examples), end="")
+    print(pass_report(context.path, rows, context.task) + example_answers(rows, examples), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
 
 

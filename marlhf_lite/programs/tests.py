@@ -86,7 +86,8 @@ def _stripped(text: str) -> list[str]:
 def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
 
-    APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts.
+    APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
+    of APPS's outputs are a list around the value, so both pass; with `"exact": true` a value is meant as it stands.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
     be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
 
@@ -118,10 +119,9 @@ def _apps(row: dict) -> Iterable[Test]:
         if not all(isinstance(arguments, list) for arguments in inputs):
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
         inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
-        return [
-            Test(i, [_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o), name, True)
-            for i, o in zip(inputs, outputs, strict=True)
-        ]
+        outputs = [[_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o) for o in outputs]
+        unwrap = not row.get("exact")
+        return [Test(i, o, name, unwrap) for i, o in zip(inputs, outputs, strict=True)]
     return [Test(_as_text(i), _as_text(o)) for i, o in zip(inputs, outputs, strict=True)]
 
 

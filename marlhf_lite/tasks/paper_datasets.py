@@ -95,6 +95,13 @@ def apps_test_row(row: dict) -> dict[str, str]:
     }
 
 
+def humaneval_row(row: dict) -> dict[str, str]:
+    """Convert a problem in HumanEval's form: the prompt is the start of a function, `chosen` the rest of it."""
+    prompt, solution = _text(row, "prompt").rstrip(), _text(row, "canonical_solution").rstrip()
+    tests = {"prompt": prompt, "test": _text(row, "test"), "entry_point": _text(row, "entry_point")}
+    return {"prompt": prompt, "chosen": f"\n{solution}", "tests": json.dumps(tests), "difficulty": ""}
+
+
 def _text(row: dict, *path) -> str:
     """Return the text at `path`, one key or index a level. Raises `BadRow` where there is none."""
     value, name = row, path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
@@ -149,6 +156,7 @@ APPS = Form(
     convert_test=apps_test_row,
     fractions=(0.2, 0.0, 0.8),
 )
+HUMANEVAL = Form(("prompt", "canonical_solution", "test", "entry_point"), humaneval_row, fractions=(0.2, 0.0, 0.8))
 
 
 @dataclass(frozen=True)
@@ -177,5 +185,5 @@ def form_of(columns: Collection[str]) -> Form:
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
-    best = max((TLDR, WEBGPT, APPS, PAIRS, TRANSCRIPTS), key=lambda form: (share(form), len(form.columns)))
+    best = max((TLDR, WEBGPT, APPS, HUMANEVAL, PAIRS, TRANSCRIPTS), key=lambda form: (share(form), len(form.columns)))
     return best if share(best) > 0.5 else PAIRS

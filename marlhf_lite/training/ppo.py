@@ -178,7 +178,7 @@ class PPOTrainer:
 
         self.generated_tokens += row["tokens"]
         row = {"update": self.updates_done} | row | {"generated_tokens": self.generated_tokens}
-        row |= self.termination.metrics() if hasattr(self.termination, "metrics") else {}
+        row |= {k: v for part in (self.termination, self.reward) for k, v in getattr(part, "metrics", dict)().items()}
         seconds = time.perf_counter() - start
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}

@@ -13,6 +13,7 @@ from torch import Tensor
 from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.program_tests import TestReward
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 
@@ -53,6 +54,10 @@ class FunctionReward:
         if wrong is not None:
             raise InputError(f"reward {self.name}: score {scores[wrong]} for response {wrong}: return a finite number")
         return torch.tensor([float(s) for s in scores], dtype=torch.float32, device=rollout.tokens.device)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the function tells of the last responses, where it has metrics."""
+        return getattr(self.function, "metrics", dict)()
 
     def _call(self, rollout: Rollout) -> list:
         try:
@@ -99,6 +104,10 @@ def text_reward(kind: str, task: Task) -> Callable | None:
     """The function of texts that `--reward` names; None for rm. Raises `InputError` where there is none."""
     if kind == "rm":
         return None
+    if kind in ("tests", "all_tests"):
+        if task.tests is None:
+            raise InputError(f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function")
+        return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
         return import_function(kind)
     if task.gold is None:
@@ -108,7 +117,7 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
 def import_function(name: str) -> Callable:
     """The function that `package.module:function` names, from the current folder too. Raises `InputError` if not."""
-    fix = "give rm, gold, or package.module:function"
+    fix = "give rm, gold, tests, all_tests, or package.module:function"
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise InputError(f"--reward {name}: unknown: {fix}")

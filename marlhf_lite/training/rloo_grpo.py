@@ -22,6 +22,7 @@ from marlhf_lite.training.callbacks import response_rows
 from marlhf_lite.training.dpo import baseline_arguments
 from marlhf_lite.training.logging import SAMPLE_EVERY
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
+from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import check_scores, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
 from marlhf_lite.training.sft import quiet_arguments
@@ -35,7 +36,7 @@ NAMES = {
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip_fraction",
     "completions/mean_length": "response_length",
-} | {name: name for name in ("rm_score_mean", "rm_score_std", "gold_mean", "eos_rate")}
+} | {name: name for name in ("rm_score_mean", "rm_score_std", "gold_mean", "eos_rate", *SHARES)}
 
 
 def check_groups(config: GroupConfig, processes: int = 1) -> None:
@@ -97,7 +98,7 @@ class SampledReward:
         if self.gold is not None:
             scores = self.gold(rollout.prompts, rollout.responses)
             row["gold_mean"] = sum(scores) / len(scores)
-        return row
+        return row | getattr(self.reward, "metrics", dict)()
 
 
 def group_trainer(

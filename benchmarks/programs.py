@@ -1,0 +1,55 @@
+"""Count the programs that each executor runs in a second, with all cores: short functions with five tests each.
+
+A third of the programs are right, a third are wrong, and a third do not compile or raise, as a policy's are. All are
+different, so that no outcome is known. An executor that is not installed is left out with its reason.
+
+    python benchmarks/programs.py --programs 2000
+"""
+
+import argparse
+import json
+import os
+import time
+
+from marlhf_lite.programs import EXECUTORS, Test, TestRunner
+from marlhf_lite.utils.errors import InputError
+
+KINDS = (
+    "def f(xs):\n    return [x + {i} for x in xs if x > 3]",
+    "def f(xs):\n    out = []\n    for x in xs:\n        out.append(x * {i})\n    return out",
+    "def f(xs):\n    return xs[{i}]",
+    "def f(xs):\n    return [x + {i} for x in xs",
+)
+
+
+def made(count: int) -> tuple[list[str], list[list[Test]]]:
+    """Programs and their tests."""
+    programs = [KINDS[i % len(KINDS)].format(i=i) for i in range(count)]
+    inputs = ([1, 5, 7], [], [4], [9, 9, 2, 0], [3, 6])
+    return programs, [[Test([xs], [x + i for x in xs if x > 3], "f") for xs in inputs] for i in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=2000, help="for monty; bubblewrap runs a tenth")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    results = {"workers": args.workers}
+    for name in EXECUTORS:
+        try:
+            runner = TestRunner(name, workers=args.workers)
+            runner.run(*made(args.workers))  # starts what is started once
+        except InputError as error:
+            print(error)
+            continue
+        programs, tests = made(args.programs // (1 if name == "monty" else 10))
+        start = time.perf_counter()
+        outcomes = TestRunner(name, workers=args.workers).run(programs, tests)
+        results[name] = round(len(programs) / (time.perf_counter() - start), 1)
+        ran = sum(outcome.status == "ran" for outcome in outcomes)
+        print(f"{name}: {results[name]} programs/s ({len(programs)} programs, {ran} of them ran)")
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

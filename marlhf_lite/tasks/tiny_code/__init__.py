@@ -1,0 +1,1 @@
+"""The embedded task `tiny-code`: short programs from specifications of one line."""

@@ -1,0 +1,106 @@
+"""Unit tests of the problems of a task: what responses to their prompts score, as gold scores and as a reward."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import datasets
+
+from marlhf_lite.config.options import ProgramConfig
+from marlhf_lite.programs import Outcome, Problem, TestRunner, program_reward, read_problem
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.utils.errors import InputError
+
+# The name of a share of a rollout's programs in its metrics; together they are 1.
+SHARES = tuple(
+    f"share_{name}" for name in ("compile_error", "runtime_error", "timeout", "unsupported", "failed", "passed")
+)
+JUDGED = ("ppo", "test")  # the parts of a task whose programs are run
+
+
+class ProgramTests:
+    """Runs each response with the tests of its prompt's problem: `(prompts, responses) -> outcomes`.
+
+    Args:
+        texts: prompt to tests, in a form of `read_problem`.
+        config: the executor and its limits.
+    """
+
+    def __init__(self, texts: Mapping[str, str], config: ProgramConfig):
+        self.runner = TestRunner(config.executor, config.test_seconds, config.test_memory)
+        self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
+        problems: list[Problem] = [self.problem(prompt) for prompt in prompts]
+        programs = [problem.head + response for problem, response in zip(problems, responses, strict=True)]
+        return self.runner.run(programs, [problem.tests for problem in problems])
+
+    def shares(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        """Return the share of its tests that each response passed: the gold score of a program."""
+        return [outcome.share for outcome in self(prompts, responses)]
+
+
+class TestReward:
+    """The reward of Appendix B.5 as a function of texts; `metrics` tells what became of the last programs."""
+
+    __test__ = False  # pytest takes classes of this name for its own
+
+    def __init__(self, tests: ProgramTests, strict: bool = False):
+        self.tests, self.strict, self.outcomes = tests, strict, []
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        self.outcomes = self.tests(prompts, responses)
+        return [program_reward(outcome, self.strict) for outcome in self.outcomes]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the shares of the last programs by what became of them, under the names of SHARES."""
+        counts = Counter(map(_kind, self.outcomes))
+        return {name: counts[name] / max(len(self.outcomes), 1) for name in SHARES}
+
+
+def _kind(outcome: Outcome) -> str:
+    ran = "passed" if all(outcome.passed) else "failed"
+    return f"share_{ran if outcome.status == 'ran' else outcome.status}"
+
+
+def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Task:
+    """Return the task with its unit tests ready, and with the share of tests passed as its gold score.
+
+    A task whose rows have no column `tests` is returned as it is. Problems without tests are left out of the parts
+    whose programs are run, and counted as `no_tests`; with `bad_rows="drop"` so are those whose tests do not parse, as
+    `bad_tests`.
+
+    Raises:
+        InputError: tests that do not parse, no problem left, an executor that is not installed, or limits out of range.
+    """
+    if not any("tests" in task.splits[part].column_names for part in JUDGED):
+        return task
+    counts: Counter[str] = Counter(no_tests=0, bad_tests=0)
+    kept = {part: _readable(task, part, bad_rows, counts) for part in JUDGED}
+    texts = {prompt: text for rows in kept.values() for prompt, text in zip(rows["prompt"], rows["tests"], strict=True)}
+    tests = ProgramTests(texts, config)
+    sizes = {part: len(rows) for part, rows in kept.items()}
+    splits = datasets.DatasetDict({**task.splits, **kept})
+    return replace(task, splits=splits, gold=tests.shares, tests=tests, counts=task.counts | sizes | dict(counts))
+
+
+def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
+    rows, good = task.splits[part], []
+    for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
+        try:
+            if text:
+                read_problem(text)
+                good.append(i)
+            counts["no_tests"] += not text
+        except InputError as error:
+            if bad_rows == "error":
+                problem = " ".join(prompt.split())[:60]
+                hint = "correct them, or drop such problems with --bad_rows drop"
+                raise InputError(f"{task.name}: problem {problem!r}: {error}: {hint}") from None
+            counts["bad_tests"] += 1
+    if len(rows) and not good:
+        raise InputError(f"{task.name}: no problem of the part {part} has tests: give problems with unit tests")
+    return rows.select(good)

@@ -1,0 +1,187 @@
+"""Tasks with unit tests through the pipeline: APPS's format, both kinds, from a local file to pass@k."""
+
+import json
+
+import pytest
+from test_programs_attacks import ready
+
+from marlhf_lite.cli import main
+from marlhf_lite.config.options import ProgramConfig
+from marlhf_lite.programs import monty
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.training.program_tests import SHARES, with_tests
+from marlhf_lite.training.rewards import text_reward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder
+
+LEVELS = ("introductory", "interview", "competition")
+SMALL = (
+    "--sft_epochs 1 --sft_batch_size 2 --per_device_train_batch_size 2 --updates 1 --batch_size 4 --micro_batch_size 4 "
+    "--max_response_length 12 --eval_prompts 4 --finetune lora "
+    "--lora_r 4 --lora_alpha 8 --dtype float32 --gradient_checkpointing false"
+).split()
+
+
+def apps(i):
+    """A problem in APPS's form: its texts are those of the data set on the hub; odd ones call a function."""
+    if i % 2:
+        tests = {"fn_name": "add", "inputs": [[j, i] for j in range(3)], "outputs": [[j + i] for j in range(3)]}
+        solution, starter = f"def add(a, b):\n    return a + b  # {i}\n", "def add(a, b):\n\t "
+    else:
+        tests = {"inputs": [f"{j}\n" for j in range(3)], "outputs": [f"{j + i}\n" for j in range(3)]}
+        solution, starter = f"print(int(input()) + {i})\n", ""
+    return {
+        **{"problem_id": i, "question": f"Add {i}.", "solutions": json.dumps([solution]), "starter_code": starter},
+        **{"input_output": json.dumps(tests), "difficulty": LEVELS[i % 3], "url": ""},
+    }
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("apps") / "problems.jsonl", [apps(i) for i in range(30)])
+
+
+@pytest.fixture(params=["monty", "bubblewrap"])
+def config(request):
+    ready(request.param)
+    return ProgramConfig(executor=request.param)
+
+
+# Rewards of texts
+
+
+def test_solutions_pass_and_others_do_not(problems, config):
+    task = with_tests(load_task(problems), config)
+    rows = task.splits["ppo"]
+    assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * len(rows)
+    reward = text_reward("tests", task)
+    other = ["\nprint(1", "\n1 / 0", "\nprint(int(input()) * 0)", rows["chosen"][3]]
+    scores = reward(rows["prompt"][:4], other)
+    assert scores[:2] == [-1.0, -0.6] and scores[3] == pytest.approx(1.0)
+    shares = reward.metrics()
+    assert list(shares) == list(SHARES) and sum(shares.values()) == 1.0
+    assert (shares["share_compile_error"], shares["share_passed"]) == (0.25, 0.25)
+
+
+def test_share_of_the_tests(problems):
+    ready("monty")
+    task = with_tests(load_task(problems), ProgramConfig())
+    prompt = next(p for p in task.splits["ppo"]["prompt"] if "Standard Input" in p)
+    right_for_one = [f"\nprint({prompt.split()[2].rstrip('.')} if input() == '0' else 'no')"]
+    assert text_reward("tests", task)([prompt], right_for_one) == [pytest.approx(-0.3 + 1.3 / 3)]
+    assert text_reward("all_tests", task)([prompt], right_for_one) == [pytest.approx(-0.3)]
+    assert task.gold([prompt], right_for_one) == [pytest.approx(1 / 3)]
+
+
+def test_humaneval_file(tmp_path, config):
+    rows = [
+        {
+            "task_id": f"HumanEval/{i}",
+            "prompt": f'def inc(x):\n    """Add {i}."""\n',
+            "canonical_solution": f"    return x + {i}\n",
+            "test": f"\n\nMETADATA = {{}}\n\n\ndef check(candidate):\n    assert candidate(1) == {1 + i}\n",
+            "entry_point": "inc",
+        }
+        for i in range(12)
+    ]
+    task = with_tests(load_task(written(tmp_path / "humaneval.jsonl", rows)), config)
+    part = task.splits["ppo"]
+    assert task.gold(part["prompt"], part["chosen"]) == [1.0] * len(part)
+    assert task.gold(part["prompt"][:1], ["\n    return None"]) == [0.0]
+
+
+# Bad problems
+
+
+def changed(**columns):
+    return [apps(i) if i % 10 else apps(i) | columns for i in range(30)]
+
+
+def test_problems_without_tests_are_counted(tmp_path):
+    ready("monty")
+    task = with_tests(load_task(written(tmp_path / "a.jsonl", changed(input_output=""))), ProgramConfig())
+    assert 0 < task.counts["no_tests"] <= 3
+    assert task.counts["no_tests"] + task.counts["ppo"] + task.counts["test"] == 30 - task.counts["sft"]
+    none = load_task(written(tmp_path / "b.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
+    with pytest.raises(InputError, match="no problem of the part ppo has tests"):
+        with_tests(none, ProgramConfig())
+
+
+def test_tests_that_do_not_parse(tmp_path):
+    ready("monty")
+    broken = {"input_output": '{"inputs": ["1"]}'}
+    task = load_task(written(tmp_path / "a.jsonl", [apps(i) | broken for i in range(20)]))
+    with pytest.raises(InputError, match=r"problem 'QUESTION: Add \d+.*two lists of one length.*--bad_rows drop"):
+        with_tests(task, ProgramConfig())
+    half = written(tmp_path / "b.jsonl", changed(**broken))
+    assert 0 < with_tests(load_task(half), ProgramConfig(), "drop").counts["bad_tests"] <= 3
+
+
+def test_a_task_without_tests(problems, tmp_path):
+    rows = [{"prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(20)]
+    task = load_task(written(tmp_path / "pairs.jsonl", rows))
+    assert with_tests(task, ProgramConfig()) is task
+    with pytest.raises(InputError, match="--reward tests: .* has no unit tests"):
+        text_reward("tests", task)
+    with pytest.raises(InputError, match="--test_seconds 0"):
+        ProgramConfig(test_seconds=0)
+    with pytest.raises(InputError, match="--test_memory -1"):
+        ProgramConfig(test_memory=-1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--executor", "exec"], "invalid choice: 'exec'"),
+        (["--test_seconds", "-1"], "--test_seconds -1.0: it must be above 0"),
+        (["--reward", "test"], "--reward test: unknown: give rm, gold, tests"),
+        ([], "executor monty: it is not installed: pip install pydantic-monty"),
+    ],
+)
+def test_bad_options_are_one_line(problems, sft, tiny, tmp_path, capsys, monkeypatch, argv, words):
+    monkeypatch.setattr(monty, "monty", monty.monty if argv else None)
+    common = ["--sft", str(sft), "--dataset", problems, "--model", tiny.model, "--output_dir", str(tmp_path / "run")]
+    assert main(["ppo", "--reward", "tests", *common, *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and words in error
+
+
+# Through the pipeline
+
+
+@pytest.mark.parametrize("command", ["rloo", "grpo"])
+def test_groups_with_unit_tests(problems, tiny, sft, tmp_path, command):
+    ready("monty")
+    common = ["--dataset", problems, "--model", tiny.model, "--reward", "tests", "--output_dir", str(tmp_path / "run")]
+    small = "--updates 1 --batch_size 4 --micro_batch_size 4 --max_response_length 12 --num_generations 2".split()
+    assert main([command, "--sft", str(sft), *common, *small]) == 0
+    (row,) = RunFolder.open(tmp_path / "run" / command).metrics()
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0) and -1 <= row["rm_score_mean"] <= 1
+
+
+@pytest.mark.long
+def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tiny, tmp_path, capsys):
+    """SFT, PPO with unit tests, evaluation: --preset codegemma-2b/apps on a file and the random two-layer Gemma."""
+    ready("bubblewrap")
+    run, other = tmp_path / "run", tmp_path / "evaluation"
+    common = ["--preset", "codegemma-2b/apps", "--dataset", problems, "--model", tiny.model]
+    # The preset counts passes over the prompts; --updates wins over them.
+    assert main(["run", *common, *SMALL, "--output_dir", str(run)]) == 0
+    shown = capsys.readouterr().out
+    (row,) = RunFolder.open(run / "ma-ppo").metrics()
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
+    assert 0 <= row["gold_mean"] <= 1 and not (run / "rm").exists()
+    assert "| SFT | all | " in shown and "pass@1" in shown
+    table = json.loads((run / "pass.json").read_text())
+    assert {line["method"] for line in table} == {"SFT", "MA-PPO"}
+    assert table[-1]["difficulty"] == "all" and table[-1]["problems"] == 3
+    policies = ["--sft", str(run / "sft"), "--policies", f"MA-PPO={run / 'ma-ppo'}", "--output_dir", str(other)]
+    sizes = "--eval_prompts 3 --eval_samples 5".split()
+    assert main(["evaluate", *policies, *sizes, "--executor", "bubblewrap"]) == 0
+    shown = capsys.readouterr().out
+    assert "pass@1" in shown and "pass@5" in shown and "MA-PPO" in shown
