@@ -60,10 +60,7 @@ def load_task(
     Raises:
         InputError: for every fault of the name, the file or the rows.
     """
-    if size is not None and size < 1:
-        raise InputError(f"--size {size}: give a number of rows from 1 up")
-    if streaming and size is None:
-        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
+    _check_size(size, streaming)
     if dataset in EMBEDDED:
         return EMBEDDED[dataset](size, seed, part)
     rows, test = _find_rows(dataset, seed if streaming else None)
@@ -84,11 +81,18 @@ def load_task(
         test = None if test is None else draw(test, most, seed)
         rows = draw(rows, max(size - len(test or ()), 0), seed)
     task = _split(dataset, rows, test, form, share, seed, counts)
-    if part:
-        form = replace(form, convert=form.parts[part])
-        rows, _ = to_preferences(_wanted(source, form), f"{dataset} ({part})", bad_rows, form, limits[1])
-        task = _with_test(task, part, draw(rows, most, seed))
-    return task
+    if not part:
+        return task
+    form = replace(form, convert=form.parts[part])
+    rows, _ = to_preferences(_wanted(source, form), f"{dataset} ({part})", bad_rows, form, limits[1])
+    return _with_test(task, part, draw(rows, most, seed))
+
+
+def _check_size(size: int | None, streaming: bool) -> None:
+    if size is not None and size < 1:
+        raise InputError(f"--size {size}: give a number of rows from 1 up")
+    if streaming and size is None:
+        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
 
 
 def _with_test(task: Task, part: str, rows: list[dict]) -> Task:
