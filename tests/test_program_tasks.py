@@ -130,8 +130,8 @@ def test_a_task_without_tests(problems, tmp_path):
         text_reward("tests", task)
     with pytest.raises(InputError, match="--test_seconds 0"):
         ProgramConfig(test_seconds=0)
-    with pytest.raises(InputError, match="--test_memory -1"):
-        ProgramConfig(test_memory=-1)
+    with pytest.raises(InputError, match="--test_memory 31"):
+        ProgramConfig(test_memory=31)
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,37 @@ def test_what_is_no_value_equals_nothing(text):
     assert decode(text) is NO_OUTPUT and not same(None, NO_OUTPUT)
 
 
+def test_keys_that_collide_are_refused():
+    """Values with one hash: a dictionary of them would take time that grows with the square of their number."""
+    collide = [k * (2**61 - 1) for k in range(1, 3000)]
+    assert len(set(map(hash, collide[:50]))) == 1
+    scope = {}
+    exec(ENCODE, scope)
+    assert decode(scope["marlhf_encode"](dict.fromkeys(collide[:50], 1))) == dict.fromkeys(collide[:50], 1)
+    text = '["set"' + "".join(f',["int","{k:#x}"]' for k in collide) + "]"
+    assert decode(text) is NO_OUTPUT
+    assert decode(scope["marlhf_encode"](set(range(3000)))) == set(range(3000))
+
+
+def test_a_sandbox_that_stops_to_start_ends_the_run(monkeypatch):
+    """Programs that nobody could run are not programs with faults."""
+    ready("bubblewrap")
+    runner = TestRunner("bubblewrap", workers=1)
+    monkeypatch.setattr(runner.executor, "command", ("/bin/false",))
+    with pytest.raises(InputError, match="bwrap does not start any more"):
+        runner.run(["x = 1"], [ADD])
+    ready("monty")
+    monkeypatch.setenv("MONTY_BIN", "/bin/false")
+    with pytest.raises(InputError, match="executor monty: it does not start"):
+        TestRunner("monty")
+
+
 def test_comparison():
     assert same([1, (2, 3)], ((1, [2, 3]))) and same(2, 2.0) and same({"a": [1]}, {"a": (1,)})
     for one, other in [(1, True), (True, 1), ([1], 1), ([1], [1, 2]), ("1", 1), ({"a": 1}, {"b": 1}), (None, False)]:
         assert not same(one, other) and not same(other, one)
     assert Test("", "a \nb\n\n").passes("a\nb") and not Test("", "a\nb").passes("a b")
+    assert not Test("", "a\nb").passes("a\x0bb") and not Test("", "a").passes("a\x00")
     assert not Test("", "a").passes(["a"]) and not Test("", " a").passes("a")
 
 

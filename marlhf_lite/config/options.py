@@ -127,7 +127,7 @@ class ProgramConfig(Checked):
         "monty", "Sandbox; monty: a subset of Python, everywhere, bubblewrap: all of it, on Linux."
     )
     test_seconds: float = option(4.0, "Wall time in seconds.", above=0)
-    test_memory: int = option(256, "Memory in MB.", least=1)
+    test_memory: int = option(256, "Memory in MB.", least=32)
 
 
 # SFT, reward model, DPO

@@ -23,6 +23,7 @@ from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+HARMLESS = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
 
 
@@ -50,6 +51,10 @@ class BubblewrapExecutor:
         }
         task = (program, tests[0].call, [test.input for test in tests], limits, ENCODE)
         report, late = _start(self.command, marshal.dumps(task, 2), self.limits.seconds)
+        if not report and not late and not _works(self.command):  # else the program ended itself
+            raise InputError(
+                "executor bubblewrap: bwrap does not start any more: free processes or memory, then --resume"
+            )
         return _read(report, late, len(tests))
 
 
@@ -99,20 +104,24 @@ def _command() -> tuple[str, ...]:
     reason = ""
     for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
         command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
-        task = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
-        if _read(_start(command, task, 20)[0], False, 1).outputs == ["works\n"]:
+        if _works(command):
             return command
-        reason = _complaint(command, task)
+        reason = _complaint(command)
     raise InputError(
         f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces, or "
         "choose executor monty"
     )
 
 
-def _complaint(command: Sequence[str], task: bytes) -> str:
+def _works(command: Sequence[str]) -> bool:
+    """Whether the command starts a sandbox, in which a program runs."""
+    return _read(_start(command, HARMLESS, 20)[0], False, 1).outputs == ["works\n"]
+
+
+def _complaint(command: Sequence[str]) -> str:
     """Return the last line that a sandbox wrote which did not start."""
     try:
-        run = subprocess.run(command, input=task, capture_output=True, timeout=20, cwd="/", env={})
+        run = subprocess.run(command, input=HARMLESS, capture_output=True, timeout=20, cwd="/", env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         return type(error).__name__
     lines = run.stderr.decode(errors="replace").strip().splitlines()

@@ -32,11 +32,10 @@ SLEEP = 0.5  # seconds that a program may sleep, which Monty does not count as i
 
 
 class MontyExecutor:
-    """Runs programs in a pool of Monty workers. Raises `InputError` where Monty is not installed."""
+    """Runs programs in a pool of Monty workers. Raises `InputError` where Monty is not installed or does not start."""
 
     def __init__(self, limits: Limits, workers: int = 1):
-        if monty is None:
-            raise InputError("executor monty: it is not installed: pip install pydantic-monty")
+        _check()
         self.limits, self.workers, self.pool = limits, workers, None
 
     def __enter__(self) -> MontyExecutor:
@@ -95,6 +94,20 @@ class MontyExecutor:
         except Exception as error:
             statuses.append(_status(error))
         return _report(statuses, outputs, tests)
+
+
+def _check() -> None:
+    """Raise `InputError` where Monty is not installed or does not start: else every program would count as faulty."""
+    if monty is None:
+        raise InputError("executor monty: it is not installed: pip install pydantic-monty")
+    try:
+        with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
+            session.feed_run("1")
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"executor monty: it does not start ({reason}): pip install --force-reinstall pydantic-monty"
+        ) from None
 
 
 def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:

@@ -96,10 +96,17 @@ def _plain(value: Any) -> Any:
     if kind == "str":
         return "".join(map(chr, items))
     items = tuple(map(_plain, items))
+    if kind == "list":
+        return items
     if kind == "dict":
-        return dict(zip(items[::2], items[1::2], strict=True))
-    return {"list": tuple, "set": frozenset}.get(kind, _refuse)(items)
-
-
-def _refuse(items: tuple) -> Any:
+        return dict(zip(_keys(items[::2]), items[1::2], strict=True))
+    if kind == "set":
+        return frozenset(_keys(items))
     raise ValueError("not plain data")
+
+
+def _keys(items: tuple) -> tuple:
+    """Return these; raise `ValueError` for many whose hashes a program could make collide, which would take hours."""
+    if len(items) > 100 and not all(isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items):
+        raise ValueError("too many keys")
+    return items

@@ -58,7 +58,10 @@ class TestRunner:
         with self.executor, ThreadPoolExecutor(self.workers) as threads:
             outcomes = threads.map(one, new)
             bar = tqdm(outcomes, total=len(new), desc="programs", leave=False, disable=len(new) < SHOWN_FROM)
-            return dict(zip(new, bar, strict=True))
+            try:
+                return dict(zip(new, bar, strict=True))
+            finally:  # after an interrupt, what has not begun does not begin
+                threads.shutdown(cancel_futures=True)
 
     def _outcome(self, program: str, tests: Sequence[Test]) -> Outcome:
         if len(program) > PROGRAM_CHARACTERS:

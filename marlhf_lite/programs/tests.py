@@ -77,7 +77,7 @@ def same(expected: Any, output: Any) -> bool:
 
 def _stripped(text: str) -> list[str]:
     """Lines without white space at their end, and without blank lines at the end of the text."""
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 # Formats
