@@ -106,6 +106,15 @@ def test_large_integers_and_sets(executor):
     assert run_tests(program, tests, executor).passed == [True, True, True]
 
 
+def test_other_objects_are_no_values(executor):
+    """They are not looked into, and fail the test; a Counter is a dict, as in Python."""
+    tests = [Test([i], {"a": 2}, "f") for i in range(3)]
+    program = "from collections import Counter\nclass A:\n    pass\n"
+    program += "def f(i):\n    return [Counter('aa'), A(), map(len, 'aa')][i]"
+    outcome = run_tests(program, tests, executor)
+    assert (outcome.status, outcome.passed) == ("ran", [True, False, False])
+
+
 @pytest.mark.parametrize(
     "text", ["", "[", "7x", '["int"]', '["int","q"]', '["none"]', '["dict",1]', '["set",["dict"]]', "[1]", "[" * 10**5]
 )

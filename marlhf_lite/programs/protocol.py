@@ -33,11 +33,13 @@ def marlhf_encode(value):
         if value.isalnum() and value.isascii():
             return '"' + value + '"'
         return '["str"' + "".join(["," + str(ord(letter)) for letter in value]) + "]"
-    if kind is dict:
+    if isinstance(value, dict):
         items = [item for pair in value.items() for item in pair]
         return '["dict"' + "".join(["," + marlhf_encode(item) for item in items]) + "]"
-    name = "set" if kind is set or kind is frozenset else "list" if kind is list or kind is tuple else "none"
-    return '["' + name + '"' + "".join(["," + marlhf_encode(item) for item in value]) + "]"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        name = "list" if isinstance(value, (list, tuple)) else "set"
+        return '["' + name + '"' + "".join(["," + marlhf_encode(item) for item in value]) + "]"
+    return '["none"]'
 """
 
 
