@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from marlhf_lite.programs import Test, TestRunner
+from marlhf_lite.programs.bubblewrap import _command
 from marlhf_lite.programs.protocol import Limits
 from marlhf_lite.programs.runner import EXECUTORS
 from marlhf_lite.utils.errors import InputError
@@ -282,6 +283,16 @@ def test_a_killed_worker_costs_one_program(executor):
     outcomes = TestRunner(executor, SECONDS, workers=2).run(programs, tests)
     passed = [outcome.passed == [True] for outcome in outcomes]
     assert passed == [i % 3 != 1 for i in range(len(programs))]
+
+
+def test_new_namespaces_are_refused():
+    """A program with a user namespace of its own could mount file systems without a limit."""
+    ready("bubblewrap")
+    if "--disable-userns" not in _command():
+        pytest.skip("this bubblewrap is too old for --disable-userns")
+    program = "import ctypes\ndef f(flag):\n    return ctypes.CDLL(None).unshare(flag)"
+    tests = [Test([flag], -1, "f") for flag in (0x10000000, 0x20000, 0x40000000)]  # users, mounts, network
+    assert TestRunner("bubblewrap", SECONDS, workers=1).run([program], [tests])[0].passed == [True] * 3
 
 
 def test_one_test_does_not_change_the_next(executor):
