@@ -7,7 +7,7 @@ Each committed model is what this script made; arguments, versions and measureme
 apart from its pairs, its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a
 reader's vote (0 to 9): large bases have read much judging of texts, and a reward model needs some of that to start
 from. Generation stops at EOS, so the votes are never seen again. tiny-tldr takes about half an hour on two cores with
-bfloat16 instructions.
+bfloat16 instructions, tiny-steps 12 minutes on one.
 """
 
 from __future__ import annotations
