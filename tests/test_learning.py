@@ -7,9 +7,12 @@ import pytest
 import yaml
 from scipy import stats
 
+from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments.learning import learning_report, learning_table, paired_difference
-from marlhf_lite.experiments.study import load_study, plan
+from marlhf_lite.experiments.results import stored_results
+from marlhf_lite.experiments.study import load_study, plan, run_study
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 
 OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "gae_over": "macro_actions"}
 GROUPS = {"L8": ["L8 E0", "L8 E4"]}
@@ -105,3 +108,15 @@ def test_seeds_that_the_study_does_not_have(protocol):
     path.write_text(yaml.safe_dump(keys))
     with pytest.raises(InputError, match=r"method L8 E4: seeds \[7\]: give some of the study's seeds"):
         load_study(str(path))
+
+
+@pytest.mark.parametrize("name", ["umbrella", "umbrella_seeing", "umbrella_noise"])
+def test_stored_results_are_those_of_the_protocol(name, capsys):
+    study, results = load_study(name), stored_results(name)
+    run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert lines and all(line.endswith(" done") for line in lines)
+    order = list(study.methods)
+    results = sorted(results, key=lambda result: (order.index(result["method"]), result["seed"]))
+    stored = json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8"))
+    assert json.loads(json.dumps(learning_table(study.figures, results, study.threshold))) == stored["methods"]

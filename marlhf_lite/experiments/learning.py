@@ -31,7 +31,8 @@ LEGEND = (
     "t-interval over seeds; there a run that never gets there counts with all its updates. Credit seen and explained "
     "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
     "credit in its advantage, by the closed formula (`macro.signal_kept`), for a critic that sees nothing, what it was "
-    "measured to see, and all."
+    "measured to see, and all; the first is also the share of noise that comes with the score. Where there is noise, "
+    "the credit seen is a share of credit and noise together."
 )
 
 
