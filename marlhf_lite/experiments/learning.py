@@ -171,7 +171,7 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
     for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
         curves = {name: [_curve(r) for r in results if r["method"] == name] for name in names}
         plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
-        ax.set(title=group, ylim=(-1.05, 1.05))
+        ax.set(title=group, ylim=(-1.1, 1.2))
         ax.legend(fontsize=6)
     for ax in axes.flat[len(groups) :]:
         ax.set_visible(False)
