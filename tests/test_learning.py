@@ -1,7 +1,6 @@
 """Speed of learning: medians, censored runs, paired differences and predictions on made-up curves."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -91,23 +90,6 @@ def test_faulty_protocols(protocol, changes, words):
         plan(load_study(protocol(**changes)))
     assert len(str(error.value).splitlines()) == 1
     plan(load_study(protocol(reward="gold", critic_init="sft")))
-
-
-def test_a_method_may_have_fewer_seeds(protocol):
-    path = protocol(reward="gold", critic_init="sft")
-    study = load_study(path)
-    study.methods["L8 E4"]["seeds"] = [1]
-    assert [run.name for run in plan(study)] == ["L8-E0-seed0", "L8-E0-seed1", "L8-E4-seed1"]
-    assert [run.name for run in plan(study, [0])] == ["L8-E0-seed0"]
-
-
-def test_seeds_that_the_study_does_not_have(protocol):
-    path = Path(protocol())
-    keys = yaml.safe_load(path.read_text())
-    keys["methods"]["L8 E4"]["seeds"] = [7]
-    path.write_text(yaml.safe_dump(keys))
-    with pytest.raises(InputError, match=r"method L8 E4: seeds \[7\]: give some of the study's seeds"):
-        load_study(str(path))
 
 
 @pytest.mark.parametrize("name", ["umbrella", "umbrella_seeing", "umbrella_noise"])

@@ -81,8 +81,7 @@ class Study:
     """A protocol."""
 
     name: str
-    # Name -> {command, preset, options, samples: answers to each held-out prompt, default 1, seeds: if only some}.
-    methods: dict[str, dict]
+    methods: dict[str, dict]  # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
     seeds: list[int]
     shared: dict = field(default_factory=dict)  # options of every method that has them
     baseline: str = "SFT"  # gains are over this method
@@ -96,9 +95,6 @@ class Study:
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
 KEYS |= {"figures": dict, "threshold": float}  # key of a protocol -> its type
-
-
-METHOD_KEYS = {"command", "preset", "options", "samples", "seeds"}
 
 
 def load_study(name: str) -> Study:
@@ -131,10 +127,8 @@ def _check(study: Study, path: Path) -> None:
         where = f"{path}: method {name}"
         if not isinstance(method, dict) or method.get("command") not in TRAINING:
             raise InputError(f"{where}: give a command: {', '.join(TRAINING)}")
-        if set(method) - METHOD_KEYS or not isinstance(method.get("options", {}), dict):
+        if set(method) - {"command", "preset", "options", "samples"} or not isinstance(method.get("options", {}), dict):
             raise InputError(f"{where}: give a command, and a preset, options (names and values) and samples if needed")
-        if not isinstance(method.get("seeds", []), list) or not set(method.get("seeds", [])) <= set(study.seeds):
-            raise InputError(f"{where}: seeds {method['seeds']}: give some of the study's seeds, or leave them out")
         if not isinstance(name, str):
             raise InputError(f"{where}: put its name in quotes")
         least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
@@ -188,12 +182,7 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
     seeds = list(seeds or study.seeds)
     if len(set(seeds)) < len(seeds):
         raise InputError(f"study {study.name}: seeds {seeds}: give each once")
-    runs = [
-        _run(study, name, seed)
-        for seed in seeds
-        for name, method in study.methods.items()
-        if (not only or name in only) and seed in method.get("seeds", seeds)
-    ]
+    runs = [_run(study, name, seed) for seed in seeds for name in study.methods if not only or name in only]
     if not runs:
         raise InputError(f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]")
     return runs
