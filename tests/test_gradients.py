@@ -143,6 +143,7 @@ def test_cosines_of_noisy_gradients_have_no_bias(angle):
     directions = np.array([x.direction.mean for x in found])
     assert directions.mean() == pytest.approx(np.cos(angle), abs=0.04)
     assert np.mean([x.direction.low <= np.cos(angle) <= x.direction.high for x in found]) >= 0.7
+    assert np.mean([x.kept.mean for x in found]) == pytest.approx(np.cos(angle), abs=0.04)
     assert np.mean([x.noise.mean for x in found]) == pytest.approx(9, rel=0.1)
     assert np.mean([x.batch.mean for x in found]) == pytest.approx(np.cos(angle) / 10**0.5, abs=0.02)
     one, other = made_up(noise=3.0, angle=angle)
@@ -155,7 +156,10 @@ def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
     assert compare_gradients(one, one).direction[:3] == pytest.approx((1, 1, 1))
     found, order = compare_gradients(one, other), torch.randperm(40)
     again = compare_gradients(7 * one[order], 0.1 * other[order])
-    assert [x.mean for x in vars(again).values()] == pytest.approx([x.mean for x in vars(found).values()], rel=1e-4)
+    same = [[getattr(x, name).mean for name in ("direction", "batch", "noise")] for x in (found, again)]
+    assert same[0] == pytest.approx(same[1], rel=1e-4)
+    assert again.kept.mean == pytest.approx(70 * found.kept.mean, rel=1e-4)
+    assert compare_gradients(0.3 * one, one).kept[:3] == pytest.approx((0.3, 0.3, 0.3))
     half = compare_gradients(one, other, batch_share=0.5)
     assert half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
     assert half.batch.mean < found.batch.mean

@@ -161,6 +161,7 @@ def leave_one_out(returns: Tensor) -> Tensor:
 class GradientComparison:
     """An estimator's gradient against the reference's."""
 
+    kept: Interval  # length of the expected gradient along the reference's, as a share of it: the signal that is left
     direction: Interval  # cosine of the two expected gradients: 1 where the estimator is not biased in direction
     batch: Interval  # expected cosine, to first order, of the gradient of one batch: bias and noise together
     noise: Interval  # variance of the gradient of one batch, as a multiple of its squared expected length
@@ -202,12 +203,13 @@ def _products(a: Tensor, b: Tensor) -> np.ndarray:
 
 
 def _cosines(weights: np.ndarray, own, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
-    """Direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
+    """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
     with np.errstate(invalid="ignore", divide="ignore"):  # no length above its noise gives NaN
         length, along, reference = (_between(weights, x) for x in (own, cross, other))
         variance = ((weights @ np.diag(own)) / weights.sum(1) - length) / batch_share
         direction = along / np.sqrt(length * reference)
-        return direction, along / np.sqrt((length + variance) * reference), variance / np.where(length > 0, length, 0)
+        batch = along / np.sqrt((length + variance) * reference)
+        return along / reference, direction, batch, variance / np.where(length > 0, length, 0)
 
 
 def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:

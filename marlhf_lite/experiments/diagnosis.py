@@ -56,10 +56,11 @@ class Sizes:
     """How much is sampled at each moment."""
 
     prompts: int = 32
-    places: int = 2  # pairs of neighbouring cuts in a response, besides its start
+    places: int = 1  # pairs of neighbouring cuts in a response, besides its start
     continuations: int = 8  # of each cut, and of each alternative token
     alternatives: int = 5
-    replicates: int = 8  # answers to each prompt, for gradients
+    ranked: int = 16  # responses in which next tokens are ranked
+    replicates: int = 6  # answers to each prompt, for gradients
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,7 +143,8 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     noise = credit.token_noise(at[:, 1:], scores[:, 1:])
     places = cuts[:, 1::2]
     places = places.gather(1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1])
-    given = (models.policy, models.critic, trainer.tokenizer, some, places)
+    few = torch.arange(min(sizes.ranked, len(rows)))
+    given = (models.policy, models.critic, trainer.tokenizer, some.select(few), places[few])
     return {
         "cuts": (cuts / some.lengths[:, None]).double().mean(0),
         "credit_seen": credit.credit_seen(at, scores),
@@ -162,7 +164,7 @@ def _pairs(values: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
-    """Direction, batch cosine and noise of each rung of the ladder and of RLOO, for the trainer's batch size."""
+    """Share kept, direction, batch cosine and noise of each rung of the ladder and of RLOO, for the trainer's batch size."""
     estimators = {name: preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
     gradients = policy_gradients(trainer, rollout, replicates, estimators)
     share = trainer.config.batch_size / prompts
