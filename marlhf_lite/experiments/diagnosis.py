@@ -46,20 +46,20 @@ from marlhf_lite.utils.run_folder import environment
 
 COMMAND = ("run", "model", "data", "inputs", "reward", "macro", "ppo")
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
-MOMENTS = (0, 10, 30)  # updates done when it is measured
 LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")
 CURVE = ("update", "rm_score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is sampled at each moment."""
+    """When it is measured, and how much is sampled then: small enough for a CPU."""
 
-    prompts: int = 32
+    moments: tuple[int, ...] = (0, 30)  # updates done
+    prompts: int = 24
     places: int = 1  # pairs of neighbouring cuts in a response, besides its start
-    continuations: int = 8  # of each cut, and of each alternative token
+    continuations: int = 6  # of each cut, and of each alternative token
     alternatives: int = 5
-    ranked: int = 16  # responses in which next tokens are ranked
+    ranked: int = 12  # responses in which next tokens are ranked
     replicates: int = 6  # answers to each prompt, for gradients
 
 
@@ -84,7 +84,7 @@ def read_options(argv: Sequence[str]) -> SimpleNamespace:
 
 
 def run(options: SimpleNamespace, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
-    """Train both runs and measure them at `MOMENTS` up to the last update; the result is written after each moment."""
+    """Train both runs and measure them at each moment up to the last update; the result is written after each."""
     sizes, seed = sizes or Sizes(), options.run.seed
     context = open_context(options)
     result = {"method": "diagnosis", "seed": seed, "config": flatten(options), "environment": environment()}
@@ -94,12 +94,12 @@ def run(options: SimpleNamespace, sft: Path, rm: Path, folder: Path, sizes: Size
         trainer = _trainer(context, sft, rm, replace(options.macro, termination="fixed", n=n), name)
         batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
         for done in range(trainer.total_updates + 1):
-            if done in MOMENTS and (done or not result["moments"]):  # both runs begin alike
+            if done in sizes.moments and (done or not result["moments"]):  # both runs begin alike
                 result["moments"].append({"run": name, "update": done} | measure(trainer, prompts, sizes, seed))
             if done < trainer.total_updates:
                 trainer.update(next(batches))
             result["curves"][name] = [{key: row[key] for key in CURVE if key in row} for row in trainer.history]
-            if done in MOMENTS:
+            if done in sizes.moments:
                 write_json(folder / f"diagnosis-seed{seed}.json", rounded(result))
     return result
 
@@ -164,7 +164,7 @@ def _pairs(values: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
-    """Share kept, direction, batch cosine and noise of each rung of the ladder and of RLOO, for the trainer's batch size."""
+    """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
     estimators = {name: preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
     gradients = policy_gradients(trainer, rollout, replicates, estimators)
     share = trainer.config.batch_size / prompts
