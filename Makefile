@@ -27,7 +27,7 @@ SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=h
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench gpu notebooks badges clean distclean
+.PHONY: help install demo test lint format bench gpu diagnosis notebooks badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -56,6 +56,11 @@ bench: $(STAMP) ## Time macro operations, log-probabilities and updates (benchma
 
 gpu: $(STAMP) ## Test and measure on one GPU of 80 GB, in at most 9 minutes; the record goes to data/results/gpu/
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+diagnosis: $(STAMP) ## Measure what critic and estimators get of the credit, seed 0 (about 15 minutes); see notebook 13
+	$(BIN)/marlhf sft --output_dir runs/diagnosis/sft
+	$(BIN)/marlhf rm --sft runs/diagnosis/sft --output_dir runs/diagnosis/rm
+	$(BIN)/python -m marlhf_lite.experiments.diagnosis --sft runs/diagnosis/sft --rm runs/diagnosis/rm $(ARGS)
 
 notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back
 	MARLHF_PROFILE=cpu $(BIN)/jupyter nbconvert --to notebook --inplace --execute \

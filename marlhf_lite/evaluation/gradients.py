@@ -2,7 +2,8 @@
 
 An estimator (λ, macro actions, σ, ...) turns the scores and values of a rollout into advantages, and these into a
 gradient of the policy. The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no
-critic, and its expectation is the gradient of the objective, score minus β·KL.
+critic, and its expectation is the gradient of the objective, score minus β·KL. This holds where log-probabilities are
+those of the sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
 
 Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. Products of *different*
 replicates are free of noise in their mean, so that no length of a gradient is overestimated by its noise.
@@ -182,6 +183,9 @@ def compare_gradients(
         batch_share: responses of a training batch over those of a replicate; the variance falls as one over it.
         level, n, seed: of the bootstrap over replicates; what would change with other prompts is not in the intervals.
 
+    Returns:
+        Intervals; NaN where noise hides the signal: sample more replicates.
+
     Raises:
         InputError: too few replicates, or two numbers of them.
     """
@@ -204,18 +208,19 @@ def _products(a: Tensor, b: Tensor) -> np.ndarray:
 
 def _cosines(weights: np.ndarray, own, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
     """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
-    with np.errstate(invalid="ignore", divide="ignore"):  # no length above its noise gives NaN
-        length, along, reference = (_between(weights, x) for x in (own, cross, other))
-        variance = ((weights @ np.diag(own)) / weights.sum(1) - length) / batch_share
-        direction = along / np.sqrt(length * reference)
-        batch = along / np.sqrt((length + variance) * reference)
-        return along / reference, direction, batch, variance / np.where(length > 0, length, 0)
+    length, along, reference = (_between(weights, x) for x in (own, cross, other))
+    variance = ((weights @ np.diag(own)) / weights.sum(1) - length) / batch_share
+    # Where noise hides a length, its estimate may be below 0: then there is nothing to compare.
+    length, reference = (np.where(x > 0, x, np.nan) for x in (length, reference))
+    direction, batch = along / np.sqrt(length * reference), along / np.sqrt((length + variance) * reference)
+    return along / reference, direction, batch, variance / length
 
 
 def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
     """[n] the weighted mean of products of different replicates."""
     total = np.einsum("ni,ij,nj->n", weights, products, weights) - weights**2 @ np.diag(products)
-    return total / (weights.sum(1) ** 2 - (weights**2).sum(1))
+    pairs = weights.sum(1) ** 2 - (weights**2).sum(1)
+    return total / np.where(pairs > 0, pairs, np.nan)  # a draw may hold one replicate alone
 
 
 def _interval(point: float, draws: np.ndarray, level: float) -> Interval:

@@ -146,7 +146,7 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     few = torch.arange(min(sizes.ranked, len(rows)))
     given = (models.policy, models.critic, trainer.tokenizer, some.select(few), places[few])
     return {
-        "cuts": (cuts / some.lengths[:, None]).double().mean(0),
+        "cuts": (cuts / some.lengths[:, None]).double().mean(0).tolist(),
         "credit_seen": credit.credit_seen(at, scores),
         "token_credit_seen": credit.credit_seen(*_pairs(at, scores)),
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
@@ -172,7 +172,7 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
 
 
 def plain(value):
-    """Intervals as dicts, tensors as lists: what JSON holds."""
+    """Intervals as dicts: what JSON holds."""
     if isinstance(value, Interval):
         return value._asdict()
     if isinstance(value, dict):
