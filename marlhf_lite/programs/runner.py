@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import marshal
 import os
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ SHOWN_FROM = 200  # programs from which a bar is shown: an update has fewer, and
 
 
 class TestRunner:
-    """Runs programs in a sandbox, and keeps what came of them; outcomes of a timeout are not kept.
+    """Runs programs in a sandbox, and keeps what came of them, so that no program runs twice with the same tests.
 
     Args:
         executor: monty or bubblewrap.
@@ -38,28 +39,26 @@ class TestRunner:
             raise InputError(f"executor {executor!r}: unknown: choose from {', '.join(EXECUTORS)}")
         self.workers = workers or os.cpu_count() or 1
         self.executor = EXECUTORS[executor](Limits(seconds, memory_mb), self.workers)
-        self.known: dict[tuple, Outcome] = {}
+        self.known: dict[bytes, Outcome] = {}
 
     def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
         """Return the outcome of each program with its tests. Raises `InputError` where one has no tests."""
-        keys = [(program, _key(cases)) for program, cases in zip(programs, tests, strict=True)]
-        new = {key: cases for key, cases in zip(keys, tests, strict=True) if key not in self.known}
-        for program, cases in new.items():
+        tasks = list(zip(programs, tests, strict=True))
+        keys = [_key(program, cases) for program, cases in tasks]
+        new = {key: task for key, task in zip(keys, tasks, strict=True) if key not in self.known}
+        for program, cases in new.values():
             if not cases:
-                raise InputError(f"program {program[0][:40]!r}: it has no tests: give at least one")
-        found = self._run_new(new) if new else {}
-        self.known |= {key: outcome for key, outcome in found.items() if outcome.status != "timeout"}
-        return [found.get(key) or self.known[key] for key in keys]
+                raise InputError(f"program {program[:40]!r}: it has no tests: give at least one")
+        if new:
+            self.known |= dict(zip(new, self._run_all(list(new.values())), strict=True))
+        return [self.known[key] for key in keys]
 
-    def _run_new(self, new: dict[tuple, Sequence[Test]]) -> dict[tuple, Outcome]:
-        def one(key: tuple) -> Outcome:
-            return self._outcome(key[0], new[key])
-
+    def _run_all(self, tasks: Sequence[tuple[str, Sequence[Test]]]) -> list[Outcome]:
         with self.executor, ThreadPoolExecutor(self.workers) as threads:
-            outcomes = threads.map(one, new)
-            bar = tqdm(outcomes, total=len(new), desc="programs", leave=False, disable=len(new) < SHOWN_FROM)
+            outcomes = threads.map(lambda task: self._outcome(*task), tasks)
             try:
-                return dict(zip(new, bar, strict=True))
+                hidden = len(tasks) < SHOWN_FROM
+                return list(tqdm(outcomes, total=len(tasks), desc="programs", leave=False, disable=hidden))
             finally:  # after an interrupt, what has not begun does not begin
                 threads.shutdown(cancel_futures=True)
 
@@ -71,8 +70,10 @@ class TestRunner:
         return Outcome(report.status, passed)
 
 
-def _key(tests: Sequence[Test]) -> bytes:
-    return marshal.dumps([(test.input, test.output, test.call, test.unwrap) for test in tests], 2)
+def _key(program: str, tests: Sequence[Test]) -> bytes:
+    """Return a hash of what decides the outcome: tests may be long, and a run has many programs."""
+    cases = [(test.input, test.output, test.call, test.unwrap) for test in tests]
+    return hashlib.sha256(marshal.dumps((program, cases), 2)).digest()
 
 
 def run_tests(
