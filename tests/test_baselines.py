@@ -548,7 +548,7 @@ def test_tests_compare_with_the_sft_model(work, sft, model_reward):
 def test_whole_models(work, base, sft, tiny, tokenizer, model_reward, tmp_path, method):
     """Full fine-tuning: the reference is the SFT model again, loaded from its folder."""
     whole = tmp_path / "whole"
-    load_policy(base, sft).merge_and_unload().save_pretrained(whole)
+    load_policy(copy.deepcopy(base), sft).merge_and_unload().save_pretrained(whole)  # it adds to the base it is given
     tokenizer.save_pretrained(whole)
     shell = load_base(replace(tiny, finetune="full"))
     space = work(shell, finetune="full", updates=4, policy_learning_rate=1e-2, dpo_learning_rate=1e-3)
