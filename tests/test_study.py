@@ -342,7 +342,7 @@ from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments import study
 
-def make_start(run, folder, commands):
+def make_start(run, folder, commands, reward_model):
     commands.run([run.start, "forever"], Path("x.log"))
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it

@@ -45,11 +45,11 @@ COMMON = ("run", "model", "data")
 STAGES = {
     "sft": (*COMMON, "trainer", "sft"),
     "rm": (*COMMON, "sft_input", "trainer", "rm"),
-    "ppo": (*COMMON, "inputs", "reward", "macro", "ppo", "checkpoint", "logging"),
-    "rloo": (*COMMON, "inputs", "reward", "rloo", "checkpoint", "logging"),
-    "grpo": (*COMMON, "inputs", "reward", "grpo", "checkpoint", "logging"),
-    "dpo": (*COMMON, "inputs", "trainer", "dpo", "sampling", "checkpoint", "logging"),
-    "evaluate": (*COMMON, "inputs", "policies", "sampling", "eval"),
+    "ppo": (*COMMON, "inputs", "reward", "programs", "macro", "ppo", "checkpoint", "logging"),
+    "rloo": (*COMMON, "inputs", "reward", "programs", "rloo", "checkpoint", "logging"),
+    "grpo": (*COMMON, "inputs", "reward", "programs", "grpo", "checkpoint", "logging"),
+    "dpo": (*COMMON, "inputs", "programs", "trainer", "dpo", "sampling", "checkpoint", "logging"),
+    "evaluate": (*COMMON, "inputs", "policies", "programs", "sampling", "eval"),
 }
 # Options that the study gives to each command itself.
 OWN = {f.name for f in fields(GROUPS["run"])} - {"seed"}
