@@ -24,6 +24,7 @@ from marlhf_lite.evaluation.sampling import CachedSampling, read_all_but_last
 from marlhf_lite.evaluation.statistics import Interval, check_level
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.training.metrics import quarters
 from marlhf_lite.training.rewards import check_scores
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -235,12 +236,6 @@ def _slope(sums: np.ndarray) -> np.ndarray:
     n, x, y, a, b, xy, ab = np.moveaxis(sums, -1, 0)
     variance = ab / n - a * b / n**2
     return np.where(variance > 0, (xy / n - x * y / n**2) / np.where(variance > 0, variance, 1.0), np.nan)
-
-
-def quarters(mask: Tensor) -> Tensor:
-    """[B, T] int64: the quarter of the response (0 to 3) that each token lies in; −1 on padding."""
-    place = torch.arange(mask.shape[1], device=mask.device)
-    return (4 * place // mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, -1)
 
 
 def explained_by_quarter(

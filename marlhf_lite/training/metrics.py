@@ -36,6 +36,12 @@ def explained_variance(count: float, target: float, target_square: float, error:
 QUARTERS = (1, 2, 3, 4)
 
 
+def quarters(mask: Tensor) -> Tensor:
+    """[B, T] int64: the quarter of the response (0 to 3) that each token lies in; −1 on padding."""
+    place = torch.arange(mask.shape[1], device=mask.device)
+    return (4 * place // mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, -1)
+
+
 def critic_sums(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor | int]:
     """Sums for what a critic knows of the final score, by quarter of the response; see `critic_metrics`.
 
@@ -44,10 +50,10 @@ def critic_sums(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tenso
     """
     values, scores = values.masked_fill(~mask, 0.0).double(), scores.double()
     lengths = mask.sum(1, keepdim=True)
-    quarter = (4 * torch.arange(mask.shape[1], device=mask.device) / lengths.clamp(min=1)).long() + 1
+    quarter = quarters(mask) + 1
     sums: dict[str, Tensor | int] = {}
     for q in QUARTERS:
-        inside = mask & (quarter == q)
+        inside = quarter == q
         target, error = (x[inside] for x in (scores[:, None].expand_as(values), scores[:, None] - values))
         parts = {"count": inside.sum(), "target": target.sum(), "target_square": target.square().sum()}
         parts |= {"error": error.sum(), "error_square": error.square().sum()}
