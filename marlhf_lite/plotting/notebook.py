@@ -7,6 +7,7 @@ The environment variable MARLHF_PROFILE names the profile. A notebook asks for i
 import os
 import platform
 import random
+import re
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
@@ -52,7 +53,7 @@ def setup(seed: int = 0) -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     seaborn.set_palette("colorblind")
-    figure = {"figure.dpi": 96, "figure.figsize": (6.3, 2.8), "figure.constrained_layout.use": True}
+    figure = {"figure.dpi": 96, "figure.figsize": (7.0, 3.0), "figure.constrained_layout.use": True}
     own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "font.size": 9, "lines.linewidth": 1.4}
     plt.rcParams.update(STYLE | own | figure)
     print(
@@ -61,14 +62,38 @@ def setup(seed: int = 0) -> None:
     )
 
 
-def show(axes: Any, dpi: int = 100) -> None:
-    """Show the figure of these Axes and close it. Its 64 colours make a notebook's file a third as large."""
+def show(axes: Any, width: int = 680) -> None:
+    """Show the figure of these Axes and close it: as SVG, or as a PNG of twice the resolution if its file is smaller.
+
+    width: pixels on the page, for a figure that is not wider by itself.
+    """
     import numpy as np
-    from IPython.display import display
+    from IPython.display import SVG, Image, display
     from matplotlib import pyplot as plt
+
+    figure = np.ravel(axes)[0].get_figure(root=True)
+    width = max(width, round(96 * figure.get_figwidth()))
+    drawing, picture = BytesIO(), BytesIO()
+    figure.savefig(drawing, format="svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(picture, format="png", bbox_inches="tight", dpi=2 * width / figure.get_figwidth())
+    plt.close(figure)
+    svg, png = _sized(drawing.getvalue().decode(), width), _fewer_colours(picture)
+    display(SVG(svg) if len(svg) < len(png) * 4 / 3 else Image(png, width=width))  # a notebook holds PNG as base64
+
+
+def _sized(svg: str, width: int) -> str:
+    """The SVG with a width in pixels; its height follows."""
+    head, body = svg.split("<g ", 1)
+    head = re.sub(
+        r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
+    )
+    return f"{head}<g {body}"
+
+
+def _fewer_colours(picture: BytesIO) -> bytes:
+    """The PNG with 128 colours, which makes its file a third as large."""
     from PIL import Image
 
-    file, figure = BytesIO(), np.ravel(axes)[0].get_figure(root=True)
-    figure.savefig(file, dpi=dpi, bbox_inches="tight")
-    plt.close(figure)
-    display(Image.open(file).convert("RGB").quantize(64))
+    small = BytesIO()
+    Image.open(picture).convert("RGB").quantize(128).save(small, "png", optimize=True)
+    return small.getvalue()
