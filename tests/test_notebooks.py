@@ -99,7 +99,7 @@ def test_a_students_own_figure_is_shown_without_labels(execute):
         SETUP, "sys.executable", "plt.plot([1, 2]); plt.show()", "plt.plot([1]);", allow_errors=True
     )
     assert not errors(cells) and sys.executable in str(cells[1].outputs)
-    assert [str(cell.outputs).count("image/png") for cell in cells[2:]] == [1, 1]
+    assert [str(cell.outputs).count("image/svg+xml") for cell in cells[2:]] == [1, 1]
     assert errors([check])[0].count("no label") == 2, "the lessons' own figures are held to labels by these tests"
 
 
@@ -107,15 +107,28 @@ DRAW = "ax = plt.subplots()[1]; ax.set(xlabel='x', ylabel='y'); "
 
 
 def test_show_draws_one_sharp_picture_and_closes_the_figure(execute):
-    line, cloud = "ax.plot([1, 2]); ", "ax.plot(__import__('numpy').random.rand(9000), '.'); "
+    line, cloud = "ax.plot([1, 2]); ", "ax.plot(__import__('numpy').random.rand(9000), '.', color='#de8f05'); "
     cells = execute(SETUP, *(DRAW + what + "show(ax); plt.get_fignums()" for what in (line, cloud)))[1:]
     for cell, kind in zip(cells, ("image/svg+xml", "image/png"), strict=True):
         (data,) = [o.data for o in cell.outputs if "image/png" in o.get("data", {}) or "image/svg+xml" in o.data]
         assert kind in data and "'[]'" in str(cell.outputs)
         if kind == "image/png":
-            assert Image.open(BytesIO(b64decode(data[kind]))).width > 1200
+            picture = Image.open(BytesIO(b64decode(data[kind]))).convert("RGB")
+            assert picture.width > 1200 and (0xDE, 0x8F, 0x05) in [colour for _, colour in picture.getcolors(10_000)]
         else:
-            assert re.search(r'<svg [^>]*width="680"', data[kind]) and not re.search(r"<svg [^>]*height=", data[kind])
+            assert "scale(0.015625)" in data[kind], "points lose decimals, scales do not"
+            assert re.search(r'<svg [^>]*width="691"', data[kind]) and not re.search(r"<svg [^>]*height=", data[kind])
+
+
+def test_a_figure_drawn_again_is_the_same_text(execute):
+    cells = execute(SETUP, *["ax = plt.subplots()[1]; ax.plot([1]); ax.set(xlabel='x', ylabel='y'); show(ax)"] * 2)
+    assert cells[1].outputs == cells[2].outputs
+
+
+def test_progress_is_visible_and_stays_on_stdout(execute):
+    bar = "from tqdm.auto import tqdm\nfor _ in tqdm(range(3), desc='three steps'): pass"
+    streams = execute(SETUP, bar)[1].outputs
+    assert {o.name for o in streams} == {"stdout"} and "three steps: 100%" in str(streams)
 
 
 # As committed

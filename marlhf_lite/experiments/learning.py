@@ -172,7 +172,7 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
         curves = {name: [_curve(r) for r in results if r["method"] == name] for name in names}
         plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.1, 1.2))
-        ax.legend(fontsize=6)
+        ax.legend(fontsize="small")
     for ax in axes.flat[len(groups) :]:
         ax.set_visible(False)
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."

@@ -211,7 +211,7 @@ def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndar
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
         ax.set_yticks(range(len(shown)), [row["method"] for row in shown] if ax is axes[0] else [])
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[0].figure.supylabel("method", fontsize=8)
+    axes[0].figure.supylabel("method", fontsize="medium")
     plots.caption(axes[0].figure, text)
     return axes
 
@@ -222,7 +222,7 @@ def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
     if mean is None:
         text, there = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}", (0.98, place - 0.12)
-        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=6)
+        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize="medium")
         return
     low, high = value.get("low"), value.get("high")
     sides = (value.get("std") or 0.0,) * 2 if low is None else (mean - low, high - mean)

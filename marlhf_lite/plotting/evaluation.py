@@ -51,7 +51,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         ax.invert_yaxis()
         ax.tick_params(axis="y", rotation=0)
         ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
-        ax.set_title(method, fontsize=8, loc="left", parse_math=False)
+        ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
     axes[0].figure.colorbar(axes[0].collections[0], ax=axes.tolist(), label=NAMES.get(score, score), aspect=30)
     kept = "" if score == "rm_score" else " The kept response is the one with the best reward model score."
     counts = f"{cells[0]['prompts']} prompts, from {cells[0]['samples']} samples each"
@@ -102,13 +102,14 @@ def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT", label: str = "r
         seaborn.histplot(moved[method], bins=bins, stat="proportion", ax=ax, **look)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.axvline(moved[method].mean(), linewidth=1, color=style["color"], linestyle="--")
-        ax.set_title(f"{method}: {(moved[method] > 0).mean():.0%} better", fontsize=8, loc="left", parse_math=False)
+        title = f"{method}: {(moved[method] > 0).mean():.0%} better"
+        ax.set_title(title, fontsize="medium", loc="left", parse_math=False)
         dress(ax, "", "")
     for ax in axes[moved.shape[1] :]:
         ax.axis("off")
     base = baseline if baseline in scores else scores.columns[0]
-    axes[0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize=8)
-    axes[0].figure.supylabel("share of responses", fontsize=8)
+    axes[0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize="medium")
+    axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
     return axes[: moved.shape[1]]
 

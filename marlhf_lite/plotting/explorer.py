@@ -98,7 +98,7 @@ def rule_figure(
     pieces, numbers, facts = token_pieces(tokenizer, ids), values(ids), describe(macro)
     lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
     figure, (above, below) = plt.subplots(
-        2, 1, figsize=(6.9, 1.9 + lines), height_ratios=[lines, 1.9], layout="constrained"
+        2, 1, figsize=(7.2, 1.9 + lines), height_ratios=[lines, 1.9], layout="constrained"
     )
     draw_spans(pieces, {how.termination: macro}, ax=above)
     below.plot(range(len(ids)), numbers, ".", color="0.45", markersize=4, label="token")
@@ -108,8 +108,8 @@ def rule_figure(
         below.plot([start - 0.45, end - 0.55], [value] * 2, color=COLOURS[number % 2], linewidth=2.5, label=name)
     below.set(xlabel="token of the response", ylabel=label)
     mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"
-    below.set_title(mean, fontsize=8, loc="left")
-    below.legend(fontsize=7, loc="best")
+    below.set_title(mean, fontsize="medium", loc="left")
+    below.legend(loc="best")
     plt.close(figure)  # whoever shows the figure shows it once
     return figure
 

@@ -164,7 +164,7 @@ def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 
         raise InputError("length_histograms: give at least one rule")
     rows, columns = -(-len(segmentations) // columns), min(columns, len(segmentations))
     figure, axes = plt.subplots(
-        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(6.3, 1.35 * rows + 0.4), layout="constrained"
+        rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 1.5 * rows + 0.4), layout="constrained"
     )
     ticks = [1, *range(5, longest - 2, 5), longest]
     for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
@@ -173,13 +173,13 @@ def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 
         look = {"color": COLOURS[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
         seaborn.histplot(x=lengths.clip(max=longest), ax=ax, **bars, **look)
         ax.axvline(min(lengths.mean(), longest), color=COLOURS[1], linestyle="--", linewidth=1.2)
-        ax.set_title(f"{name}: mean {lengths.mean():.1f}", fontsize=8, parse_math=False)
+        ax.set_title(f"{name}: mean {lengths.mean():.1f}", fontsize="medium", parse_math=False)
         ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
         ax.set(xlabel="", ylabel="")
     for ax in axes.flat[len(segmentations) :]:
         ax.axis("off")
     for ax in axes.flat[max(len(segmentations) - columns, 0) : len(segmentations)]:
         ax.tick_params(labelbottom=True)  # nothing stands below it
-    figure.supxlabel("length of the macro action (tokens)", fontsize=8)
-    figure.supylabel("share of tokens", fontsize=8)
+    figure.supxlabel("length of the macro action (tokens)", fontsize="medium")
+    figure.supylabel("share of tokens", fontsize="medium")
     return axes.flat[: len(segmentations)]

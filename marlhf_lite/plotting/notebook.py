@@ -8,15 +8,20 @@ import os
 import platform
 import random
 import re
+import sys
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
+
+from tqdm.std import tqdm
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.threads import choose_threads
 
 PROFILES = ("smoke", "cpu", "gpu")
+PAGE = {"font.size": 10, "figure.dpi": 96, "figure.figsize": (7.2, 3.0), "figure.constrained_layout.use": True}
+SVG_METADATA = ("Date", "Creator", "Format", "Type")  # all left out: a figure drawn again is the same text
 T = TypeVar("T")
 
 
@@ -40,11 +45,13 @@ def profile() -> Profile:
 
 
 def setup(seed: int = 0) -> None:
-    """Seed all random generators, choose the number of threads, set the plot style, and print the versions."""
+    """Seed all random generators, choose the number of threads, set the style of figures and bars, print versions."""
     import numpy as np
     import seaborn
     import torch
+    import tqdm.auto
     from matplotlib import pyplot as plt
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
 
     from marlhf_lite.plotting.training import STYLE
 
@@ -52,14 +59,23 @@ def setup(seed: int = 0) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+    tqdm.auto.tqdm = _Bar  # before the modules that train import it
     seaborn.set_palette("colorblind")
-    figure = {"figure.dpi": 96, "figure.figsize": (7.0, 3.0), "figure.constrained_layout.use": True}
-    own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "font.size": 9, "lines.linewidth": 1.4}
-    plt.rcParams.update(STYLE | own | figure)
+    STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
+    own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
+    plt.rcParams.update(STYLE | own)
+    set_matplotlib_formats("svg", metadata=dict.fromkeys(SVG_METADATA))
     print(
         f"marlhf_lite {__version__} · torch {torch.__version__} · Python {platform.python_version()}"
         f" · profile {profile().name} · seed {seed}"
     )
+
+
+class _Bar(tqdm):
+    """A progress bar on stdout: its last state stays in the saved notebook, and there are no widgets to lose."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, "ncols": 90} | kwargs)
 
 
 def show(axes: Any, width: int = 680) -> None:
@@ -74,7 +90,7 @@ def show(axes: Any, width: int = 680) -> None:
     figure = np.ravel(axes)[0].get_figure(root=True)
     width = max(width, round(96 * figure.get_figwidth()))
     drawing, picture = BytesIO(), BytesIO()
-    figure.savefig(drawing, format="svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(drawing, format="svg", bbox_inches="tight", metadata=dict.fromkeys(SVG_METADATA))
     figure.savefig(picture, format="png", bbox_inches="tight", dpi=2 * width / figure.get_figwidth())
     plt.close(figure)
     svg, png = _sized(drawing.getvalue().decode(), width), _fewer_colours(picture)
@@ -82,18 +98,19 @@ def show(axes: Any, width: int = 680) -> None:
 
 
 def _sized(svg: str, width: int) -> str:
-    """The SVG with a width in pixels; its height follows."""
+    """The SVG with a width in pixels, whose height follows, and with points to two decimals."""
     head, body = svg.split("<g ", 1)
     head = re.sub(
         r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
     )
+    body = re.sub(r"(?<![\d(.])(\d+\.\d\d)\d+", r"\1", body)  # not behind a bracket: scales keep all of theirs
     return f"{head}<g {body}"
 
 
 def _fewer_colours(picture: BytesIO) -> bytes:
-    """The PNG with 128 colours, which makes its file a third as large."""
+    """The PNG with 256 colours, which makes its file a third as large."""
     from PIL import Image
 
     small = BytesIO()
-    Image.open(picture).convert("RGB").quantize(128).save(small, "png", optimize=True)
+    Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     return small.getvalue()

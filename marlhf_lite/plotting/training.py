@@ -1,8 +1,8 @@
 """Figures of training, and what all figures of the project share: size, colours, captions, files.
 
 `runs` maps a method to its runs, one for each seed. A run is a list of rows, as `RunFolder.metrics` gives them.
-Each function draws one figure, to be read at 10 cm wide, and returns its Axes. It puts a caption under a figure of
-its own; `caption` replaces it. No function shows a figure.
+Each function draws one figure, to be read at 10 cm wide (in a notebook: as wide as the page), and returns its Axes.
+It puts a caption under a figure of its own; `caption` replaces it. No function shows a figure.
 """
 
 import textwrap
@@ -32,6 +32,8 @@ STYLE = {
     "legend.handlelength": 2.4,
     "legend.columnspacing": 1.2,
     "figure.dpi": DPI,
+    "figure.figsize": (WIDTH, 0.68 * WIDTH),
+    "svg.hashsalt": "marlhf_lite",  # a figure drawn again has the same names in it
 }
 # Labels of metrics whose name in the records says too little. A metric without a unit here is a pure number.
 LABELS = {
@@ -274,8 +276,9 @@ def _reading(runs: Runs, smooth: int) -> str:
 
 
 def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
-    """Make a figure of 10 cm and return its Axes, always [rows, columns]; `height` is a share of the width."""
-    return plt.subplots(*shape, figsize=(WIDTH, height * WIDTH), layout="constrained", squeeze=False, **options)[1]
+    """Make a figure as wide as STYLE says and return its Axes, always [rows, columns]; `height` is a share of it."""
+    width = plt.rcParams["figure.figsize"][0]
+    return plt.subplots(*shape, figsize=(width, height * width), layout="constrained", squeeze=False, **options)[1]
 
 
 def dress(ax: Axes, x: str, y: str) -> None:
@@ -287,11 +290,12 @@ def dress(ax: Axes, x: str, y: str) -> None:
 
 
 def legend(ax: Axes) -> None:
-    """Put the legend above the panels, never on the data, in as many columns as fit the width at 8 points."""
+    """Put the legend above the panels, never on the data, in as many columns as fit the width."""
     handles, labels = ax.get_legend_handles_labels()
     if ax.get_legend():
         ax.get_legend().remove()
-    columns = int(WIDTH * 72 / (36 + 4.8 * max(map(len, labels))))
+    points = ax.figure.get_figwidth() * 72 / plt.rcParams["font.size"]  # the width, in units of the font's size
+    columns = int(points / (4.5 + 0.6 * max(map(len, labels))))
     ax.figure.legend(handles, labels, loc="outside upper left", ncols=max(1, min(columns, len(labels))))
 
 
@@ -302,9 +306,10 @@ def caption(figure: Figure, text: str) -> None:
     """
     for old in [item for item in figure.texts if item.get_gid() == "caption"]:
         old.remove()
-    wrapped = textwrap.fill(" ".join(text.split()), int(19 * figure.get_figwidth()))  # letters of 7 points to an inch
+    size = plt.rcParams["font.size"] - 1
+    wrapped = textwrap.fill(" ".join(text.split()), int(133 / size * figure.get_figwidth()))
     # parse_math off: a lone dollar sign is money, not a formula.
-    figure.text(0.01, -0.02, wrapped, gid="caption", fontsize=7, color="0.25", va="top", parse_math=False)
+    figure.text(0.01, -0.02, wrapped, gid="caption", fontsize=size, color="0.25", va="top", parse_math=False)
 
 
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:

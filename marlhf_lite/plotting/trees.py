@@ -57,7 +57,7 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int 
     """
     ends, runs = tree_cut(tree, counts, most)
     counts, spans, depth = _counts(tree, counts), _spans(tree), tree.height() - 1
-    edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 1.6 for word in tree.leaves()])])
+    edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])])
     if ax is None:
         size = (max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6))
         ax = plt.subplots(figsize=size, layout="constrained")[1]
@@ -77,13 +77,13 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int 
                 ax.plot([x, child[0]], [y, child[1]], color=colour, linewidth=0.8, zorder=1)
         places[position] = x, y
         frame = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "black" if position in ends else "none", "lw": 0.9}
-        look = {"color": "0.6" if faint and inner else "black", "bbox": frame, "fontsize": 8, "parse_math": False}
+        look = {"color": "0.6" if faint and inner else "black", "bbox": frame, "fontsize": 9, "parse_math": False}
         ax.text(x, y, text, ha="center", va="center", zorder=2, **look)
     for number, (a, b) in enumerate(runs):
         left, right = edges[a] + 0.3, edges[b] - 0.3
         ax.plot([left, right], [depth + 0.45] * 2, color=COLOURS[number % 2], linewidth=3, solid_capstyle="butt")
         note = str(sum(counts[a:b]))
-        ax.text((left + right) / 2, depth + 0.8, note, ha="center", va="center", fontsize=8, parse_math=False)
+        ax.text((left + right) / 2, depth + 0.8, note, ha="center", va="center", fontsize=9, parse_math=False)
     return ax
 
 
