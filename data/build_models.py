@@ -41,7 +41,6 @@ from marlhf_lite.tasks.tiny_umbrella import corpus as umbrella
 from marlhf_lite.tasks.tiny_umbrella import gold as umbrella_gold
 
 OUT = Path(__file__).parent
-DEFAULTS = {"tiny-code": {"model": "tiny-codegemma"}} | EMBEDDED_DEFAULTS  # the first has no committed model yet
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
@@ -158,11 +157,15 @@ STEPS_SIZES = {
     "updates": 700, "rows": 32, "vocab": 300, "hidden": 128, "mlp": 256, "layers": 3, "heads": 4, "head_dim": 32,
     "check_every": 100,
 }  # fmt: skip
+CODE_SIZES = {
+    "updates": 1500, "rows": 32, "vocab": 400, "hidden": 128, "mlp": 320, "layers": 3, "heads": 4, "head_dim": 32,
+    "check_every": 150,
+}  # fmt: skip
 TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
     "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
-    "tiny-code": Recipe(code_document, code_check),
+    "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
 }
 
 
@@ -273,7 +276,7 @@ def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int 
     rng = random.Random(f"{args.name}-check-{args.seed}")
     prompts = [recipe.document(rng)[0] for _ in range(rows)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    length = DEFAULTS[args.task].get("max_response_length", 96)
+    length = EMBEDDED_DEFAULTS[args.task].get("max_response_length", 96)
     out = model.generate(**inputs, max_new_tokens=length, do_sample=True, temperature=0.8, top_k=50)
     new = out[:, inputs["input_ids"].shape[1] :]
     measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
@@ -312,7 +315,7 @@ def parse() -> argparse.Namespace:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=type(default))
     args = parser.parse_args()
-    args.name = DEFAULTS[args.task]["model"]
+    args.name = EMBEDDED_DEFAULTS[args.task]["model"]
     args.out = args.out or OUT / args.name
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**SIZES | TASKS[args.task].sizes | given)

@@ -80,7 +80,7 @@ def test_report(protocol, results, tmp_path):
     "changes, words",
     [
         ({"command": "sft"}, "threshold: sft has no curve"),
-        ({}, "threshold: no reward model is trained"),
+        ({}, "no reward model is trained"),
         ({"reward": "gold"}, "critic_init: sft"),
         ({"threshold": "high"}, "threshold 'high': give a float"),
     ],

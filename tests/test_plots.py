@@ -4,6 +4,7 @@ from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.programs import outcome_shares
 from marlhf_lite.utils.errors import InputError
 
 
@@ -234,3 +235,20 @@ def test_saved_pictures_are_the_same_bytes(tmp_path):
     assert b"matplotlib" not in first.lower()
     with pytest.raises(InputError, match=r"x.pdf: figures are saved as PNG"):
         plots.save(axes, tmp_path / "x.pdf")
+
+
+def test_outcomes_of_programs_are_stacked_means():
+    def run(passed, late, updates):
+        rest = {"share_compile_error": 0.1, "share_runtime_error": 0.2, "share_timeout": late, "share_unsupported": 0.0}
+        rows = range(1, updates + 1)
+        return [{"update": u, **rest, "share_passed": passed, "share_failed": 0.7 - passed - late} for u in rows]
+
+    axes = outcome_shares(
+        {"PPO": [run(0.3, 0.1, 4), run(0.5, 0.1, 5)], "MA-PPO": [run(0.4, 0.0, 4)], "RLOO": [run(0.2, 0.0, 4)]}
+    )
+    assert axes.shape == (2, 2) and not axes[1, 1].axison
+    edges = [area.get_paths()[0].vertices for area in axes[0, 0].collections]
+    assert [edge[:, 1].max() for edge in edges] == pytest.approx([0.4, 0.6, 0.9, 1.0])  # passed, failed, error, compile
+    assert [edge[:, 0].max() for edge in edges] == [4] * 4
+    assert axes[0, 1].collections[2].get_paths()[0].vertices[:, 1].max() == pytest.approx(0.9)
+    check_layout(axes[0, 0].figure)

@@ -1,19 +1,27 @@
 """The embedded task tiny-code: its programs in the sandbox, its form, its texts through a tokenizer."""
 
+import json
 import random
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from test_programs_attacks import ready
 
-from marlhf_lite.config.options import ProgramConfig
+from marlhf_lite.cli import main
+from marlhf_lite.config.options import ProgramConfig, StudyConfig
+from marlhf_lite.evaluation.pass_at_k import pass_at_k
+from marlhf_lite.experiments.results import read_result
+from marlhf_lite.experiments.study import load_study, plan, run_study
 from marlhf_lite.programs import TestRunner, read_problem
 from marlhf_lite.tasks.tiny_code.corpus import document, load_tiny_code, make_problem, make_rows, write, write_with_bug
 from marlhf_lite.tasks.tiny_code.families import FAMILIES
-from marlhf_lite.training.program_tests import with_tests
+from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_lines
+from marlhf_lite.utils.run_folder import RunFolder
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "data"))
 from build_models import train_tokenizer
@@ -101,3 +109,90 @@ def test_the_task():
     assert make_rows(20, 3) == make_rows(20, 3) != make_rows(20, 4)
     with pytest.raises(InputError, match="--size 1: "):
         load_tiny_code(1, 0)
+
+
+# End to end, with the committed model
+
+SIZES = {"size": 60, "updates": 1, "batch_size": 4, "micro_batch_size": 4, "sft_batch_size": 4, "sft_epochs": 1.0}
+SIZES |= {"max_response_length": 24, "eval_prompts": 4, "num_generations": 2, "checkpoint_every": 0}
+
+
+def words(*names):
+    return [f"--{name}={SIZES[name]}" for name in names]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A run of `marlhf run --dataset tiny-code`: SFT, MA-PPO and evaluation, and no reward model."""
+    ready("monty")
+    folder = tmp_path_factory.mktemp("code") / "run"
+    names = [name for name in SIZES if name != "num_generations"]
+    rule = "--termination parsing --parser python --eval_samples 5".split()
+    assert main(["run", "--dataset", "tiny-code", *words(*names), *rule, "--output_dir", str(folder)]) == 0
+    return folder
+
+
+def test_run_takes_the_tests_for_a_reward(start):
+    config = yaml.safe_load((start / "config.yaml").read_text())
+    assert (config["model"], config["reward"], config["critic_init"]) == ("tiny-codegemma", "tests", "sft")
+    assert not (start / "rm").exists()
+    (row,) = RunFolder.open(start / "ma-ppo").metrics()
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0) and 1 <= row["macro_length"] < 24
+    rates = json.loads((start / "pass.json").read_text())
+    assert {line["method"] for line in rates} == {"SFT", "MA-PPO"}
+    assert all(0 <= line["pass@1"]["mean"] <= line["pass@5"]["mean"] <= 1 for line in rates)
+
+
+@pytest.mark.parametrize("command", ["ppo", "rloo", "grpo"])
+def test_methods_start_from_its_sft_model(start, tmp_path, command):
+    names = ["size", "updates", "batch_size", "micro_batch_size", "max_response_length"]
+    names += ["num_generations"] if command != "ppo" else []
+    assert main([command, "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")]) == 0
+    (row,) = RunFolder.open(tmp_path / "run" / command).metrics()
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
+    if command == "ppo":  # the others go the same way
+        policies = [f"--policies=PPO={tmp_path / 'run'}", "--eval_samples=5", *words("size", "eval_prompts")]
+        assert main(["evaluate", "--sft", str(start), *policies, "--output_dir", str(tmp_path / "evaluation")]) == 0
+        rates = json.loads((tmp_path / "evaluation" / "pass.json").read_text())
+        assert [line["method"] for line in rates if line["difficulty"] == "all"] == ["SFT", "PPO"]
+
+
+STUDY = {
+    "seeds": [0],
+    "shared": SIZES | {"dataset": "tiny-code", "reward": "tests"},
+    "methods": {"SFT": {"command": "sft", "samples": 5}, "PPO": {"command": "ppo", "samples": 5, "options": {"n": 1}}},
+}
+
+
+def protocol(tmp_path, **changes):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(STUDY | changes))
+    return str(path)
+
+
+@pytest.mark.long
+def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, capsys):
+    ready("monty")
+    monkeypatch.chdir(tmp_path)
+    run_study(StudyConfig(name=protocol(tmp_path), output_dir="results", workers=1))
+    assert not list(tmp_path.glob("runs/**/rm"))
+    result = read_result(Path("results") / "PPO-seed0.json")
+    (row,) = result["curve"]
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
+    rows = read_lines(next(Path("runs").glob("**/responses/policy*/samples.jsonl")))
+    counts = [[r["gold"] == 1 for r in rows if r["id"] == id] for id in dict.fromkeys(r["id"] for r in rows)]
+    for k in (1, 5):
+        expected = [pass_at_k(5, sum(passed), k) for passed in counts]
+        assert sorted(result["final"][f"pass@{k}"]) == pytest.approx(sorted(expected))
+    table = (Path("results") / "table.md").read_text()
+    assert "pass@5: gain over SFT" in table and "PPO's final reward" in table and "RM score" not in table
+    assert (Path("results") / "figures" / "outcomes.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [{"command": "dpo"}, {"command": "best_of_n", "samples": 2}, {"command": "ppo", "options": {"critic_init": "rm"}}],
+)
+def test_methods_that_need_a_reward_model_are_refused(tmp_path, method):
+    with pytest.raises(InputError, match="method A: no reward model is trained: give ppo, rloo or grpo"):
+        plan(load_study(protocol(tmp_path, methods={"A": method})))

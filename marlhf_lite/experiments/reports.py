@@ -15,6 +15,7 @@ from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
 from marlhf_lite.experiments.results import COSTS, SCORES, by_method, study_table
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.programs import outcome_shares
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
@@ -86,7 +87,8 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
     heads = {"method": "method"} | SCORES
     for key, other in (("gain", f"gain over {baseline}"), ("difference", f"difference from {target_method}")):
         heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
-    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final RM score" for name, text in COSTS.items()}
+    score = "RM score" if any("rm_score" in row for row in rows) else "reward"
+    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()}
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
     parts = [_table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}), LEGEND]
     trained = [row for row in rows if "cost_updates" in row]
@@ -134,18 +136,22 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], fi
 
 
 def _curves(runs: Mapping, names: Sequence[str], baseline: str) -> dict:
-    """Score curves and L2 norms, each where all these methods have its metric in some update."""
+    """Score curves, L2 norms and outcomes of programs, each where all these methods have its metric in some update."""
     drawn = {}
     for metric, score in (("rm_score_mean", "rm_score"), ("gold_mean", "gold")):
         gains = {name: gain_curves(runs[name], runs.get(baseline, {}), score) for name in names}
         gains = {name: curves for name, curves in gains.items() if _has(curves, metric)}
         if gains:
             axes = drawn[metric] = plots.reward_curves(gains, metric)
-            if baseline in runs:
+            if any(score in run["final"] for run in runs.get(baseline, {}).values()):
                 axes.set_ylabel(f"{SCORES[score]}, gain over {baseline}")
+            elif score == "rm_score" and baseline in runs:  # no reward model: the score is what unit tests gave
+                axes.set_ylabel("reward of a response")
     curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
-    curves = {name: some for name, some in curves.items() if _has(some, "advantage_norm")}
-    return drawn | ({"l2_norms": plots.l2_norms(curves)} if curves else {})
+    norms = {name: some for name, some in curves.items() if _has(some, "advantage_norm")}
+    programs = {name: some for name, some in curves.items() if _has(some, "share_passed")}
+    drawn |= {"l2_norms": plots.l2_norms(norms)} if norms else {}
+    return drawn | ({"outcomes": outcome_shares(programs)} if programs else {})
 
 
 def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
@@ -171,7 +177,7 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
         kind: "gain" or "difference".
 
     Returns:
-        [1 or 2] Axes, of RM and gold score on the held-out prompts.
+        [1 to 3] Axes, of the scores on the held-out prompts.
     """
     word = {"gain": "gain over", "difference": "difference from"}[kind]
     keys = {f"{score}_{kind}": f"{text},\n{word} {other}" for score, text in SCORES.items()}

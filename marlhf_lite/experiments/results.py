@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
-SCORES = {"rm_score": "RM score", "gold": "gold score"}
+SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Student's t at 97.5 % for 1, 2, ... degrees of freedom, and its limit, the normal's. All stored intervals have them.
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -28,7 +29,8 @@ NORMAL975 = 1.96
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
     "update rm_score_mean gold_mean kl_k1 kl_k3 response_length eos_rate advantage_norm advantage_rms q_norm q_rms "
-    "explained_variance score_explained_variance credit_seen value_noise macro_length accuracy generated_tokens seconds"
+    "explained_variance score_explained_variance credit_seen value_noise macro_length accuracy generated_tokens "
+    "seconds share_compile_error share_runtime_error share_timeout share_unsupported share_failed share_passed"
 ).split()
 FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]
 SAMPLE = ("prompt", "response", "rm_score", "gold", "tokens", "ended")
@@ -79,7 +81,7 @@ def collect_result(training: Path | None, evaluation: Path, start: Path, first_p
         "environment": RunFolder.open(training or evaluation).config["environment"],
         "start": _start_facts(start),
         "curve": _curve(training) if training else [],
-        "final": final | means.to_dict("list"),
+        "final": final | means.to_dict("list") | (_pass_rates(rows) if (evaluation / "pass.json").is_file() else {}),
         "samples": samples.to_dict("records"),
     }
 
@@ -98,6 +100,13 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     rows = rows[rows["id"].isin(order)]
     place = rows["id"].map({id: number for number, id in enumerate(order)})
     return rows.assign(place=place).sort_values(["place", "sample"], ignore_index=True)
+
+
+def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
+    """pass@k of each prompt, where a gold score of 1 means that all tests passed."""
+    counts = rows["gold"].eq(1).groupby(rows["id"], sort=False).agg(["size", "sum"])
+    ks = (k for k in (1, 5) if k <= counts["size"].min())
+    return {f"pass@{k}": [pass_at_k(int(n), int(c), k) for n, c in counts.to_numpy()] for k in ks}
 
 
 def _curve(training: Path) -> list[dict]:
@@ -158,9 +167,9 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
             last 5 updates, with the same seed) the others are timed to.
 
     Returns:
-        method, seeds, and where known: rm_score and gold (mean, std over seeds with N−1, by_seed); rm_score_gain and
-        gold_gain over the baseline, rm_score_difference and gold_difference from the target method (mean, low, high:
-        95 %, see `crossed_interval`; by_seed); kl and tokens (means); cost_<name>, means of what the whole training
+        method, seeds, and where known, for each of SCORES: <score> (mean, std over seeds with N−1, by_seed),
+        <score>_gain over the baseline and <score>_difference from the target method (mean, low, high: 95 %, see
+        `crossed_interval`; by_seed); kl and tokens (means); cost_<name>, means of what the whole training
         took; and updates, generated_tokens and seconds until the target score (by_seed, null where it is never
         reached; mean, low and high: a 95 % t-interval over seeds, null where a seed does not get there). Evaluation
         is not counted.

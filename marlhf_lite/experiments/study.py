@@ -88,9 +88,13 @@ class Study:
     target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
-    # A gold score: the outcome is how soon training gets there (`experiments.learning`). No reward model is trained and
-    # nothing is evaluated, so every method has --reward gold and a critic that does not start from a reward model.
+    # A gold score: the outcome is how soon training gets there (`experiments.learning`), and nothing is evaluated.
     threshold: float | None = None
+
+    @property
+    def reward_model(self) -> bool:
+        """Whether each seed has a reward model. Studies with a threshold or with unit tests as the reward have none."""
+        return self.threshold is None and self.shared.get("reward") not in ("tests", "all_tests")
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
@@ -206,8 +210,8 @@ def _run(study: Study, name: str, seed: int) -> Run:
     except InputError as error:
         raise InputError(f"study {study.name}, method {name}: {error}") from None
     start = parsed["sft"] | parsed["rm"]
-    if study.threshold is not None:
-        _check_curves(study, name, command, parsed.get(TRAINING[command], {}))
+    if not study.reward_model:
+        _check_rewards(study, name, command, parsed.get(TRAINING[command], {}))
     options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
     prompts = study.first_prompt + options["eval_prompts"]
     words["evaluate"] += [f"--eval_prompts={prompts}", f"--eval_samples={samples}"]
@@ -215,15 +219,14 @@ def _run(study: Study, name: str, seed: int) -> Run:
     return Run(name, command, seed, words, options, f"seed{seed}-{_hash(start)}", prompts)
 
 
-def _check_curves(study: Study, name: str, command: str, options: dict) -> None:
-    """Raise `InputError` where a method of a study with a threshold has no curve, or needs a reward model."""
-    if command not in ("ppo", "rloo", "grpo"):
-        raise InputError(
-            f"study {study.name}, method {name}: threshold: {command} has no curve: give ppo, rloo or grpo"
-        )
-    if options["reward"] == "rm" or options.get("critic_init") == "rm":
-        hint = "no reward model is trained: give reward: gold, and critic_init: sft for ppo"
-        raise InputError(f"study {study.name}, method {name}: threshold: {hint}")
+def _check_rewards(study: Study, name: str, command: str, options: dict) -> None:
+    """Raise `InputError` where a method needs a reward model that the study does not have, or its curve is missing."""
+    where = f"study {study.name}, method {name}"
+    if study.threshold is not None and command not in ("ppo", "rloo", "grpo"):
+        raise InputError(f"{where}: threshold: {command} has no curve: give ppo, rloo or grpo")
+    if command in ("dpo", "best_of_n") or "rm" in (options.get("reward"), options.get("critic_init")):
+        hint = "give ppo, rloo or grpo, with reward: gold or tests, and critic_init: sft for ppo"
+        raise InputError(f"{where}: no reward model is trained: {hint}")
 
 
 def _names(stage: str) -> set[str]:
@@ -323,7 +326,7 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
     with lock, ThreadPoolExecutor(workers or cores) as pool:
         try:
             first = {run.start: run for run in reversed(runs)}  # in the queue, starts stand before the runs that wait
-            given = (commands, study.threshold is None)
+            given = (commands, study.reward_model)
             starts = {name: pool.submit(make_start, first[name], work / name, *given) for name in reversed(first)}
             jobs = [pool.submit(make_result, study, run, starts[run.start], work, results, commands) for run in runs]
             for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
@@ -353,6 +356,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     inputs = [f"--sft={models / 'sft'}"]
     if study.threshold is None:
         _check_prompts(run, models)
+    if study.reward_model:
         inputs.append(f"--rm={models / 'rm'}")
     stage = TRAINING[run.command]
     if stage and not evaluation.exists():
@@ -375,7 +379,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
 
 def _check_prompts(run: Run, models: Path) -> None:
     """Raise `InputError` where fewer held-out prompts are there than the study asks for."""
-    there = json.loads((models / "rm" / "data.json").read_text(encoding="utf-8"))["test"]
+    there = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))["test"]
     if there < run.prompts:
         raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
 

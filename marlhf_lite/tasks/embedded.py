@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tiny_code.corpus import load_tiny_code
 from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
 from marlhf_lite.tasks.tiny_umbrella.corpus import load_tiny_umbrella
@@ -12,4 +13,5 @@ EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
     "tiny-tldr": load_tiny_tldr,
     "tiny-umbrella": load_tiny_umbrella,
     "tiny-steps": load_tiny_steps,
+    "tiny-code": load_tiny_code,
 }

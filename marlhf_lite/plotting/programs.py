@@ -1,0 +1,48 @@
+"""What became of sampled programs while a policy learned."""
+
+from math import ceil
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from marlhf_lite.plotting import training as plots
+
+# What is drawn, from the bottom up: its colour, and the shares of `training.program_tests.SHARES` that it adds up.
+OUTCOMES = {
+    "passed all tests": ("#0173b2", ("share_passed",)),
+    "failed a test": ("#a6cee3", ("share_failed",)),
+    "runtime error": ("#de8f05", ("share_runtime_error", "share_timeout", "share_unsupported")),
+    "compile error": ("#949494", ("share_compile_error",)),
+}
+
+
+@plt.rc_context(plots.STYLE)
+def outcome_shares(runs: plots.Runs) -> np.ndarray:
+    """Draw the shares of each method's training programs by their outcome, as stacked areas; means over its runs.
+
+    Args:
+        runs: rows have the metrics of `training.program_tests.SHARES`. A runtime error counts with time-outs and with
+            what the executor does not support. Runs of a method are cut to the shortest one.
+
+    Returns:
+        [rows, 2] Axes, a panel for each method; one panel for one method.
+    """
+    shape = (ceil(len(runs) / 2), min(2, len(runs)))
+    axes = plots.subplots(shape, 0.12 + 0.36 * shape[0], sharey=True)
+    for ax, (method, group) in zip(axes.flat, runs.items(), strict=False):
+        length = min(map(len, group))
+        areas = [
+            np.mean([[sum(row[name] for name in names) for row in run[:length]] for run in group], axis=0)
+            for _, names in OUTCOMES.values()
+        ]
+        colours = [colour for colour, _ in OUTCOMES.values()]
+        updates = [row["update"] for row in group[0][:length]]
+        ax.stackplot(updates, areas, colors=colours, labels=list(OUTCOMES), linewidth=0)
+        ax.set(title=method, ylim=(0, 1))
+        ax.margins(x=0)
+        plots.dress(ax, "update", "share")
+    for ax in axes.flat[len(runs) :]:
+        ax.set_axis_off()
+    plots.legend(axes.flat[0])
+    plots.caption(axes.flat[0].figure, "Programs of the training batches by what became of them, mean over seeds.")
+    return axes
