@@ -6,6 +6,7 @@
 #   ARGS         more arguments for demo and test
 #   WORKERS      test processes, each on one thread; "logical" is one for every core, 0 is none beside pytest's own
 #   NOTEBOOKS    the notebooks to execute
+#   BROWSER      the command of the Chromium browser that prints PDF files, if it is not found by itself
 #   REPO         owner/name of the GitHub repository, for badges
 #   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
 #                without a GPU, TORCH_INDEX=https://download.pytorch.org/whl/cpu saves them. Read at installation only:
@@ -16,6 +17,7 @@ ARGS ?=
 WORKERS ?= logical
 NOTEBOOKS ?= notebooks/*.ipynb notebooks/solutions/*.ipynb
 REPO ?=
+BROWSER ?=
 TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
@@ -27,7 +29,7 @@ SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=h
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench gpu diagnosis notebooks badges clean distclean
+.PHONY: help install demo test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -67,6 +69,16 @@ notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their 
 	    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False $(NOTEBOOKS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
+book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in build/book, with outputs as committed
+	$(BIN)/sphinx-build -q -c book . build/book
+	@echo "open build/book/index.html"
+
+handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with empty answer cells
+	$(BIN)/python book/handout.py notebooks build/handout
+
+pdf: book ## Print the site's lessons to build/pdf with Chromium or Chrome (see BROWSER)
+	BROWSER='$(BROWSER)' $(BIN)/python book/print_pdf.py build/book build/pdf
+
 badges: ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
 	@echo '$(REPO)' | grep -Eqx '[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+' || \
 	{ echo "REPO='$(REPO)': give the repository as REPO=owner/name" >&2; exit 2; }
@@ -79,6 +91,10 @@ clean: ## Remove caches and builds; keep the environment and the runs
 
 distclean: clean ## Remove the environment too
 	rm -rf $(VENV) benchmarks/trl_ppo/.venv
+
+$(VENV)/.book: $(STAMP)
+	$(PIP) install -c constraints.txt -e '.[book]'
+	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

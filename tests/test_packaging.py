@@ -98,7 +98,7 @@ def test_constraints_are_names_and_exact_versions_alone():
 
 def test_pins_satisfy_the_bounds():
     groups = project()["project"]["optional-dependencies"]
-    for text in project()["project"]["dependencies"] + groups["notebooks"] + groups["dev"]:
+    for text in project()["project"]["dependencies"] + groups["notebooks"] + groups["dev"] + groups["book"]:
         requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
         assert name in pins(), f"{name} has no pin in constraints.txt"
@@ -114,7 +114,7 @@ def test_installed_versions_are_the_pins():
 
 @any_versions
 def test_what_the_dependencies_bring_is_pinned_too():
-    missing, queue, seen = {}, [(n, "marlhf-lite") for n in runtime() | extra("notebooks", "dev")], set()
+    missing, queue, seen = {}, [(n, "marlhf-lite") for n in runtime() | extra("notebooks", "dev", "book")], set()
     while queue:
         name, parent = queue.pop()
         if name in seen or name.startswith(("nvidia-", "cuda-", "triton")):

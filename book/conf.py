@@ -1,0 +1,70 @@
+"""The site of `make book`: README, lessons, solutions, figures to play with and glossary, made by Sphinx.
+
+Outputs of notebooks stand as committed: nothing is executed. The site needs no network, neither to build nor to read.
+"""
+
+import re
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAY = "figures/interactive"
+MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == "tex-svg-full.js")
+
+project = "marlhf_lite"
+html_title = "MA-RLHF, taught and reproduced"
+extensions = ["myst_nb", "sphinx.ext.mathjax"]
+root_doc = "README"
+include_patterns = ["*.md", "notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md", "data/results/**/*.md"]
+exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
+suppress_warnings = ["toc.not_included"]  # result tables are reached from README
+
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # widgets need a kernel; their scripts would be fetched
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_static_path = ["static", str(MATHJAX.locate())]
+html_css_files = ["book.css"]
+html_copy_source = False
+html_show_sphinx = False
+mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
+
+BADGE = re.compile(r"\[!\[Open in \w+\]\([^)]*\)\]\([^)]*\)(\\n)?")
+CONTENTS = """
+```{{toctree}}
+:hidden:
+:caption: {}
+
+{}
+```
+"""
+
+
+def contents() -> str:
+    """The site's tables of contents, as they stand at the side of every page."""
+    lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
+    solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
+    reference = [f"{PLAY}/README", "GLOSSARY", "CHANGELOG"]
+    parts = {"Lessons": lessons, "To play with, to look up": reference, "Solutions": solutions}
+    return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())
+
+
+def prepare(app, page: str, source: list[str]) -> None:
+    """Add the contents to the front page; take out the badges, which are pictures from the network."""
+    source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
+
+
+def finish(app, error) -> None:
+    """Make the front page the one that opens first, and lay the figures to play with beside their page."""
+    if error is None and app.builder.format == "html":
+        shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
+        for page in (ROOT / PLAY).glob("*.html"):
+            shutil.copy(page, app.outdir / PLAY / page.name)
+
+
+def setup(app) -> None:
+    app.connect("source-read", prepare)
+    app.connect("build-finished", finish)

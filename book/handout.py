@@ -1,0 +1,63 @@
+"""Copy the lessons for a class, without outputs and solutions: `python book/handout.py notebooks build/handout`.
+
+Under every exercise stands an empty cell for the answer. Pictures and glossary are copied along.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nbformat
+from nbconvert import NotebookExporter
+from nbconvert.preprocessors import ClearOutputPreprocessor, Preprocessor
+
+EXERCISES = re.compile(r"^## .*Exercises", re.M)
+EXERCISE = re.compile(r"^(?=\*\*\d+ · |\d+\. \*)", re.M)
+NOT_EXERCISES = re.compile(r"^(?=## (?!.*Exercises))", re.M)
+WHERE_SOLUTIONS_ARE = re.compile(r"Solutions\b(?:(?!\.\s).)*?solutions/(?:(?!\.\s).)*\.(?:\s|$)", re.S)
+
+
+class AnswerCells(Preprocessor):
+    """Give every exercise an empty code cell, unless a code cell follows it, and do not say where solutions are."""
+
+    def preprocess(self, nb, resources):
+        texts = [cell.source if cell.cell_type == "markdown" else "" for cell in nb.cells]
+        start = next(i for i, text in enumerate(texts) if EXERCISES.search(text))
+        cells = nb.cells[:start]
+        for cell, after in zip(nb.cells[start:], [*nb.cells[start + 1 :], None], strict=True):
+            cells += split(cell, after) if cell.cell_type == "markdown" else [cell]
+        nb.cells = cells
+        return nb, resources
+
+
+def split(cell, after) -> list:
+    """Split a Markdown cell and put an answer cell behind each exercise that has none; `after` is the next cell."""
+    text = WHERE_SOLUTIONS_ARE.sub("", cell.source)
+    pieces = [p for part in NOT_EXERCISES.split(text) for p in EXERCISE.split(part) if p.strip()]
+    cells = []
+    for number, piece in enumerate(pieces):
+        cells.append(nbformat.v4.new_markdown_cell(piece.strip(), id=f"{cell.id}-{number}"))
+        answered = number == len(pieces) - 1 and after is not None and after.cell_type == "code"
+        if EXERCISE.match(piece) and not answered:
+            cells.append(nbformat.v4.new_code_cell(id=f"{cell.id}-{number}-answer"))
+    return cells
+
+
+def main(notebooks: Path, target: Path) -> None:
+    exporter = NotebookExporter(preprocessors=[ClearOutputPreprocessor, AnswerCells])
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "notebooks").mkdir(parents=True)
+    for path in sorted(notebooks.glob("*.ipynb")):
+        (target / "notebooks" / path.name).write_text(exporter.from_filename(str(path))[0], encoding="utf-8")
+    root = notebooks.resolve().parent
+    for pattern in ("figures/diagrams/*.svg", "figures/interactive/*.html", "GLOSSARY.md"):
+        for path in root.glob(pattern):
+            copy = target / path.relative_to(root)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    print(f"{target}: {len(list(target.glob('notebooks/*')))} notebooks")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))

@@ -1,0 +1,44 @@
+"""Print the site's lessons to PDF with a Chromium browser: `python book/print_pdf.py build/book build/pdf`.
+
+Environment variable BROWSER: the browser's command, if it is none of those that are looked for.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
+
+
+def find_browser() -> str | None:
+    """The command of a Chromium browser, or None."""
+    names = [os.environ["BROWSER"]] if os.environ.get("BROWSER") else BROWSERS
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def browse(browser: str, page: Path, *arguments: str) -> str:
+    """Open a local page without a window, wait until its scripts have run, and return what the browser prints."""
+    options = ["--headless", "--disable-gpu", "--virtual-time-budget=20000", *arguments]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--no-sandbox")  # Chromium refuses to run as root with it
+    done = subprocess.run([browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=120)
+    done.check_returncode()
+    return done.stdout
+
+
+def main(site: Path, target: Path) -> None:
+    browser = find_browser()
+    if browser is None:
+        print(f"No browser among {', '.join(BROWSERS)}: install one, or set BROWSER to its command.", file=sys.stderr)
+        sys.exit(2)
+    target.mkdir(parents=True, exist_ok=True)
+    for page in sorted((site / "notebooks").glob("*.html")):
+        file = target / page.with_suffix(".pdf").name
+        browse(browser, page, "--no-pdf-header-footer", f"--print-to-pdf={file}")
+        print(file)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))

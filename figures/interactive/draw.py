@@ -1,0 +1,90 @@
+"""Write the figures to play with: `python figures/interactive/draw.py` makes the HTML pages beside this file.
+
+Each page stands in a template and needs nothing else: no kernel, no network. The library cuts the responses of
+macro_actions.html here, once, with every setting of every rule.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Whole
+from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.parsing import GrammarParser, Parsing, Sentence
+from marlhf_lite.plotting.macro_actions import token_pieces
+from marlhf_lite.training.rollout import from_texts
+
+HERE = Path(__file__).parent
+POSTS = {
+    "two sentences": (
+        "POST Subreddit: r/family\nMy sister Marla moved to Tolwick and waited 34 days. I do not know what to do. "
+        "She sold the teapot for 12 euros.\nTL;DR:",
+        " My sister Marla moved to Tolwick and waited 34 days. She sold the teapot for 12 euros.",
+    ),
+    "three sentences": (
+        "POST Subreddit: r/tifu\nMy niece Bruna owed me 88 dollars. For some reason she lost the old scarf. "
+        "She sold the blender for 81 euros. She left on Tuesday.\nTL;DR:",
+        " My niece Bruna left on Tuesday and lost the old scarf. She sold the blender for 81 euros. "
+        "She owed me 88 dollars.",
+    ),
+}
+LENGTHS = [*range(1, 13), float("inf")]
+# name: (its parameter, the rule for each setting, what it looks at)
+RULES = {
+    "fixed": ("n", {str(n): FixedNGram(n) for n in LENGTHS}, "Counts tokens."),
+    "randomized": ("seed", {str(s): RandomizedNGram(seed=s) for s in range(10)}, "Draws lengths from 2, 3, 5 and 10."),
+    "perplexity": ("", {"": Perplexity()}, "Ends where the next token surprises the reference model."),
+    "cutpoints": ("n", {str(n): LargestChange("logprobs", n) for n in LENGTHS}, "Begins at the least certain tokens."),
+    "parsing": (
+        "C",
+        {str(c): Parsing(GrammarParser(), c) for c in range(2, 31)},
+        "Takes phrases of fewer than C tokens.",
+    ),
+    "sentence": ("", {"": Sentence()}, "Ends with the sentence."),
+    "whole": ("", {"": Whole()}, "Never cuts: a contextual bandit."),
+}
+
+
+def cut_responses() -> dict:
+    """Return the pieces of each response's tokens, and their macro actions' lengths by rule, response and setting."""
+    tokenizer, policy = load_tokenizer("tiny-gemma"), PolicyModel(load_base(ModelConfig()))
+    responses, cuts = [], {name: [] for name in RULES}
+    for title, (post, text) in POSTS.items():
+        rollout = from_texts(tokenizer, [post], [text], limit=96)
+        with torch.no_grad():
+            logprobs = policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+        context = {
+            "token_ids": rollout.response_ids,
+            "tokenizer": tokenizer,
+            "ref_logprobs": logprobs,
+            "logprobs": logprobs,
+        }
+        responses.append({"title": title, "pieces": token_pieces(tokenizer, rollout.response_ids[0])})
+        for name, (_, settings, _) in RULES.items():
+            made = {key: rule(rollout.mask, **context) for key, rule in settings.items()}
+            cuts[name].append({key: [b - a for a, b in macro.spans()[0]] for key, macro in made.items()})
+    rules = {name: {"parameter": RULES[name][0], "says": RULES[name][2], "cuts": cuts[name]} for name in RULES}
+    return {"responses": responses, "rules": rules}
+
+
+def pages() -> dict[str, str]:
+    """Return each page's file name and text."""
+    parts = {
+        "/* style.css */": (HERE / "style.css").read_text(encoding="utf-8").strip(),
+        "/* data */": json.dumps(cut_responses(), ensure_ascii=False, separators=(",", ":")),
+    }
+    found = {}
+    for template in sorted(HERE.glob("*.template.html")):
+        text = template.read_text(encoding="utf-8")
+        for mark, part in parts.items():
+            text = text.replace(mark, part)
+        found[template.name.replace(".template", "")] = text
+    return found
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (HERE / name).write_text(text, encoding="utf-8")
