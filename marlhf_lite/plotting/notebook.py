@@ -9,6 +9,7 @@ import platform
 import random
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, TypeVar
@@ -60,6 +61,7 @@ def setup(seed: int = 0) -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     tqdm.auto.tqdm = _Bar  # before the modules that train import it
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL still uses the old names
     seaborn.set_palette("colorblind")
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
     own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
