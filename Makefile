@@ -70,7 +70,7 @@ notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their 
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
 
 book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in build/book, with outputs as committed
-	$(BIN)/sphinx-build -q -c book . build/book
+	$(BIN)/sphinx-build -q -E -j auto -c book . build/book
 	@echo "open build/book/index.html"
 
 handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with empty answer cells

@@ -13,6 +13,7 @@ PLAY = "figures/interactive"
 MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == "tex-svg-full.js")
 
 project = "marlhf_lite"
+copyright = "marlhf_lite contributors; MIT licence, for text and code"
 html_title = "MA-RLHF, taught and reproduced"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
 root_doc = "README"
@@ -21,6 +22,7 @@ exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
 suppress_warnings = ["toc.not_included"]  # result tables are reached from README
 
 nb_execution_mode = "off"
+nb_render_markdown_format = "myst"  # tables and formulas in outputs
 nb_ipywidgets_js = {}  # widgets need a kernel; their scripts would be fetched
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -48,7 +50,7 @@ def contents() -> str:
     lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
     solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
     reference = [f"{PLAY}/README", "GLOSSARY", "CHANGELOG"]
-    parts = {"Lessons": lessons, "To play with, to look up": reference, "Solutions": solutions}
+    parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
     return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())
 
 

@@ -23,7 +23,7 @@ def browse(browser: str, page: Path, *arguments: str) -> str:
     options = ["--headless", "--disable-gpu", "--virtual-time-budget=20000", *arguments]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         options.append("--no-sandbox")  # Chromium refuses to run as root with it
-    done = subprocess.run([browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([browser, *options, page.resolve().as_uri()], capture_output=True, text=True, timeout=300)
     done.check_returncode()
     return done.stdout
 
