@@ -454,7 +454,7 @@ def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
         assert isinstance(row["score"], float) and isinstance(row["ended"], bool)
 
 
-def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft, texts):
+def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft):
     space = work()
     folder = pipeline.dpo_stage(space, sft)
     run = RunFolder.open(folder.parent)
@@ -463,9 +463,6 @@ def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft, texts):
     assert [row["update"] for row in run.metrics()] == [1, 2, 3]
     for row in run.metrics():
         assert row.keys() >= DPO_KEYS and row["generated_tokens"] == 0 and row["seconds"] > 0
-    samples = run.samples()
-    assert [(row["update"], row["prompt"]) for row in samples] == [(u, p) for u in (0, 3) for p in texts.prompts[:4]]
-    assert all(row["gold_score"] == early_letters([""], [row["response"]])[0] for row in samples)
 
 
 def test_interrupt_leaves_records_and_adapter(work, base, sft):

@@ -50,11 +50,11 @@ def write(tmp_path):
 def test_two_files_are_paired_by_prompt(write):
     a = write("a.jsonl", answers("PPO", BASE))
     b = write("b.jsonl", answers("MA-PPO", BETTER)[::-1])
-    first, second = compare([a, b], level=0.9)
+    first, second = compare([a, b])
     assert (first["method"], first["prompts"], first["samples"]) == ("PPO", 8, 1)
     assert first["rm_score"] == pytest.approx(BASE.mean()) and "rm_score_gain" not in first
-    assert second["rm_score_wins"] == wilson(6.5, 8, 0.9)._asdict()
-    gain = paired_bootstrap(BETTER[::-1], BASE[::-1], 0.9)
+    assert second["rm_score_wins"] == wilson(6.5, 8)._asdict()
+    gain = paired_bootstrap(BETTER[::-1], BASE[::-1])
     assert second["rm_score_gain"] == pytest.approx(gain._asdict())
     assert (second["kl"], second["tokens"], second["ended"]) == (0.5, 4, 1.0)
     assert compare([a, b], baseline="MA-PPO")[0]["rm_score_wins"]["mean"] == 1.5 / 8

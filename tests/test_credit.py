@@ -260,7 +260,6 @@ FAULTS = {
     "alternatives 1": lambda f: f.rank(alternatives=1),
     "alternatives 5": lambda f: f.rank(alternatives=5),
     "no responses": lambda f: credit_seen(torch.zeros(0, 2), torch.zeros(0, 2, 4)),
-    "level 2": lambda f: credit_seen(torch.zeros(3, 2), torch.zeros(3, 2, 4), level=2),
 }
 
 

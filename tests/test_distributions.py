@@ -43,17 +43,17 @@ def test_rows_without_ids_go_by_prompt():
 
 
 def test_distributions():
-    sft, ppo = distributions(frame(SFT=SFT, PPO=PPO), level=0.9)
+    sft, ppo = distributions(frame(SFT=SFT, PPO=PPO))
     low, quarter = np.quantile(SFT, [0.05, 0.25])
     for found, values in ((sft, SFT), (ppo, PPO)):
-        assert found["mean"] == pytest.approx(bootstrap_mean(values.mean(1), 0.9)._asdict())
+        assert found["mean"] == pytest.approx(bootstrap_mean(values.mean(1))._asdict())
         assert found["std"] == pytest.approx(values.std())
         assert found["quantiles"] == pytest.approx({q: np.quantile(values, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95)})
         for below, threshold in zip(found["below"], (low, quarter)):
             assert below["threshold"] == pytest.approx(threshold)
-            assert below["share"] == pytest.approx(wilson((values < threshold).sum() / 3, 40, 0.9)._asdict())
+            assert below["share"] == pytest.approx(wilson((values < threshold).sum() / 3, 40)._asdict())
     assert "change" not in sft["below"][0]
-    change = paired_bootstrap((quarter > PPO).mean(1), (quarter > SFT).mean(1), 0.9)
+    change = paired_bootstrap((quarter > PPO).mean(1), (quarter > SFT).mean(1))
     assert ppo["below"][1]["change"] == pytest.approx(change._asdict()) and change.high < 0
 
 

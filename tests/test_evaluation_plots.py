@@ -53,7 +53,7 @@ CELLS = best_of_n(ROWS, (1, 2, 4))
 TABLES = score_table([row for row in ROWS if row["temperature"] == 0.4])
 RATES = {
     "MA-PPO against PPO, judged by gold": win_rate(["first"] * 5 + ["tie"] * 2 + ["second"] * 3),
-    "MA-PPO against SFT": win_rate(["first"] * 9, level=0.8),
+    "MA-PPO against SFT": win_rate(["first"] * 9),
 }
 ALL = {
     "best of n": lambda: plots.best_of_n_map(CELLS),
@@ -116,14 +116,14 @@ def test_missing_and_equal_cells():
 
 
 def test_temperatures_with_intervals_over_prompts():
-    ax = plots.temperature_sweep(ROWS, "gold", level=0.9)
+    ax = plots.temperature_sweep(ROWS, "gold")
     for method in METHODS:
         (line,), (corners,) = lines(ax, method), shapes(ax, method)
         assert line[0].tolist() == list(TEMPERATURES)
         for t, mean in line.T:
             rows = [row for row in ROWS if row["method"] == method and row["temperature"] == t]
             groups = [[row["gold"] for row in rows if row["id"] == f"p{i}"] for i in range(6)]
-            interval = bootstrap_mean(sorted(np.mean(group) for group in groups), 0.9, 2000)
+            interval = bootstrap_mean(sorted(np.mean(group) for group in groups), 2000)
             edges = corners[corners[:, 0] == t, 1]
             assert (mean, edges.min(), edges.max()) == pytest.approx(interval[:3])
 

@@ -196,17 +196,19 @@ def checked(*tensors):
 def test_bad_direct_construction():
     ok = MacroActions.from_lengths([[2, 1], [3]])
     wrong = torch.tensor([[2, 1], [2, 0]])
-    with pytest.raises(ValueError, match="lengths: response 1, macro action 0 is 2, but ids give it 3 tokens"):
+    with pytest.raises(ValueError, match="lengths: response 1, macro action 0 is 2, by its ids it is 3"):
         checked(ok.ids, wrong, ok.mask)
-    with pytest.raises(ValueError, match="mask: response 1, macro action 1 is True, its length 0"):
+    with pytest.raises(ValueError, match="mask: response 1, macro action 1 is True, by its ids it is False"):
         checked(ok.ids, ok.lengths, torch.ones(2, 2, dtype=torch.bool))
-    with pytest.raises(ValueError, match="lengths: expected at least 2 macro actions"):
+    with pytest.raises(ValueError, match="lengths: expected 2 responses with at least 2 macro actions"):
         checked(ok.ids, ok.lengths[:, :1], ok.mask[:, :1])
-    with pytest.raises(ValueError, match=r"mask: expected shape \(2, 2\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"mask: expected 2 .* got shape \(2, 1\)"):
         checked(ok.ids, ok.lengths, ok.mask[:, :1])
+    with pytest.raises(ValueError, match=r"mask: expected shape \(2, 3\), got \(2, 2\)"):
+        checked(ok.ids, torch.tensor([[2, 1, 0], [3, 0, 0]]), ok.mask)
     with pytest.raises(ValueError, match="mask: expected dtype torch.bool, got torch.int64"):
         checked(ok.ids, ok.lengths, ok.lengths)
-    with pytest.raises(ValueError, match=r"lengths: expected shape \(2, 2\), got \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"lengths: expected 2 .* got shape \(1, 2\)"):
         checked(ok.ids, ok.lengths[:1], ok.mask)
     wide = checked(ok.ids, torch.tensor([[2, 1, 0], [3, 0, 0]]), torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
     assert wide.spans() == ok.spans() and wide.sum(torch.ones(2, 3)).tolist() == [[2, 1, 0], [3, 0, 0]]

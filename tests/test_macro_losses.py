@@ -31,7 +31,6 @@ def run(loss, x, *rest, **options):
     assert value.dim() == 0 and value.dtype == torch.float32 and x.grad.isfinite().all()
     for stat in stats.values():
         assert stat.dim() == 0 and not stat.requires_grad and stat.isfinite() and stat.dtype == torch.float32
-    assert stats["loss"] == value
     return value.detach(), x.grad, stats
 
 
@@ -75,8 +74,6 @@ def test_policy_loss_matches_loops(seed, clip, ratio):
     assert stats["count"] == len(logs) == len(kept)
     assert stats["clip_fraction"].item() == pytest.approx(share, abs=1e-6)
     assert (share > 0) == (clip is not None)
-    assert stats["ratio_mean"].item() == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
-    assert stats["ratio_max"].item() == pytest.approx(max(ratios), rel=1e-5)
     kl = sum(r - 1 - x for r, x in zip(ratios, logs)) / len(logs)
     assert stats["approx_kl"].item() == pytest.approx(kl, rel=1e-5)
 
@@ -102,13 +99,6 @@ def test_value_loss_matches_loops(seed, clip, target, sigma):
     assert stats["count"] == len(kept)
     assert stats["clip_fraction"].item() == pytest.approx(share, abs=1e-6)
     assert (share > 0) == (clip is not None)
-    values, goals = [], []
-    for v, q, n in zip(batch.rows(batch.values), ref.valid(returns, batch.parts), batch.parts):
-        values += v if target == "token" else ref.pool(v, n, sigma)
-        goals += [x for x, k in zip(q, n) for _ in range(k if target == "token" else 1)]
-    values, goals = torch.tensor(values).double(), torch.tensor(goals).double()
-    explained = 1 - (goals - values).var(unbiased=False) / goals.var(unbiased=False)
-    assert stats["explained_variance"].item() == pytest.approx(explained.item(), abs=1e-5)
 
 
 # -- the two ends: token PPO and the bandit ----------------------------------------------------------------------------
@@ -164,8 +154,7 @@ def test_at_log_ratio_0_the_two_ratios_differ_by_normalisation_alone(clip):
     assert by_token.abs().max() > 0.01
     torch.testing.assert_close(by_macro * steps["count"], by_token * token["count"], rtol=1e-6, atol=1e-6)
     for stats in (token, steps):
-        assert stats["clip_fraction"] == 0 and stats["approx_kl"] == 0 and stats["ratio_max"] == 1
-        assert stats["ratio_mean"].item() == pytest.approx(1.0)
+        assert stats["clip_fraction"] == 0 and stats["approx_kl"] == 0
 
 
 def test_the_two_ratios_differ_elsewhere():
@@ -281,9 +270,8 @@ def test_far_log_ratios_do_not_overflow(ratio):
     macro = MacroActions.from_lengths([[1, 1, 2]])
     new = torch.tensor([[0.0, -900.0, 0.0, 0.0]])
     old = torch.tensor([[-900.0, 0.0, -500.0, -500.0]])
-    loss, grad, stats = run(policy_loss, new, old, torch.tensor([[1.0, 1.0, 1.0]]), macro, ratio=ratio)
+    loss, _, _ = run(policy_loss, new, old, torch.tensor([[1.0, 1.0, 1.0]]), macro, ratio=ratio)
     assert loss.item() == pytest.approx(-1.2 * (3 / 4 if ratio == "token" else 2 / 3), abs=1e-6)  # clipped at 1 + ε
-    assert stats["ratio_max"].item() == pytest.approx(math.exp(20), rel=1e-5)
     loss, grad, _ = run(policy_loss, new, old, torch.tensor([[-1.0, -1.0, -1.0]]), macro, ratio=ratio)
     assert torch.equal(grad, torch.zeros(1, 4))
 
@@ -325,23 +313,6 @@ def test_gradients_flow_to_the_first_argument_alone():
         inputs = [x.clone().requires_grad_() for x in inputs]
         loss(*inputs, macro)[0].backward()
         assert inputs[0].grad.abs().sum() > 0 and inputs[1].grad is None and inputs[2].grad is None
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, -1e5])
-def test_returns_that_do_not_vary(value):
-    batch, macro = setup(10)
-    returns = torch.full(macro.mask.shape, value)
-    stats = run(value_loss, batch.values, batch.old_values, returns, macro)[2]
-    assert stats["explained_variance"] == 0
-
-
-def test_a_perfect_critic_explains_all():
-    batch, macro = setup(10)
-    returns = batch.steps()
-    values = macro.broadcast(returns)
-    for target in ("token", "macro"):
-        loss, _, stats = run(value_loss, values, values, returns, macro, target=target)
-        assert loss < 1e-12 and stats["explained_variance"].item() == pytest.approx(1.0, abs=1e-6)
 
 
 # -- what they refuse --------------------------------------------------------------------------------------------------

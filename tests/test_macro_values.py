@@ -6,7 +6,7 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import MacroActions, Whole, clip_scores, kl_rewards, macro_rewards, macro_values
+from marlhf_lite.macro import MacroActions, Whole, kl_rewards, macro_rewards, macro_values
 
 NAN = math.nan
 
@@ -72,22 +72,6 @@ def test_kl_rewards():
     assert kl_rewards(new, old, mask, 0.1).tolist() == [pytest.approx([-0.05, 0.1, 0.0]), [0.0, 0.0, 0.0]]
     assert (kl_rewards(new, old, mask, 0) == 0).all()
     assert kl_rewards(new.bfloat16(), old.double(), mask, 0.1).dtype == torch.float32
-
-
-def test_clip_scores():
-    scores = torch.tensor([-9.0, 0.5, 3.0], dtype=torch.float64)
-    assert clip_scores(scores).tolist() == [-9.0, 0.5, 3.0]
-    assert clip_scores(scores, 2.5).tolist() == [-2.5, 0.5, 2.5]
-    assert clip_scores(scores, 2.5).dtype == clip_scores(scores).dtype == torch.float32
-    for clip in (0, -1.0, NAN, math.inf, True):
-        with pytest.raises(ValueError, match="clip: expected a finite number above 0"):
-            clip_scores(scores, clip)
-    with pytest.raises(ValueError, match="scores: inf at response 1"):
-        clip_scores(torch.tensor([0.0, math.inf]), 2.5)
-    with pytest.raises(ValueError, match=r"scores: expected a tensor of shape \[B\], got torch.Size\(\[2, 1\]\)"):
-        clip_scores(torch.zeros(2, 1), 2.5)
-    with pytest.raises(ValueError, match=r"scores: expected a tensor of shape \[B\], got <class 'list'>"):
-        clip_scores([1.0])
 
 
 def test_padding_garbage_reaches_no_gradient():

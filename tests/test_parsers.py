@@ -205,8 +205,9 @@ def runs(monkeypatch):
 
 
 @needs_link
-def test_link_asks_once_for_a_batch(runs):
-    parser = LinkGrammarParser(time_limit=20, cache=4)
+def test_link_asks_once_for_a_batch(runs, monkeypatch):
+    monkeypatch.setattr("marlhf_lite.parsing.link_grammar.CACHE", 4)
+    parser = LinkGrammarParser(time_limit=20)
     texts = ["One cat sat. Two cats sat.", "", "Two cats sat.\nThree cats sat. ", "Four cats sat. Five cats sat."]
     parser.prepare(texts)
     words = ("One cat", "Two cats", "Three cats", "Four cats", "Five cats")
@@ -247,8 +248,6 @@ def fake_command(tmp_path, body):
 def test_link_that_does_not_work_says_so(tmp_path):
     with pytest.raises(InputError, match="did not parse a test sentence: install the English dictionary"):
         LinkGrammarParser(command=fake_command(tmp_path, "sys.exit(1)"))
-    with pytest.raises(InputError, match="time_limit: expected seconds above 0, got 0"):
-        LinkGrammarParser(0, command=fake_command(tmp_path, ""))
 
 
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(1)"])
@@ -338,7 +337,7 @@ def test_stanza_parser_with_a_pipeline_of_ones_own():
     parser = StanzaParser(pipeline)
     for _ in range(2):
         check(parser(" cat"), " cat")
-    assert parser(" \n") == [] and calls == [" cat"] and repr(parser) == "StanzaParser()"
+    assert parser(" \n") == [] and calls == [" cat"]
     assert Parsing(parser)._pool is not None
 
 

@@ -488,13 +488,11 @@ def test_mostly_fallbacks_are_refused():
     tokens = Pieces("It", " slept", ".", " Gr", "mpf", " She", " left", " on", " Monday", ".")
     words_of(rule, tokens, [0, 1, 2, 3, 4])
     assert rule.fallback_rate == 1
-    with pytest.raises(InputError, match=r"GrammarParser\(\) found no tree for 100% of the sentences.*--parser link"):
+    with pytest.raises(InputError, match=r"GrammarParser found no tree for 100% of the sentences.*--parser link"):
         rule.check_fallbacks()
     words_of(rule, tokens, [0, 1, 2, 5, 6, 7, 8, 9])
     assert rule.fallback_rate == 0.5
     rule.check_fallbacks()
-    with pytest.raises(InputError, match="50%"):
-        rule.check_fallbacks(limit=0.4)
 
 
 @pytest.mark.parametrize("rule", [Parsing(GrammarParser()), Sentence()])
@@ -516,7 +514,7 @@ def test_rules_share_the_protocol(rule):
 
 
 def test_reprs():
-    assert repr(Parsing(GrammarParser(), 4, True)) == "Parsing(GrammarParser(), cutoff=4, inclusive=True)"
+    assert repr(Parsing(GrammarParser(), 4, True)) == "Parsing(GrammarParser, cutoff=4, inclusive=True)"
     assert repr(Sentence()) == "Sentence()"
     assert Parsing(GrammarParser()).metrics() == {}
 

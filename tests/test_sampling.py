@@ -1,17 +1,15 @@
-"""Inverse-transform sampling with random numbers that belong to the response, and adapters merged into their base."""
+"""Inverse-transform sampling with random numbers that belong to the response."""
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
 import torch
-from conftest import snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from marlhf_lite.evaluation import sampling as module
-from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded, merged, uniform_numbers
-from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded, uniform_numbers
 from marlhf_lite.training.rollout import Sampling, generate
 
 SETTINGS = [Sampling(1, 1.0, 0), Sampling(1, 0.7, 5), Sampling(1, 1.3, 0, 0.6), Sampling(1, 0.9, 12, 0.8)]
@@ -140,25 +138,3 @@ def test_temperature_zero_is_greedy_and_torchs_random_state_is_left_alone(draw, 
 def test_prompts_of_one_token(draw):
     pair = draw(["", ""], ["x", "y"])  # BOS alone: nothing to read ahead
     assert pair.responses == [draw([""], [name]).responses[0] for name in ("x", "y")]
-
-
-@torch.no_grad()
-def test_merged_adapters_say_the_same_and_leave_the_original(moved, tokenizer):
-    ids = tokenizer(["One two three four"], return_tensors="pt")
-    for role, arguments in ((moved.policy, (4,)), (moved.reward, ())):
-        before = snapshot(role)
-        copy = merged(role.eval())
-        assert copy is not role and type(copy) in (PolicyModel, ScalarHeadModel)
-        ours, theirs = (r(ids["input_ids"], ids["attention_mask"], *arguments) for r in (copy, role))
-        ours, theirs = (x[0] if isinstance(x, tuple) else x for x in (ours, theirs))
-        assert ours == pytest.approx(theirs.numpy(), abs=1e-4)
-        assert all(torch.equal(value, before[name]) for name, value in snapshot(role).items())
-        layers = [m for m in copy.modules() if hasattr(m, "merged")]
-        assert layers and all(layer.merged for layer in layers)
-
-
-def test_large_models_and_those_without_adapters_stay_as_they_are(moved, base, monkeypatch):
-    whole = PolicyModel(base)
-    assert merged(whole) is whole
-    monkeypatch.setattr(module, "MERGE_BELOW", 1000)
-    assert merged(moved.policy) is moved.policy

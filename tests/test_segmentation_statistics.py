@@ -86,8 +86,8 @@ def test_check_segmentation_names_rule_and_response():
     mask = torch.tensor([[True, True, True], [True, True, False]])
     macro = FixedNGram(2)(mask)
     assert check_segmentation(macro, mask) is macro
-    with pytest.raises(InputError, match="mine: it left response tokens out .*: response 1 has 2 tokens, .* cover 1"):
-        check_segmentation(MacroActions.from_lengths([[3], [1]]), mask, "mine")
+    with pytest.raises(InputError, match="rule: it left response tokens out .*: response 1 has 2 tokens, .* cover 1"):
+        check_segmentation(MacroActions.from_lengths([[3], [1]]), mask)
     with pytest.raises(InputError, match="response 1 has 2 tokens, its macro actions cover 3"):
         check_segmentation(MacroActions.from_lengths([[3], [1, 2]]), mask)
     for wrong in ([[3], [2]], macro.ids, None):

@@ -88,7 +88,7 @@ def test_nothing_to_draw():
 
 
 def test_html_is_escaped_and_needs_nothing_from_outside():
-    page = spans_html(PIECES, {"<i>rule</i>": [(0, 9)]}, title="<script>")
+    page = spans_html(PIECES, {"<i>rule</i>": [(0, 9)]})
     assert "<b>" not in page and "&lt;b&gt;" in page and "&amp;" in page
     assert "<i>" not in page and "<script" not in page
     assert not any(word in page for word in ("http", "src=", "url(", "class="))
@@ -114,7 +114,7 @@ def test_pieces_spell_the_text_and_name_special_tokens():
 
 def test_histograms_share_out_all_tokens():
     mask = torch.arange(40) < torch.tensor([40, 23])[:, None]
-    axes = length_histograms({"fixed 5": FixedNGram(5)(mask), "whole": Whole()(mask)}, longest=16)
+    axes = length_histograms({"fixed 5": FixedNGram(5)(mask), "whole": Whole()(mask)})
     heights = [[bar.get_height() for bar in ax.patches] for ax in axes]
     assert [sum(h) for h in heights] == pytest.approx([1, 1])
     assert heights[0][4] == pytest.approx(60 / 63) and heights[1][15] == pytest.approx(1)

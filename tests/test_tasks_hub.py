@@ -267,7 +267,6 @@ def test_webgpt():
     for i in range(100):
         better = (" Paws.", " Claws.") if i % 2 else (" Claws.", " Paws.")
         assert found[f"\n\nHuman: Why {i}?\n\nAssistant:"] == better
-    assert load_task(WEBGPT_NAME, test_fraction=0.5).counts["test"] == 50
 
 
 def test_webgpt_in_the_released_template():

@@ -216,12 +216,12 @@ def test_size_draws_by_seed(tmp_path):
     load_fails(name, f"{name}: 3 rows are too few", "give at least 4", size=3)
 
 
-def test_bad_rows_and_test_fraction(tmp_path):
+def test_bad_rows(tmp_path):
     bad = [{"prompt": "", "chosen": "x", "rejected": "y"}, {"prompt": "a", "chosen": 3, "rejected": "y"}]
     name = write(tmp_path / "pairs.jsonl", [*make(20), *bad])
     load_fails(name, f"{name}: line 21: the prompt is empty")
-    task = load_task(name, bad_rows="drop", test_fraction=5)
-    assert task.counts["empty_prompt"] == task.counts["not_text"] == 1 and task.counts["test"] == 5
+    task = load_task(name, bad_rows="drop")
+    assert task.counts["empty_prompt"] == task.counts["not_text"] == 1 and task.counts["test"] == 2
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/no/where", "~/no_such_thing_here", "a/b.csv.gz"])

@@ -44,9 +44,9 @@ ROWS = [
 
 
 def test_means_are_over_prompts():
-    ppo, sft = text_metrics(ROWS, level=0.9)
+    ppo, sft = text_metrics(ROWS)
     assert ppo["responses"] == 3 and sft["responses"] == 1
-    assert ppo["words"] == bootstrap_mean([3.5, 0.0], 0.9)._asdict()  # 6 and 1 words are one prompt's
+    assert ppo["words"] == bootstrap_mean([3.5, 0.0])._asdict()  # 6 and 1 words are one prompt's
     assert ppo["tokens"]["mean"] == 3.5 and ppo["ended"]["mean"] == 0.75 and ppo["kl"]["mean"] == 0.5
     assert ppo["repetition"]["mean"] == pytest.approx((1 / 4 / 2 + 0) / 2)
     assert ppo["distinct_1"] == 4 / 7 and ppo["distinct_2"] == 3 / 5 and ppo["distinct_3"] == 3 / 4

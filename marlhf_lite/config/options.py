@@ -444,7 +444,6 @@ class EndpointConfig(Checked):
     judge_key_env: str = option("OPENAI_API_KEY", "Environment variable of the key; an empty name for none.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
     workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
-    judge_token_limit: int = option(0, "Most tokens of a run, prompts and verdicts; 0 is no limit.", least=0)
 
 
 # Using a policy, memory, studies

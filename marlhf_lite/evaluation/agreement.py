@@ -17,10 +17,12 @@ import pandas as pd
 from scipy import stats
 
 from marlhf_lite.evaluation.scores import table
-from marlhf_lite.evaluation.statistics import Interval, check_level, finite
+from marlhf_lite.evaluation.statistics import LEVEL, Interval, finite, percentile_interval
 from marlhf_lite.utils.errors import InputError
 
 RESAMPLES = 2000  # of the bootstrap of κ
+POWER = 0.8  # the chance to detect a difference that is there
+_Z_LEVEL, _Z_POWER = (float(stats.norm.ppf(p)) for p in ((1 + LEVEL) / 2, POWER))
 WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
 
 
@@ -43,28 +45,27 @@ class Agreement(NamedTuple):
     left_out: int  # pairs that only one of them judged
 
 
-def wilson(wins: float, n: int, level: float = 0.95) -> Interval:
-    """The share `wins` / `n` with Wilson's score interval, which stays in [0, 1] and has a width at 0 and 1 too.
+def wilson(wins: float, n: int) -> Interval:
+    """The share `wins` / `n` with Wilson's 95 % score interval, which stays in [0, 1] and has a width at 0 and 1 too.
 
     `wins` may hold halves, one for each tie (`scipy.stats` takes whole numbers alone); the interval is then a little
-    wider than it need be, as ties vary less. Raises `InputError` unless 0 ≤ wins ≤ n, n ≥ 1 and 0 < level < 1.
+    wider than it need be, as ties vary less. Raises `InputError` unless 0 ≤ wins ≤ n and n ≥ 1.
     """
-    check_level(level)
     if n < 1 or not 0 <= wins <= n:
         raise InputError(f"{wins} wins of {n} pairs: give at least one pair, and no more wins than pairs")
-    z, share = float(stats.norm.ppf((1 + level) / 2)), wins / n
+    z, share = _Z_LEVEL, wins / n
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     # At 0 and 1 an end is the share itself, whatever the rounding.
-    return Interval(share, max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0), level)
+    return Interval(share, max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0))
 
 
-def win_rate(winners: Sequence[str | None], level: float = 0.95) -> WinRate:
+def win_rate(winners: Sequence[str | None]) -> WinRate:
     """Share of pairs that `first` wins, a tie counted as half a win; `InputError` where there is no verdict."""
     count = Counter(winner for winner in winners if winner in WORTH)
     if not count:
         raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
-    rate = wilson(count["first"] + count["tie"] / 2, count.total(), level)
+    rate = wilson(count["first"] + count["tie"] / 2, count.total())
     return WinRate(rate, count["first"], count["tie"], count["second"], len(winners) - count.total())
 
 
@@ -77,7 +78,7 @@ def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: 
     return np.select([tie, first > second], ["tie", "first"], "second").tolist()
 
 
-def agree(one: Mapping[str, str | None], other: Mapping[str, str | None], level: float = 0.95) -> Agreement:
+def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agreement:
     """Percent agreement (Wilson interval) and Cohen's κ (bootstrap interval over pairs) of two raters.
 
     `one` and `other` map pair ids to verdicts; a tie agrees with a tie alone. Pairs that only one of them judged are
@@ -90,8 +91,8 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None], level:
         raise InputError(f"agreement: {what}: give verdicts on the same pairs")
     names = list(WORTH)
     counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
-    share = wilson(int(counts.trace()), len(judged), level)
-    return Agreement(share, _kappa_interval(counts, level), len(judged), len(verdicts) - len(judged))
+    share = wilson(int(counts.trace()), len(judged))
+    return Agreement(share, _kappa_interval(counts), len(judged), len(verdicts) - len(judged))
 
 
 def kappa(counts: np.ndarray) -> np.ndarray:
@@ -106,19 +107,16 @@ def kappa(counts: np.ndarray) -> np.ndarray:
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
-def _kappa_interval(counts: np.ndarray, level: float) -> Interval:
-    """Bootstrap over pairs: each resample is a table of counts. Those in which κ is undefined are left out."""
+def _kappa_interval(counts: np.ndarray) -> Interval:
+    """Bootstrap over pairs: each resample is a table of counts."""
     value, n = float(kappa(counts)), int(counts.sum())
+    if math.isnan(value):
+        return Interval(value, math.nan, math.nan)
     drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
-    drawn = kappa(drawn)
-    drawn = drawn[~np.isnan(drawn)]
-    if math.isnan(value) or not len(drawn):
-        return Interval(value, math.nan, math.nan, level)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(value, float(low), float(high), level)
+    return percentile_interval(value, kappa(drawn))
 
 
-def agreement_table(raters: Mapping[str, Mapping[str, str | None]], level: float = 0.95) -> list[dict]:
+def agreement_table(raters: Mapping[str, Mapping[str, str | None]]) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
     `raters`: name to verdicts by pair id, on the same pairs.
@@ -127,7 +125,7 @@ def agreement_table(raters: Mapping[str, Mapping[str, str | None]], level: float
         raise InputError(f"agreement: {len(raters)} rater: give at least two")
     rows = []
     for a, b in combinations(raters, 2):
-        result = agree(raters[a], raters[b], level)
+        result = agree(raters[a], raters[b])
         intervals = {"agreement": result.agreement._asdict(), "kappa": result.kappa._asdict()}
         rows.append({"a": a, "b": b, **intervals, "pairs": result.pairs, "left_out": result.left_out})
     return rows
@@ -145,29 +143,19 @@ def agreement_text(rows: Sequence[Mapping]) -> str:
     return table(list(lines.values()), {"rater": ""} | {name: name for name in names})
 
 
-def pairs_for_win_rate(rate: float, power: float = 0.8, level: float = 0.95, ties: float = 0.0) -> int:
-    """Number of pairs with which a win rate is told from one half, with this power, at this two-sided level.
+def pairs_for_win_rate(rate: float) -> int:
+    """Number of pairs with which a win rate is told from one half, at the 5 % level with a power of 80 %.
 
-    `rate` counts ties as half, `ties` is their share: they take no side, so fewer pairs do. Normal approximation.
-    Raises `InputError` for a rate of one half, and for shares that cannot be.
+    Normal approximation, without ties. Raises `InputError` for a rate of one half, or outside 0 to 1.
     """
-    high = max(rate, 1 - rate)
-    if not 0.5 < high <= 1 - ties / 2 or not 0 <= ties < 1:
-        raise InputError(f"rate {rate} with {ties} ties: give a rate that such ties allow and that is not one half")
-    under_null, under_rate = (1 - ties) / 4, max(high - ties / 4 - high**2, 0.0)
-    z_level, z_power = _normal_quantiles(level, power)
-    return math.ceil(((z_level * math.sqrt(under_null) + z_power * math.sqrt(under_rate)) / (high - 0.5)) ** 2)
+    if rate == 0.5 or not 0 <= rate <= 1:
+        raise InputError(f"rate {rate}: give a share from 0 to 1 that is not one half")
+    spread = _Z_LEVEL / 2 + _Z_POWER * math.sqrt(rate * (1 - rate))
+    return math.ceil((spread / (rate - 0.5)) ** 2)
 
 
-def pairs_for_difference(difference: float, std: float, power: float = 0.8, level: float = 0.95) -> int:
+def pairs_for_difference(difference: float, std: float) -> int:
     """Number of prompts with which a mean paired difference is told from 0; `std` of the differences, in their unit."""
     if not difference or std <= 0:
         raise InputError(f"difference {difference}, std {std}: give a difference that is not 0 and a std above 0")
-    return math.ceil((sum(_normal_quantiles(level, power)) * std / difference) ** 2)
-
-
-def _normal_quantiles(level: float, power: float) -> tuple[float, float]:
-    check_level(level)
-    if not 0 < power < 1:
-        raise InputError(f"power {power!r}: give a chance between 0 and 1, such as 0.8")
-    return float(stats.norm.ppf((1 + level) / 2)), float(stats.norm.ppf(power))
+    return math.ceil(((_Z_LEVEL + _Z_POWER) * std / difference) ** 2)

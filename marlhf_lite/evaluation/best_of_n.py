@@ -37,9 +37,7 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     return shared[rank]
 
 
-def best_of_n(
-    responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES, level: float = 0.95
-) -> list[dict]:
+def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES) -> list[dict]:
     """Scores of best-of-N for every method, temperature and N: the grid of Figure 8, with intervals over prompts.
 
     The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
@@ -47,7 +45,6 @@ def best_of_n(
     Args:
         responses: as `evaluate_checkpoints` gives them, with rm_score, and gold where it is known.
         sizes: the N. Greedy responses (temperature 0) are all the same, so they have N = 1 alone.
-        level: of the intervals.
 
     Returns:
         Dicts with method, temperature, n, samples, prompts, rm_score and gold (each mean, low, high, level), and
@@ -67,7 +64,7 @@ def best_of_n(
             weights = np.array([best_weights(row, n) for row in scores["rm_score"]])
             cell = {"method": method, "temperature": temperature, "n": n, "samples": samples, "prompts": prompts}
             for name, values in scores.items():
-                cell[name] = bootstrap_mean((weights * values).sum(1), level, RESAMPLES)._asdict()
+                cell[name] = bootstrap_mean((weights * values).sum(1), RESAMPLES)._asdict()
             cells.append(cell | {"kl_bound": math.log(n) - (n - 1) / n})
     return cells
 

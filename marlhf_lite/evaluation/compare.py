@@ -28,7 +28,7 @@ COLUMNS = {
 }
 
 
-def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95) -> list[dict]:
+def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     """All methods in these files or folders against one of them, paired by prompt.
 
     Methods that stand in several are told apart as "path: method". Several samples of a prompt count by their mean.
@@ -36,7 +36,6 @@ def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95
     Args:
         paths: two or more, or one that holds several methods; see `read_responses`.
         baseline: a method; by default SFT, else the first.
-        level: of the intervals.
 
     Returns:
         For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, for other methods than
@@ -57,11 +56,11 @@ def compare(paths: Sequence[str | Path], baseline: str = "", level: float = 0.95
         _check_alike(base, entries[base], name, entries[name])
     # One temperature for all: each entry has a single one, which its name tells where that matters.
     rows = pd.concat([rows.assign(method=name, temperature=0.0) for name, rows in entries.items()])
-    summary = summarise(rows, base, level)
+    summary = summarise(rows, base)
     for row in summary:
         mine = entries[row["method"]]
         row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
-        row |= {f"{s}_wins": _wins(mine, entries[base], s, level) for s in SCORES if f"{s}_gain" in row}
+        row |= {f"{s}_wins": _wins(mine, entries[base], s) for s in SCORES if f"{s}_gain" in row}
     return summary
 
 
@@ -92,8 +91,8 @@ def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame)
         raise InputError(f"{base} and {name}: scored by different reward models: evaluate both with the same --rm")
 
 
-def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str, level: float) -> dict:
+def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str) -> dict:
     ours, theirs = score_matrix(rows, score), score_matrix(base, score)
     theirs = theirs.loc[ours.index].to_numpy()
     wins = (np.sign(ours.to_numpy()[:, :, None] - theirs[:, None, :]) / 2 + 0.5).mean((1, 2))
-    return wilson(float(wins.sum()), len(wins), level)._asdict()
+    return wilson(float(wins.sum()), len(wins))._asdict()

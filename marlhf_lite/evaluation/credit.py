@@ -21,7 +21,7 @@ from transformers.generation import logits_process as logits
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.sampling import CachedSampling, read_all_but_last
-from marlhf_lite.evaluation.statistics import Interval, check_level
+from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.metrics import quarters
@@ -38,6 +38,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils.errors import InputError
 
 Reward = Callable[[Rollout], Tensor]
+RESAMPLES = 2000  # of bootstraps over responses
 TOKENS_AT_A_TIME = 8  # between two looks at which responses have ended
 Critic = Callable[[Tensor, Tensor], Tensor]  # (tokens [B, L], attention mask [B, L]) -> values [B, L]
 
@@ -76,10 +77,10 @@ def prefixes_at(rollout: Rollout, cuts: Tensor) -> list[list[int]]:
 
 
 @torch.no_grad()
-def token_values(critic: Critic, rollout: Rollout, batch_size: int = 64) -> Tensor:
+def token_values(critic: Critic, rollout: Rollout) -> Tensor:
     """The critic's V(s_t) before each response token: [B, T], 0 on padding."""
     values = []
-    for rows in torch.arange(len(rollout)).split(batch_size):
+    for rows in torch.arange(len(rollout)).split(64):
         part = rollout.select(rows).trim()
         found = part.before_tokens(critic(part.tokens, part.attention_mask))
         values.append(rollout.widen(found.masked_fill(~part.mask, 0.0)))
@@ -207,7 +208,7 @@ def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
 # -- what the critic sees ---------------------------------------------------------------------------------------------
 
 
-def credit_seen(values: Tensor, scores: Tensor, level: float = 0.95, n: int = 2000, seed: int = 0) -> Interval:
+def credit_seen(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> Interval:
     """The share s = Cov(V_t − V_0, V*_t − V*_0) / Var(V*_t − V*_0) of what happened since the first cut.
 
     1: the critic notices all of it; 0: it is blind; noise of V does not change s. The variance comes from the product
@@ -217,7 +218,7 @@ def credit_seen(values: Tensor, scores: Tensor, level: float = 0.95, n: int = 20
     Args:
         values: [B, C] the critic's V at the cuts, C >= 2.
         scores: [B, C, K] scores of continuations, see `state_scores`.
-        level, n, seed: of the bootstrap over responses.
+        n: resamples of the bootstrap over responses.
 
     Returns:
         The share with its interval; NaN where the values' variance is not above its noise: sample more continuations.
@@ -225,7 +226,7 @@ def credit_seen(values: Tensor, scores: Tensor, level: float = 0.95, n: int = 20
     change, a, b = (_change(np.asarray(x, dtype=float)) for x in (values.cpu(), *halves(scores)))
     truth = (a + b) / 2
     columns = (np.ones_like(change), change, truth, a, b, change * truth, a * b)
-    return cluster_bootstrap(_per_row(columns), _slope, level, n, seed)
+    return cluster_bootstrap(_per_row(columns), _slope, n)
 
 
 def _change(x: np.ndarray) -> np.ndarray:
@@ -238,9 +239,7 @@ def _slope(sums: np.ndarray) -> np.ndarray:
     return np.where(variance > 0, (xy / n - x * y / n**2) / np.where(variance > 0, variance, 1.0), np.nan)
 
 
-def explained_by_quarter(
-    values: Tensor, scores: Tensor, mask: Tensor, level: float = 0.95, n: int = 2000, seed: int = 0
-) -> list[Interval]:
+def explained_by_quarter(values: Tensor, scores: Tensor, mask: Tensor, n: int = RESAMPLES) -> list[Interval]:
     """1 − Var(score − V_t) / Var(score) over the tokens of each quarter of the responses: four intervals.
 
     values: [B, T]; scores: [B] of the same responses; mask: [B, T]. The bootstrap is over responses. NaN where all
@@ -251,7 +250,7 @@ def explained_by_quarter(
     for quarter in range(4):
         inside = (place == quarter).astype(float)
         columns = [inside * x for x in (np.ones_like(error), error, error**2, score, score**2)]
-        found.append(cluster_bootstrap(_per_row(columns), _explained, level, n, seed))
+        found.append(cluster_bootstrap(_per_row(columns), _explained, n))
     return found
 
 
@@ -263,7 +262,7 @@ def _explained(sums: np.ndarray) -> np.ndarray:
     return np.where(flat, np.nan, 1 - (error2 / n - (error / n) ** 2) / np.where(flat, 1.0, variance))
 
 
-def explainable(scores: Tensor, level: float = 0.95, n: int = 2000, seed: int = 0) -> list[Interval]:
+def explainable(scores: Tensor) -> list[Interval]:
     """Var(V*) / Var(score) at each cut: the explained variance of a critic that knows V*, the most there can be.
 
     scores: [B, C, K]; C intervals. The rest of the scores' variance is decided after the cut.
@@ -271,7 +270,7 @@ def explainable(scores: Tensor, level: float = 0.95, n: int = 2000, seed: int = 
     (a, b), mean = halves(scores), np.asarray(scores.double().mean(-1).cpu())
     square = np.asarray(scores.double().square().mean(-1).cpu())
     columns = np.stack([np.ones_like(a), a, b, a * b, mean, square], axis=-1)
-    return [cluster_bootstrap(columns[:, cut], _variance_share, level, n, seed) for cut in range(a.shape[1])]
+    return [cluster_bootstrap(columns[:, cut], _variance_share) for cut in range(a.shape[1])]
 
 
 def _variance_share(sums: np.ndarray) -> np.ndarray:
@@ -280,9 +279,7 @@ def _variance_share(sums: np.ndarray) -> np.ndarray:
     return np.where(variance > 0, (ab / n - a * b / n**2) / np.where(variance > 0, variance, 1.0), np.nan)
 
 
-def token_noise(
-    values: Tensor, scores: Tensor, level: float = 0.95, n: int = 2000, seed: int = 0
-) -> tuple[Interval, Interval]:
+def token_noise(values: Tensor, scores: Tensor, n: int = RESAMPLES) -> tuple[Interval, Interval]:
     """ν: the root of half the mean squared step from a token to the next, of V and of V*, in the unit of the scores.
 
     Errors of a critic that are independent from token to token have standard deviation ν, if V* hardly moves. V* moves
@@ -297,28 +294,22 @@ def token_noise(
         for x in (values.cpu(), *halves(scores))
     )
     steps = {"critic": critic**2, "truth": a * b}
-    return tuple(cluster_bootstrap(_per_row((np.ones_like(x), x)), _half_root, level, n, seed) for x in steps.values())
+    return tuple(cluster_bootstrap(_per_row((np.ones_like(x), x)), _half_root, n) for x in steps.values())
 
 
 def _half_root(sums: np.ndarray) -> np.ndarray:
     return np.sqrt(np.clip(sums[..., 1] / sums[..., 0] / 2, 0.0, None))
 
 
-def cluster_bootstrap(
-    sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], level: float, n: int, seed: int
-) -> Interval:
+def cluster_bootstrap(sums: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], n: int = RESAMPLES) -> Interval:
     """A statistic of summed columns, with the percentile interval when rows are drawn again.
 
     sums: [P, M] what each of P prompts or responses adds to M columns; statistic: [..., M] -> [...].
     """
-    check_level(level)
     if not len(sums):
         raise InputError("bootstrap: no responses: give at least one, better 30 or more")
-    weights = np.random.default_rng(seed).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), n)
-    draws = statistic(weights @ sums)
-    draws = draws[np.isfinite(draws)]
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]) if len(draws) else (np.nan, np.nan)
-    return Interval(float(statistic(sums.sum(0))), float(low), float(high), level)
+    weights = np.random.default_rng(0).multinomial(len(sums), np.full(len(sums), 1 / len(sums)), n)
+    return percentile_interval(statistic(sums.sum(0)), statistic(weights @ sums))
 
 
 def _per_row(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -375,12 +366,12 @@ def rank_next_tokens(
     return compare_rankings(_last_values(critic, states).reshape(tokens.shape), scores.reshape(*tokens.shape, -1))
 
 
-def compare_rankings(values: Tensor, scores: Tensor, level: float = 0.95) -> Ranking:
+def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
     """From the critic's values [N, k] and scores [N, k, K] of continuations after each of k tokens."""
     a, b = halves(scores)
     best, k = a.argmax(1), a.shape[1]
     found = (x.argmax(1) == best for x in (np.asarray(values.cpu()), b))
-    by_critic, by_half = (wilson(int(right.sum()), len(right), level) for right in found)
+    by_critic, by_half = (wilson(int(right.sum()), len(right)) for right in found)
     centred_a, centred_b = (x - x.mean(1, keepdims=True) for x in (a, b))
     variance = (centred_a * centred_b).sum() / (len(a) * (k - 1))
     return Ranking(k, by_critic, by_half, float(np.sqrt(max(variance, 0.0))))
@@ -414,7 +405,7 @@ def _shaped(scores: Tensor, sampling: Sampling) -> Tensor:
 
 
 @torch.no_grad()
-def _last_values(critic: Critic, rollout: Rollout, batch_size: int = 256) -> Tensor:
+def _last_values(critic: Critic, rollout: Rollout) -> Tensor:
     """[N] the critic's value after the last token of each row."""
-    parts = (rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(batch_size))
+    parts = (rollout.select(rows).trim() for rows in torch.arange(len(rollout)).split(256))
     return torch.cat([part.at_last_token(critic(part.tokens, part.attention_mask)) for part in parts])

@@ -35,13 +35,12 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_sc
     return pd.DataFrame({method: values.loc[scores.index].stack() for method, values in matrices.items()})
 
 
-def distributions(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+def distributions(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
     """How each method's scores are distributed, and how many lie in the tails of the baseline's distribution.
 
     Args:
         scores: as `score_table` gives them.
         baseline: a method; the first where there is none of this name.
-        level: of the intervals.
 
     Returns:
         For each method `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score}) and `below`: for each quantile
@@ -51,13 +50,13 @@ def distributions(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.
     base = scores[_baseline(scores, baseline)]
     rows = []
     for method, values in scores.items():
-        row = {"method": method, "mean": _prompt_interval(values, level), "std": float(values.std(ddof=0))}
+        row = {"method": method, "mean": _prompt_interval(values), "std": float(values.std(ddof=0))}
         row |= {"quantiles": values.quantile(list(QUANTILES)).to_dict(), "below": []}
         for threshold in np.quantile(base, TAILS).tolist():
-            tail = {"threshold": threshold, "share": _share(values < threshold, level)}
+            tail = {"threshold": threshold, "share": _share(values < threshold)}
             if method != base.name:
                 shares = (_by_prompt(x < threshold) for x in (values, base))
-                tail["change"] = paired_bootstrap(*shares, level)._asdict()
+                tail["change"] = paired_bootstrap(*shares)._asdict()
             row["below"].append(tail)
         rows.append(row)
     return rows
@@ -72,7 +71,7 @@ def shifts(scores: pd.DataFrame, baseline: str = "SFT") -> pd.DataFrame:
     return scores.drop(columns=base).sub(scores[base], axis=0)
 
 
-def shift_summary(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+def shift_summary(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
     """For each method but the baseline: `mean` shift, its `quantiles`, and the share `below` 0, with their intervals.
 
     The share below 0 is that of responses which training made worse.
@@ -80,9 +79,9 @@ def shift_summary(scores: pd.DataFrame, baseline: str = "SFT", level: float = 0.
     return [
         {
             "method": method,
-            "mean": _prompt_interval(values, level),
+            "mean": _prompt_interval(values),
             "quantiles": values.quantile(list(QUANTILES)).to_dict(),
-            "below": [{"threshold": 0.0, "share": _share(values < 0, level)}],
+            "below": [{"threshold": 0.0, "share": _share(values < 0)}],
         }
         for method, values in shifts(scores, baseline).items()
     ]
@@ -92,13 +91,13 @@ def _by_prompt(values: pd.Series) -> pd.Series:
     return values.groupby(level="id", sort=False).mean()
 
 
-def _prompt_interval(values: pd.Series, level: float) -> dict:
-    return bootstrap_mean(_by_prompt(values), level)._asdict()
+def _prompt_interval(values: pd.Series) -> dict:
+    return bootstrap_mean(_by_prompt(values))._asdict()
 
 
-def _share(below: pd.Series, level: float) -> dict:
+def _share(below: pd.Series) -> dict:
     prompts = _by_prompt(below)
-    return wilson(float(prompts.sum()), len(prompts), level)._asdict()
+    return wilson(float(prompts.sum()), len(prompts))._asdict()
 
 
 def _baseline(scores: pd.DataFrame, name: str) -> str:

@@ -6,7 +6,7 @@ can be scored without another model. Shapes: B responses, T response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marlhf_lite.evaluation.gradients import Estimator, as_trainer
 from marlhf_lite.parsing.spans import TokenText
-from marlhf_lite.tasks.tiny_steps.gold import Fault, verify
+from marlhf_lite.tasks.tiny_steps.gold import verify
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import Rollout
 
@@ -33,7 +33,7 @@ class Blame:
     before: Tensor
 
 
-def first_wrong_tokens(rollout: Rollout, tokenizer, verify: Callable[[str, str], Fault | None] = verify) -> Tensor:
+def first_wrong_tokens(rollout: Rollout, tokenizer) -> Tensor:
     """Mark the tokens of each response's first wrong step: [B, T] bool, none where nothing is wrong or a step lacks."""
     marks, read = torch.zeros_like(rollout.mask), TokenText(tokenizer)
     for row, (prompt, count) in enumerate(zip(rollout.prompts, rollout.lengths.tolist(), strict=True)):

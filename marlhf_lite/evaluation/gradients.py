@@ -22,8 +22,8 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.config.parser import preset_file, read_yaml
-from marlhf_lite.evaluation.credit import continue_responses
-from marlhf_lite.evaluation.statistics import Interval, check_level
+from marlhf_lite.evaluation.credit import RESAMPLES, continue_responses
+from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
@@ -57,14 +57,14 @@ def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
     return Estimator(replace(config, **own[0]), macro_config, make_rule(macro_config, seed))
 
 
-def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int, batch_size: int = 256) -> Rollout:
+def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int) -> Rollout:
     """Scored responses of the trainer's policy, row k·P + p is answer k to prompt p. Raises `InputError` for K < 4."""
     if replicates < 4:
         raise InputError(f"replicates {replicates}: give at least 4 answers to each prompt, better 16")
     policy, tokenizer = trainer.models.policy, trainer.tokenizer
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
-        size = max(batch_size // replicates, 1)
+        size = max(256 // replicates, 1)
         groups = [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
         parts = [
             continue_responses(policy.model, tokenizer, group, [[]] * len(group), replicates, trainer.sampling)
@@ -168,36 +168,28 @@ class GradientComparison:
     noise: Interval  # variance of the gradient of one batch, as a multiple of its squared expected length
 
 
-def compare_gradients(
-    gradients: Tensor,
-    reference: Tensor,
-    batch_share: float = 1.0,
-    level: float = 0.95,
-    n: int = 2000,
-    seed: int = 0,
-) -> GradientComparison:
+def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float = 1.0) -> GradientComparison:
     """Compare gradients of K independent replicates with the reference's of the same replicates.
 
     Args:
         gradients, reference: [K, W], K >= 4.
         batch_share: responses of a training batch over those of a replicate; the variance falls as one over it.
-        level, n, seed: of the bootstrap over replicates; what would change with other prompts is not in the intervals.
 
     Returns:
-        Intervals; NaN where noise hides the signal: sample more replicates.
+        Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN where noise
+        hides the signal: sample more replicates.
 
     Raises:
         InputError: too few replicates, or two numbers of them.
     """
-    check_level(level)
     if len(gradients) != len(reference) or len(gradients) < 4:
         raise InputError(f"replicates: {len(gradients)} and {len(reference)}: give as many of both, at least 4")
     own, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
     count = len(gradients)
-    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), n).astype(float)
+    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(float)
     point = _cosines(np.ones((1, count)), own, cross, other, batch_share)
     draws = _cosines(weights, own, cross, other, batch_share)
-    return GradientComparison(*(_interval(x[0], d, level) for x, d in zip(point, draws, strict=True)))
+    return GradientComparison(*(percentile_interval(x[0], d) for x, d in zip(point, draws, strict=True)))
 
 
 def _products(a: Tensor, b: Tensor) -> np.ndarray:
@@ -221,9 +213,3 @@ def _between(weights: np.ndarray, products: np.ndarray) -> np.ndarray:
     total = np.einsum("ni,ij,nj->n", weights, products, weights) - weights**2 @ np.diag(products)
     pairs = weights.sum(1) ** 2 - (weights**2).sum(1)
     return total / np.where(pairs > 0, pairs, np.nan)  # a draw may hold one replicate alone
-
-
-def _interval(point: float, draws: np.ndarray, level: float) -> Interval:
-    draws = draws[np.isfinite(draws)]
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]) if len(draws) else (np.nan, np.nan)
-    return Interval(float(point), float(low), float(high), level)

@@ -10,9 +10,7 @@ import json
 import os
 import shutil
 import textwrap
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -178,7 +176,7 @@ class EndpointJudge(Judge):
             raise InputError(
                 f"--judge_key_env {options.judge_key_env}: not set, or not a key: export the endpoint's key"
             )
-        self.options, self._criteria, self.tokens, self._lock = options, criteria, 0, threading.Lock()
+        self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
         self.request = {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
@@ -191,26 +189,21 @@ class EndpointJudge(Judge):
             raise InputError(f"--judge_url {url}: not an address: give one such as http://localhost:8000/v1") from None
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Print an estimate of the tokens. Raises `InputError` where it exceeds the limit."""
-        prompts, verdicts = map(sum, zip(*(self._estimate(*each.texts) for each in comparisons), strict=True))
-        requests = f"{self.name}: {len(comparisons)} requests"
-        print(f"{requests}, about {prompts} tokens of prompts and at most {verdicts} of verdicts")
-        self._check_limit(prompts + verdicts)
+        """Print an estimate of the tokens: three bytes each in prompts (English has about four), and the limit of
+        verdicts."""
+        messages = [message for each in comparisons for message in self._messages(*each.texts)]
+        prompts = sum(len(message["content"].encode()) // 3 + 5 for message in messages)
+        requests, verdicts = len(comparisons), len(comparisons) * (self.options.judge_max_tokens or 400)
+        about = f"about {prompts} tokens of prompts and at most {verdicts} of verdicts"
+        print(f"{self.name}: {requests} requests, {about} (fewer pairs: --size)")
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` where the key is refused, nothing answers, or the limit of tokens is reached."""
+        """Raises `InputError` where the key is refused or nothing answers."""
         import openai
 
-        estimate, used = self._estimate(prompt, a, b), (0, 0)  # a refused request costs nothing
-        with self._lock:
-            self._check_limit(sum(estimate))
-            self.tokens += sum(estimate)
         try:
             answer = self.client.chat.completions.create(messages=self._messages(prompt, a, b), **self.request)
-            used = estimate
-            judgment = parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
-            if answer.usage:
-                used = (answer.usage.prompt_tokens or 0, answer.usage.completion_tokens or 0)
+            return parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
         except openai.APIStatusError as error:
             status, text = error.status_code, self._without_key(" ".join(str(error.message).split()))[:200]
             if status in CHECKS:  # without the text, which may quote the key
@@ -220,25 +213,10 @@ class EndpointJudge(Judge):
             raise self._end(f"cannot be reached ({error}): check --judge_url, and that the server runs") from None
         except (ValueError, TypeError, AttributeError, IndexError):
             raise NotJudged("the answer is not a chat completion") from None
-        finally:
-            with self._lock:
-                self.tokens += sum(used) - sum(estimate)
-        return replace(judgment, prompt_tokens=used[0], completion_tokens=used[1])
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)
         return [{"role": "system", "content": instructions(*texts)}, {"role": "user", "content": material(*texts)}]
-
-    def _estimate(self, prompt: str, a: str, b: str) -> tuple[int, int]:
-        """Tokens of the prompt, three bytes each (English has about four), and of the verdict, by its limit."""
-        size = sum(len(message["content"].encode()) for message in self._messages(prompt, a, b))
-        return size // 3 + 10, self.options.judge_max_tokens or 400
-
-    def _check_limit(self, more: int) -> None:
-        limit = self.options.judge_token_limit
-        if limit and self.tokens + more > limit:
-            used = f"{self.tokens} tokens used and about {more} to come"
-            raise self._end(f"{used}, --judge_token_limit {limit}: raise it, or compare fewer (--size)")
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
@@ -388,9 +366,6 @@ def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
         lines.append(f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions")
     if place["both_orders"]:
         lines.append(f"both orders agree on {place['consistency']:.0%} of {place['both_orders']} pairs")
-    if counts["prompt_tokens"]:
-        used = f"{counts['prompt_tokens']} of prompts, {counts['completion_tokens']} of verdicts"
-        lines.append(f"tokens, those of stored judgments included: {used}")
     for word in ("skipped", "malformed"):
         raw = dict.fromkeys(row["raw"] for row in judgments if row["winner"] == word and row["raw"])
         lines += [f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}" for text in list(raw)[:3]]

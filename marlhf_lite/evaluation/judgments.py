@@ -13,7 +13,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,8 +59,6 @@ class Judgment:
     winner: str  # A, B, tie, malformed (no verdict in the judge's text) or skipped
     scores: dict | None = None  # {"A": {criterion: number}, "B": {criterion: number}}
     raw: str = ""  # what the judge wrote, or why there is no verdict
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:
@@ -147,8 +145,8 @@ def judge_pairs(
 
     Returns:
         One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
-        shown first), criteria, scores, raw, prompt_tokens, completion_tokens. `combine` and `summary` read them. Pairs
-        that a person who stopped early has not reached are missing.
+        shown first), criteria, scores, raw. `combine` and `summary` read them. Pairs that a person who stopped
+        early has not reached are missing.
 
     Raises:
         InputError: bad arguments, or a judge that cannot go on; judgments until then are kept.
@@ -163,40 +161,26 @@ def judge_pairs(
 
 
 def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
-    judge, stopped, failures = store.judge, threading.Event(), []
+    judge, failures = store.judge, []
 
-    def ask(comparison: Comparison) -> None:
-        if stopped.is_set():
-            return
+    def ask(comparison: Comparison) -> NotJudged | None:
         try:
             store.add(comparison, judge(*comparison.texts))
-            failures.clear()
         except NotJudged as error:
             store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
-            failures.append(error)
-            if len(failures) >= min(GIVE_UP, len(waiting)):
-                stopped.set()
-                what = f"{len(failures)} comparisons in a row were not judged ({error})"
-                raise InputError(f"{judge.name}: {what}: judgments so far are kept, run it again to go on") from None
-        except BaseException:
-            stopped.set()  # at once: this thread would take the next comparison before the main thread hears of it
-            raise
+            return error
 
-    # The first request is sent alone: if it is refused, no other is sent.
-    alone = waiting if judge.workers == 1 else waiting[:1]
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
+    # At its end the pool waits for requests under way: they are paid for.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
-        for comparison in alone:
-            ask(comparison)
-            bar.update()
-        futures = [pool.submit(ask, comparison) for comparison in waiting[len(alone) :]]
-        try:
-            for future in as_completed(futures):
-                future.result()
+        ask_all = map if judge.workers == 1 else pool.map  # a person is asked in the main thread
+        for part in (waiting[:1], waiting[1:]):  # the first one alone: if it is refused, no other is sent
+            for error in ask_all(ask, part):
                 bar.update()
-        finally:
-            stopped.set()
-            pool.shutdown(cancel_futures=True)  # waits for requests under way: they are paid for
+                failures = [*failures, error] if error else []
+                if len(failures) >= min(GIVE_UP, len(waiting)):
+                    what = f"{len(failures)} comparisons in a row were not judged ({error})"
+                    raise InputError(f"{judge.name}: {what}: judgments so far are kept, run it again to go on")
 
 
 class JudgmentStore:
@@ -317,7 +301,7 @@ def summary(rows: Sequence[Mapping]) -> dict:
     `identical`: pairs of the same text, which are ties. `position`: `first_shown_share`, of all judgments that name a
     winner, the share that names the response shown first (0.5 without bias, None without an order), and with both
     orders `consistency`, the share of pairs where both name the same response. `scores`: the mean of each criterion
-    over judged pairs. `prompt_tokens`, `completion_tokens`: sums over all judgments.
+    over judged pairs.
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
@@ -339,7 +323,6 @@ def summary(rows: Sequence[Mapping]) -> dict:
             "consistency": _mean([one["winner"] == other["winner"] for one, other in twice]),
         },
         "scores": _mean_scores([row for row in pairs if row["winner"] in VALID]),
-        **{name: sum(row[name] for row in rows) for name in ("prompt_tokens", "completion_tokens")},
     }
 
 

@@ -36,7 +36,6 @@ def pass_rates(
     responses: pd.DataFrame,
     difficulty: Mapping[str, str] | None = None,
     ks: Sequence[int] = (1, 5),
-    level: float = 0.95,
 ) -> list[dict]:
     """Return pass@k of each method for each difficulty and over all problems, as Table 3 has it.
 
@@ -44,10 +43,10 @@ def pass_rates(
         responses: rows of `evaluate_checkpoints` with `gold`, the share of tests that a program passed.
         difficulty: prompt to difficulty, where the data have it.
         ks: those beyond the number of samples are left out.
-        level: of the bootstrap intervals, in which problems are drawn and not programs.
 
     Returns:
-        Dicts with method, difficulty, problems, and `pass@k` as a dict with mean, low, high and level.
+        Dicts with method, difficulty, problems, and `pass@k` as a dict with mean, low, high and level; the
+        bootstrap draws problems, not programs.
     """
     rows = []
     for method, found in name_temperatures(responses).groupby("method", sort=False):
@@ -61,7 +60,7 @@ def pass_rates(
             row = {"method": method, "difficulty": stratum, "problems": len(chosen)}
             for k in (k for k in ks if k <= samples):
                 values = np.array([pass_at_k(samples, int(count), k) for count in chosen])
-                row[f"pass@{k}"] = bootstrap_mean(values, level)._asdict()
+                row[f"pass@{k}"] = bootstrap_mean(values)._asdict()
             rows.append(row)
     return rows
 

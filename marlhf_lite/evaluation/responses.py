@@ -22,12 +22,12 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.sampling import generate_seeded, merged
+from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens
+from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.run_folder import SAMPLES
@@ -205,7 +205,8 @@ def _batches(rows: pd.Series | pd.DataFrame, size: int) -> Iterator:
 
 def _generate(policy: PolicyModel, tokenizer, wanted: pd.Series, sampling: Sampling) -> Rollout:
     names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
-    return generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
+    with merged_adapter(policy.model):
+        return generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
 
 
 def _response_rows(
@@ -293,8 +294,8 @@ class _Worker:
         self.scorers, self.tokenizer, self.batch_size = scorers, tokenizer, batch_size
         given = {"reference": scorers.reference, "rm": scorers.rm}
         self.marks = {name: fingerprint(path, name) for name, path in given.items() if path}
-        self.reference = functools.cache(lambda: merged(scorers.load(scorers.reference)).eval())
-        self.reward = functools.cache(lambda: ModelReward(merged(scorers.load_rm(scorers.rm))))
+        self.reference = functools.cache(lambda: scorers.load(scorers.reference).eval())
+        self.reward = functools.cache(lambda: ModelReward(scorers.load_rm(scorers.rm)))
 
     def run(self, jobs: Sequence[_Job]) -> None:
         """Generate what is missing and score again what other models scored, with one bar over all of it."""
@@ -318,7 +319,7 @@ class _Worker:
 
     def _policy(self, folder: Path) -> PolicyModel:
         same = self.scorers.reference and folder.resolve() == Path(self.scorers.reference).resolve()
-        return self.reference() if same else merged(self.scorers.load(folder)).eval()
+        return self.reference() if same else self.scorers.load(folder).eval()
 
     def _stale(self, job: _Job) -> pd.DataFrame:
         """Stored responses that lack a score, or have it from another model than is asked now."""

@@ -8,23 +8,17 @@ comparisons by prompt tighter.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, position_ids
+from marlhf_lite.models.actor_critic import position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
-
-Model = TypeVar("Model", PolicyModel, ScalarHeadModel)
-MERGE_BELOW = 2**30  # bytes of a model of which a second copy is made without asking
 
 
 def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
@@ -119,18 +113,3 @@ def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
     past = output.past_key_values
     past.batch_select_indices(torch.tensor(rows, device=ids.device))
     return past
-
-
-def merged(model: Model) -> Model:
-    """The model with its adapter merged into a copy of the weights: about twice as fast on a CPU.
-
-    The model itself where it has no adapter, where a quantized base cannot hold the sum, or where the copy would take
-    more than `MERGE_BELOW` bytes. Answers differ by rounding.
-    """
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    exact = all(p.is_floating_point() for p in model.parameters())
-    if not isinstance(model.model, PeftModel) or not exact or size > MERGE_BELOW:
-        return model
-    model = copy.deepcopy(model)
-    model.model.merge_adapter()
-    return model

@@ -145,13 +145,12 @@ def prompt_means(responses: pd.DataFrame) -> pd.DataFrame:
     return groups[there].mean().where(complete).reset_index()
 
 
-def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT", level: float = 0.95) -> list[dict]:
+def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT") -> list[dict]:
     """Means of each method, and for its scores the gain over the baseline: the paired difference with its interval.
 
     Args:
         responses: samples of a prompt count by their mean; several temperatures are methods of their own.
         baseline: a method; the first where there is none of this name.
-        level: of the bootstrap intervals over prompts.
 
     Returns:
         Dicts with method, prompts and the means of NUMBERS, each where all responses of the method have it; for other
@@ -169,15 +168,15 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
         line = {"method": method, "prompts": len(rows)} | rows[known].mean().to_dict()
         for score in SCORES:
             if rows is not base and score in known and base[score].notna().all():
-                line[f"{score}_gain"] = _gain(rows[score], base[score], method, level)
+                line[f"{score}_gain"] = _gain(rows[score], base[score], method)
         summary.append(line)
     return summary
 
 
-def _gain(scores: pd.Series, base: pd.Series, method: str, level: float) -> dict:
+def _gain(scores: pd.Series, base: pd.Series, method: str) -> dict:
     if len(scores) != len(base) or not base.index.isin(scores.index).all():
         raise InputError(f"{method}: other prompts than those of the baseline: answer the same prompts")
-    return paired_bootstrap(scores.loc[base.index], base, level)._asdict()
+    return paired_bootstrap(scores.loc[base.index], base)._asdict()
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from marlhf_lite.utils.errors import InputError
 
+LEVEL = 0.95  # the confidence of all intervals
 CHUNK = 2**20  # numbers drawn at a time (8 MB): bounds the memory, whatever the number of resamples
 
 
@@ -20,42 +21,43 @@ class Interval(NamedTuple):
     mean: float
     low: float
     high: float
-    level: float
+    level: float = LEVEL
 
 
-def bootstrap_mean(values: Sequence[float], level: float = 0.95, n: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of `values` with its percentile bootstrap interval (`scipy.stats.bootstrap`).
+def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> Interval:
+    """Mean of `values` with its 95 % percentile bootstrap interval (`scipy.stats.bootstrap`).
 
     The interval says how far the mean would move with other prompts, not with other training seeds. It is too narrow
     for few values (under about 20), and has width 0 for one value.
 
     Args:
         values: [N] finite numbers, one for each prompt, N ≥ 1.
-        level: the confidence, between 0 and 1.
-        n: resamples, at least 1. More make the ends steadier; they do not narrow the interval.
+        n: resamples. More make the ends steadier; they do not narrow the interval.
         seed: the same seed gives the same interval.
 
     Raises:
-        InputError: no values, a value that is missing or not finite, or an option out of range.
+        InputError: no values, or a value that is missing or not finite.
     """
     values = finite("values", values)
-    check_level(level)
-    if n < 1:
-        raise InputError(f"n {n!r}: give at least 1 resample, better 1000 or more")
     mean = values.mean()
     if len(values) == 1:
-        return Interval(float(mean), float(mean), float(mean), level)
+        return Interval(float(mean), float(mean), float(mean))
     batch = max(1, CHUNK // len(values))
     # Resampling the deviations keeps the digits of a small spread around a large mean.
     low, high = stats.bootstrap(
-        (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=level, method="percentile", rng=seed
+        (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=LEVEL, method="percentile", rng=seed
     ).confidence_interval
-    return Interval(float(mean), float(mean + low), float(mean + high), level)
+    return Interval(float(mean), float(mean + low), float(mean + high))
 
 
-def paired_bootstrap(
-    a: Sequence[float], b: Sequence[float], level: float = 0.95, n: int = 10_000, seed: int = 0
-) -> Interval:
+def percentile_interval(value: float, draws: np.ndarray) -> Interval:
+    """`value` with the percentile interval of its bootstrap `draws`; draws that are not finite are left out."""
+    draws = draws[np.isfinite(draws)]
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
+    return Interval(float(value), float(low), float(high))
+
+
+def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Mean of a − b with its interval, where `a[i]` and `b[i]` are the scores of two methods on the same prompt.
 
     Resampling prompts instead of scores cancels what makes a prompt easy for both methods, so the interval is narrower
@@ -63,7 +65,6 @@ def paired_bootstrap(
 
     Args:
         a, b: [N] finite numbers, in the same order of prompts.
-        level, n, seed: see `bootstrap_mean`.
 
     Raises:
         InputError: different lengths, or as `bootstrap_mean`.
@@ -71,7 +72,7 @@ def paired_bootstrap(
     a, b = finite("a", a), finite("b", b)
     if len(a) != len(b):
         raise InputError(f"a has {len(a)} values and b {len(b)}: give one value of each for every prompt")
-    return bootstrap_mean(a - b, level, n, seed)
+    return bootstrap_mean(a - b)
 
 
 def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray:
@@ -118,12 +119,6 @@ def finite(name: str, values: Sequence[float]) -> np.ndarray:
     if len(bad):
         raise InputError(f"{name}[{bad[0]}] is {array[bad[0]]}: leave out prompts without a finite score")
     return array
-
-
-def check_level(level: float) -> None:
-    """Raises `InputError` for a confidence that is not between 0 and 1."""
-    if not 0 < level < 1:
-        raise InputError(f"level {level!r}: give a confidence between 0 and 1, such as 0.95")
 
 
 def _some(values: Sequence[float | None], name: str = "values") -> np.ndarray:

@@ -46,7 +46,7 @@ def distinct(responses: Iterable[Sequence[Hashable]], n: int) -> float:
     return len(set(runs)) / len(runs) if runs else 0.0
 
 
-def text_metrics(responses: pd.DataFrame | Sequence[Mapping], level: float = 0.95) -> list[dict]:
+def text_metrics(responses: pd.DataFrame | Sequence[Mapping]) -> list[dict]:
     """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
 
     `responses` have prompt, method and response; tokens, ended and kl are taken along where all of a method's have
@@ -63,6 +63,6 @@ def text_metrics(responses: pd.DataFrame | Sequence[Mapping], level: float = 0.9
         names = ["words", "repetition", *names]
         means = group.astype(dict.fromkeys(names, float)).groupby("id")[names].mean()
         row = {"method": method, "responses": len(group)}
-        row |= {name: bootstrap_mean(means[name], level)._asdict() for name in names}
+        row |= {name: bootstrap_mean(means[name])._asdict() for name in names}
         rows.append(row | {f"distinct_{n}": distinct(words, n) for n in (1, 2, 3)})
     return rows

@@ -33,11 +33,11 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]"
 
 
-def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path, baseline: str = "SFT") -> str:
+def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path) -> str:
     """Write details.json and details.md to `path` and figures to `figures`; the text of details.md.
 
     `responses` are those of `evaluate_checkpoints`. At each temperature, where there are scores: distributions, shares
-    in low tails and shifts against the baseline; always text measures; for `sizes` the grid of best-of-N.
+    in low tails and shifts against SFT; always text measures; for `sizes` the grid of best-of-N.
     """
     results: dict = {"text": text_metrics(name_temperatures(responses))}
     sections = {"Text measures": table(results["text"], COLUMNS)}
@@ -45,8 +45,8 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
     tables = {}
     if "rm_score" in responses:
         tables = {f"T={t:g}": score_table(rows) for t, rows in responses.groupby("temperature", sort=False)}
-        results["distributions"] = {at: distributions(x, baseline) for at, x in tables.items()}
-        results["shifts"] = {at: shift_summary(x, baseline) for at, x in tables.items() if x.shape[1] > 1}
+        results["distributions"] = {at: distributions(x) for at, x in tables.items()}
+        results["shifts"] = {at: shift_summary(x) for at, x in tables.items() if x.shape[1] > 1}
         sections |= {f"RM scores at {at}": _tails(rows) for at, rows in results["distributions"].items()}
         if sizes:
             results["best_of_n"] = best_of_n(responses, sizes)
@@ -56,7 +56,7 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
     write_json(path / "details.json", results)
     (path / "details.md").write_text(text + "\n", encoding="utf-8")
     matplotlib.use("Agg")  # files only: no window, no display needed
-    for name, axes in _figures(responses, tables, results, baseline):
+    for name, axes in _figures(responses, tables, results):
         save(axes, figures / f"{name}.png")
         plt.close(np.ravel(axes)[0].figure)
     return text
@@ -74,13 +74,13 @@ def _tails(rows: Sequence[dict]) -> str:
     return table(lines, _HEADINGS | below)
 
 
-def _figures(responses: pd.DataFrame, tables: dict, results: dict, baseline: str) -> Iterator[tuple]:
+def _figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:
     """File names and axes, drawn one at a time."""
     for at, scores in tables.items():
         thresholds = [tail["threshold"] for tail in results["distributions"][at][0]["below"]]
         yield f"rm_score_quantiles_{at}", plots.score_quantiles(dict(scores.items()), thresholds)
         if at in results["shifts"]:
-            yield f"rm_score_shift_{at}", plots.shift_histogram(scores, baseline)
+            yield f"rm_score_shift_{at}", plots.shift_histogram(scores)
     scores = [name for name in SCORES if tables and name in responses]
     if len(tables) > 1:
         yield from ((f"{name}_over_temperature", plots.temperature_sweep(responses, name)) for name in scores)

@@ -53,7 +53,7 @@ from marlhf_lite.models.loading import (
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.training.callbacks import LOG_POSITIONS, HeldOutTests, Recorder, SampledAnswers
+from marlhf_lite.training.callbacks import LOG_POSITIONS, HeldOutTests, Recorder
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import make_accelerator, tracker_names
@@ -356,16 +356,14 @@ def held_out_evaluation(context: RunContext, reward: Reward | None, batch_size: 
 def dpo_stage(context: RunContext, sft: Path, reward: Reward | None = None) -> Path:
     """Train on the reward model's pairs; return the policy's folder. Records stand beside it.
 
-    samples.jsonl holds answers to a few PPO prompts before and after training. `reward` scores held-out tests only.
+    `reward` scores held-out tests only.
     """
     options, splits = context.options, context.task.splits
     model, run, checkpoint = _start_baseline(context, sft, "dpo")
-    seed, records = options.run.seed, (options.checkpoint, options.run.seed, options.trainer, options.logging.report_to)
+    records = (options.checkpoint, options.run.seed, options.trainer, options.logging.report_to)
     trainer = dpo_trainer(model, context.tokenizer, splits["rm"], options.dpo, context.limit, run.path, *records)
-    prompts = splits["ppo"]["prompt"][:4]
-    answers = SampledAnswers(context.tokenizer, prompts, context.sampling, run, context.task.gold, seed)
     tests = _held_out_tests(context, sft, trainer, reward, run, "DPO")
-    return _train(context, trainer, "DPO", run, checkpoint, lambda logs: dpo_row(logs, options.dpo), [answers, *tests])
+    return _train(context, trainer, "DPO", run, checkpoint, lambda logs: dpo_row(logs, options.dpo), tests)
 
 
 def rloo_stage(context: RunContext, sft: Path, reward: Reward) -> Path:

@@ -229,7 +229,7 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # below either, it would be chance
     weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
     half = student(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
-    return Interval(mean, mean - half, mean + half, 0.95)
+    return Interval(mean, mean - half, mean + half)
 
 
 def student(freedom: float) -> float:

@@ -18,7 +18,7 @@ from marlhf_lite.macro.losses import average, policy_loss, value_loss
 from marlhf_lite.macro.perplexity import Perplexity
 from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import FixedNGram, RandomizedNGram, TerminationRule, Whole, check_segmentation
-from marlhf_lite.macro.values import clip_scores, kl_per_token, kl_rewards, macro_rewards, macro_values
+from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
 
 __all__ = [
     "FixedNGram",
@@ -33,7 +33,6 @@ __all__ = [
     "border_lam",
     "boundary_f1",
     "check_segmentation",
-    "clip_scores",
     "describe",
     "gae",
     "kl_per_token",

@@ -143,7 +143,8 @@ class MacroActions:
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over each macro action: x [B,T] floating → [B,S] float32, 0 on padding. Differentiable."""
-        return self._sum(clean("x", x, self.token_mask))
+        x = clean("x", x, self.token_mask)
+        return x.new_zeros(len(x), self.lengths.shape[1] + 1).scatter_add(1, self._slot, x)[:, :-1]
 
     def pool(self, x: Tensor, sigma: str = "equal") -> Tensor:
         """Σ_i σ_i x_i over each macro action (Appendix D.1): x [B,T] floating → [B,S] float32. Differentiable.
@@ -153,7 +154,9 @@ class MacroActions:
                 depend on the macro action's own tokens; "position" σ_i = 1/((|ω|−i)·H), the last token weighs most;
                 "position_reversed" σ_i = 1/((i+1)·H), the first weighs most (the released code).
         """
-        return self._pool(clean("x", x, self.token_mask), sigma)
+        if sigma == "equal":
+            return self.sum(x) / self.lengths.clamp(min=1)
+        return self.sum(clean("x", x, self.token_mask) * self.weights(sigma))
 
     def weights(self, sigma: str = "equal") -> Tensor:
         """[B,T] float32: the σ_i of every token (see `pool`); they sum to 1 in each macro action, 0 on padding."""
@@ -167,7 +170,7 @@ class MacroActions:
         else:
             raw = 1.0 / (left if sigma == "position" else self._offset + 1)
             raw = raw.masked_fill(~self.token_mask, 0.0)
-        return raw / self._spread(self._sum(raw)).masked_fill(~self.token_mask, 1.0)
+        return raw / self._spread(self.sum(raw)).masked_fill(~self.token_mask, 1.0)
 
     def broadcast(self, y: Tensor) -> Tensor:
         """Each token gets its macro action's value: y [B,S] → [B,T], 0 on padding. Differentiable.
@@ -178,16 +181,6 @@ class MacroActions:
             return self._spread(clean("y", y, self.mask))
         check_tensor("y", y, tuple(self.mask.shape), self.mask)
         return self._spread(y)
-
-    def _sum(self, x: Tensor) -> Tensor:
-        out = x.new_zeros(len(x), self.lengths.shape[1] + 1)
-        return out.scatter_add(1, self._slot, x)[:, :-1]
-
-    def _pool(self, x: Tensor, sigma: str) -> Tensor:
-        check_choice("sigma", sigma, SIGMAS)
-        if sigma == "equal":
-            return self._sum(x) / self.lengths.clamp(min=1)
-        return self._sum(x * self.weights(sigma))
 
     def _spread(self, y: Tensor) -> Tensor:
         return torch.nn.functional.pad(y, (0, 1)).gather(1, self._slot)
@@ -230,22 +223,15 @@ def check_partition(macro: MacroActions) -> None:
     Raises:
         InputError: it names the tensor and the first bad response.
     """
-    ids, lengths, mask = macro.ids, macro.lengths, macro.mask
-    _check_ids(ids)
-    check_matrix("lengths", lengths, torch.int64)
-    check_tensor("lengths", lengths, (len(ids), lengths.shape[1]), ids)
-    check_matrix("mask", mask, torch.bool)
-    check_tensor("mask", mask, tuple(lengths.shape), ids)
-    counts = torch.nn.functional.pad(got := _count(ids)[0], (0, max(0, lengths.shape[1] - got.shape[1])))
-    if counts.shape != lengths.shape:
-        raise InputError(
-            f"lengths: expected at least {counts.shape[1]} macro actions, got shape {tuple(lengths.shape)}"
-        )
-    if (wrong := lengths != counts).any():
-        row, step = at = first_true(wrong)
-        raise InputError(
-            f"lengths: response {row}, macro action {step} is {lengths[at]}, but ids give it {counts[at]} tokens"
-        )
-    if (wrong := mask != (counts > 0)).any():
-        row, step = at = first_true(wrong)
-        raise InputError(f"mask: response {row}, macro action {step} is {bool(mask[at])}, its length {counts[at]}")
+    _check_ids(macro.ids)
+    counts = _count(macro.ids)[0]
+    for name, x, expected in (("lengths", macro.lengths, counts), ("mask", macro.mask, counts > 0)):
+        check_matrix(name, x, expected.dtype)
+        if len(x) != len(expected) or x.shape[1] < expected.shape[1]:
+            wanted = f"{len(expected)} responses with at least {expected.shape[1]} macro actions"
+            raise InputError(f"{name}: expected {wanted}, got shape {tuple(x.shape)}")
+        expected = torch.nn.functional.pad(expected, (0, x.shape[1] - expected.shape[1]))
+        if (wrong := x != expected).any():
+            row, step = at = first_true(wrong)
+            raise InputError(f"{name}: response {row}, macro action {step} is {x[at]}, by its ids it is {expected[at]}")
+    check_tensor("mask", macro.mask, tuple(macro.lengths.shape), macro.lengths)

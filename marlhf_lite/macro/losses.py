@@ -3,7 +3,7 @@
 Both sum over terms (tokens or macro actions) and divide by a count, or average over each response first. Pass the
 count of the whole update as ``normalizer`` and the gradients do not depend on how it is split into micro-batches or
 over processes.
-Stats are detached 0-d float32 tensors: the returned loss, and means over this batch's own ``count`` terms.
+Stats are detached 0-d float32 tensors: means over this batch's own ``count`` terms.
 Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once an update.
 """
 
@@ -18,7 +18,7 @@ RATIOS = ("token", "macro", "macro_mean")
 TARGETS = ("token", "macro")
 MEANS = ("token", "response")
 MAX_LOG_RATIO = 20.0
-"""Default clamp of log-ratios: against overflow only, exp(20) is far outside any clip range."""
+"""Clamp of log-ratios: against overflow only, exp(20) is far outside any clip range."""
 
 
 def policy_loss(
@@ -29,7 +29,6 @@ def policy_loss(
     clip: float | None = 0.2,
     ratio: str = "token",
     normalizer: float | Tensor | None = None,
-    max_log_ratio: float = MAX_LOG_RATIO,
     mean: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow to ``logprobs`` alone.
@@ -45,12 +44,11 @@ def policy_loss(
             tokens in place of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
             form, arXiv 2507.18071).
         normalizer: the number to divide the sum by; None: the terms here (the responses with mean "response").
-        max_log_ratio: log-ratios are clamped to ± this before exp; beyond it there is no gradient.
         mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
 
     Returns:
-        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
-        terms where the clipped one was taken), ratio_mean, ratio_max, approx_kl (mean of ratio − 1 − log ratio), count.
+        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
+        where the clipped one was taken), approx_kl (mean of ratio − 1 − log ratio), count.
 
     Raises:
         InputError: wrong shape, dtype or option.
@@ -64,16 +62,19 @@ def policy_loss(
     if ratio == "token":
         advantages = macro._spread(advantages)
     else:
-        log_ratio, valid = macro._sum(log_ratio), macro.mask
+        log_ratio, valid = macro.sum(log_ratio), macro.mask
     if ratio == "macro_mean":
         log_ratio = log_ratio / macro.lengths.clamp(min=1)
-    log_ratio = log_ratio.clamp(-max_log_ratio, max_log_ratio)
+    log_ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # beyond it there is no gradient
     ratios = log_ratio.exp()
     # Padding has advantage 0, so its terms and their gradients are 0.
     unclipped = -advantages * ratios
     clipped = unclipped if clip is None else -advantages * ratios.clamp(1.0 - clip, 1.0 + clip)
     loss, count = average(torch.maximum(unclipped, clipped), valid, normalizer, mean)
-    return loss, _policy_stats(loss, count, clipped > unclipped, ratios, log_ratio, valid)
+    share = count.clamp(min=1.0)
+    # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
+    approx_kl = (log_ratio.expm1() - log_ratio).detach().sum() / share
+    return loss, {"clip_fraction": (clipped > unclipped).sum() / share, "approx_kl": approx_kl, "count": count}
 
 
 def value_loss(
@@ -103,9 +104,8 @@ def value_loss(
         mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
 
     Returns:
-        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: loss, clip_fraction (share of
-        terms where the clipped one was taken), explained_variance (1 − Var(Q̂ − V)/Var(Q̂) over what is regressed;
-        0 where the returns do not vary), count.
+        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
+        where the clipped one was taken), count.
 
     Raises:
         InputError: wrong shape, dtype or option.
@@ -119,7 +119,7 @@ def value_loss(
     if target == "token":
         returns = macro._spread(returns)
     else:
-        values, old_values, valid = macro._pool(values, sigma), macro._pool(old_values, sigma), macro.mask
+        values, old_values, valid = macro.pool(values, sigma), macro.pool(old_values, sigma), macro.mask
     # Padding has value, old value and return 0, so its terms and their gradients are 0.
     unclipped = clipped = (values - returns).square()
     change = values - old_values
@@ -128,7 +128,7 @@ def value_loss(
         kept = torch.where(change.abs() <= clip, values, old_values + change.clamp(-clip, clip))
         clipped = (kept - returns).square()
     loss, count = average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer, mean)
-    return loss, _value_stats(loss, count, clipped > unclipped, values, returns, valid)
+    return loss, {"clip_fraction": (clipped > unclipped).sum() / count.clamp(min=1.0), "count": count}
 
 
 def average(
@@ -159,41 +159,3 @@ def average(
     if normalizer != 0:
         check_positive("normalizer", normalizer)
     return terms.sum() / (normalizer or 1.0), count
-
-
-@torch.no_grad()
-def _policy_stats(
-    loss: Tensor, count: Tensor, took_clipped: Tensor, ratios: Tensor, log_ratio: Tensor, valid: Tensor
-) -> dict[str, Tensor]:
-    share = count.clamp(min=1.0)
-    inside = ratios.masked_fill(~valid, 0.0)
-    return {
-        "loss": loss.detach(),
-        "clip_fraction": took_clipped.sum() / share,
-        "ratio_mean": inside.sum() / share,
-        "ratio_max": inside.amax() if inside.numel() else torch.zeros_like(count),
-        # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
-        "approx_kl": (log_ratio.expm1() - log_ratio).sum() / share,
-        "count": count,
-    }
-
-
-@torch.no_grad()
-def _value_stats(
-    loss: Tensor, count: Tensor, took_clipped: Tensor, values: Tensor, returns: Tensor, valid: Tensor
-) -> dict[str, Tensor]:
-    share = count.clamp(min=1.0)
-
-    def variance_of(x: Tensor) -> Tensor:
-        return (x - x.sum() / share).masked_fill(~valid, 0.0).square().sum() / share
-
-    variance = variance_of(returns)
-    # Returns that differ by rounding alone do not vary.
-    flat = variance <= 1e-12 * returns.square().sum() / share
-    explained = 1.0 - variance_of(returns - values) / torch.where(flat, 1.0, variance)
-    return {
-        "loss": loss.detach(),
-        "clip_fraction": took_clipped.sum() / share,
-        "explained_variance": explained.masked_fill(flat, 0.0),
-        "count": count,
-    }

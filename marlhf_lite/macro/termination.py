@@ -1,7 +1,7 @@
 """Termination conditions ζ: where a macro action ends (§3.2.1).
 
 A rule is a small frozen object, called as ``rule(mask, **context)``. All rules take the same context, and each reads
-only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``row_ids`` [B], ``step``.
+only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``.
 """
 
 import math
@@ -74,10 +74,8 @@ class RandomizedNGram:
 
     Tokens left over when the list is used up form one last macro action. The released code uses (1, 2, 3, 5, 10).
 
-    The shuffle of a response depends on ``seed`` and on two context values alone, never on the rest of the batch:
-        row_ids: [B] integer tensor, one name for each response; default 0 … B−1. Pass them to get the same
-            segmentation however a batch is split or ordered.
-        step: int, default 0. Pass the update's number to get new lengths at every update.
+    The shuffle of a response depends on ``seed``, on its row in the batch, and on the context value ``step``: pass the
+    update's number to get new lengths at every update.
     """
 
     lengths: tuple[int, ...] = (2, 3, 5, 10)
@@ -93,27 +91,22 @@ class RandomizedNGram:
         check_int("repeats", self.repeats, least=1)
         check_int("seed", self.seed)
 
-    def __call__(self, mask: Tensor, *, row_ids: Tensor | None = None, step: int = 0, **context: Any) -> MacroActions:
+    def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
         check_mask(mask)
         check_int("step", step)
-        if row_ids is None:
-            row_ids = torch.arange(len(mask), device=mask.device)
-        check_tensor("row_ids", row_ids, (len(mask),), mask)
-        if row_ids.dtype == torch.bool or row_ids.is_floating_point():
-            raise InputError(f"row_ids: expected an integer dtype, got {row_ids.dtype}")
-        ends = self._shuffled(row_ids.long(), step).cumsum(1)
+        ends = self._shuffled(torch.arange(len(mask), device=mask.device), step).cumsum(1)
         return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
-    def _shuffled(self, row_ids: Tensor, step: int) -> Tensor:
+    def _shuffled(self, rows: Tensor, step: int) -> Tensor:
         """[B,K]: the repeated list in each response's own order, by sorting one pseudo-random key per entry."""
-        bag = torch.tensor(self.lengths * self.repeats, device=row_ids.device)
-        seed, step = row_ids.new_tensor([_signed(self.seed), _signed(step)])
-        state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), row_ids)[:, None]
-        keys = _hash(state, torch.arange(len(bag), device=row_ids.device))
+        bag = torch.tensor(self.lengths * self.repeats, device=rows.device)
+        seed, step = rows.new_tensor([_signed(self.seed), _signed(step)])
+        state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), rows)[:, None]
+        keys = _hash(state, torch.arange(len(bag), device=rows.device))
         return bag[keys.argsort(dim=1, stable=True)]
 
 
-def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "termination rule") -> MacroActions:
+def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
     """``macro`` itself, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
 
     Raises:
@@ -122,20 +115,20 @@ def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "terminati
     """
     if not isinstance(macro, MacroActions):
         raise InputError(
-            f"{rule}: returned {type(macro).__name__}, expected MacroActions: build them with from_starts, from_ids or "
-            "from_lengths"
+            f"termination rule: returned {type(macro).__name__}, expected MacroActions: build them with from_starts, "
+            "from_ids or from_lengths"
         )
-    check_tensor(f"{rule}: ids", macro.ids, tuple(mask.shape), mask)
+    check_tensor("termination rule: ids", macro.ids, tuple(mask.shape), mask)
     try:
         check_partition(macro)
     except InputError as error:
-        raise InputError(f"{rule}: {error}") from None
+        raise InputError(f"termination rule: {error}") from None
     if (differ := macro.token_mask != mask).any():
         row = first_true(differ)[0]
         counts = [int(m[row].sum()) for m in (macro.token_mask, mask)]
         raise InputError(
-            f"{rule}: it left response tokens out of macro actions, or put padding into one: response {row} has "
-            f"{counts[1]} tokens, its macro actions cover {counts[0]}"
+            "termination rule: it left response tokens out of macro actions, or put padding into one: "
+            f"response {row} has {counts[1]} tokens, its macro actions cover {counts[0]}"
         )
     return macro
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_finite, check_matrix, check_positive, check_unit, clean
+from marlhf_lite.macro._checks import check_choice, check_matrix, check_positive, check_unit, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
@@ -25,7 +25,7 @@ def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> T
     Raises:
         InputError: wrong shape or dtype.
     """
-    return macro._pool(clean("values", values, macro.token_mask), sigma)
+    return macro.pool(clean("values", values, macro.token_mask), sigma)
 
 
 def macro_rewards(
@@ -43,7 +43,7 @@ def macro_rewards(
 
     Args:
         token_rewards: [B,T] floating, the per-token rewards without the score; see `kl_rewards`.
-        scores: [B] floating, the reward model's score of each response; see `clip_scores`.
+        scores: [B] floating, the reward model's score of each response.
         macro: the segmentation.
         pooling: "sum" Σ_i ρ^i r_{t_τ+i} (the paper); "mean" Σ_i σ_i r_{t_τ+i} (the released code, which shrinks the
             KL coefficient by about the mean length of a macro action).
@@ -64,9 +64,9 @@ def macro_rewards(
     counts = macro.mask.sum(1)
     scores = clean("scores", scores, counts > 0)
     if pooling == "mean":
-        pooled = macro._pool(rewards, sigma)
+        pooled = macro.pool(rewards, sigma)
     else:
-        pooled = macro._sum(rewards if rho == 1.0 else rewards * rho**macro._offset)
+        pooled = macro.sum(rewards if rho == 1.0 else rewards * rho**macro._offset)
     steps = torch.arange(pooled.shape[1], device=pooled.device)
     return pooled + (steps == (counts - 1)[:, None]) * scores[:, None]
 
@@ -111,18 +111,3 @@ def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float
     if beta != 0:
         check_positive("beta", beta)
     return -beta * kl_per_token(logprobs, ref_logprobs, mask, estimator)
-
-
-def clip_scores(scores: Tensor, clip: float | None = None) -> Tensor:
-    """Scores [B] as float32, clamped to ±clip; None leaves them (the released code clamps to ±2.5).
-
-    Raises:
-        InputError: not one-dimensional, or NaN/inf anywhere: a clamp would hide an infinite score.
-    """
-    if clip is not None:
-        check_positive("clip", clip)
-    if not isinstance(scores, Tensor) or scores.dim() != 1:
-        raise InputError(f"scores: expected a tensor of shape [B], got {getattr(scores, 'shape', type(scores))}")
-    scores = clean("scores", scores, torch.ones_like(scores, dtype=torch.bool))
-    check_finite("scores", scores)
-    return scores if clip is None else scores.clamp(-clip, clip)

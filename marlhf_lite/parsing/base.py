@@ -55,8 +55,8 @@ class Parser(Protocol):
 class SentenceParser:
     """A parser of one sentence at a time: a subclass gives `parse_sentence`; results are cached by the text."""
 
-    def __init__(self, cache: int = 8192):
-        self._parse = lru_cache(cache)(self.parse_sentence)
+    def __init__(self):
+        self._parse = lru_cache(8192)(self.parse_sentence)
 
     def parse_sentence(self, sentence: str) -> nltk.Tree | None:
         """Return the tree of a sentence without white space at its ends, leaves as `Leaf`; None if there is none."""
@@ -64,9 +64,6 @@ class SentenceParser:
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
 
 
 def check_sentences(sentences: Sequence[ParsedSentence], text: str, source: str) -> None:

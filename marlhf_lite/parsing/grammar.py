@@ -25,11 +25,11 @@ class GrammarParser(SentenceParser):
     The grammar does not tell the words of a class apart, so a tree is found once for each pattern of words and kept.
     """
 
-    def __init__(self, cache: int = 8192):
-        super().__init__(cache)
+    def __init__(self):
+        super().__init__()
         self._chart = nltk.parse.LeftCornerChartParser(grammar())
         self._known = {p.rhs()[0] for p in grammar().productions() if p.is_lexical()}
-        self._pattern = lru_cache(cache)(self._parse_pattern)
+        self._pattern = lru_cache(8192)(self._parse_pattern)
 
     def parse_sentence(self, sentence: str) -> nltk.Tree | None:
         found = list(_WORD.finditer(sentence))

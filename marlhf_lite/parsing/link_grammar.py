@@ -18,6 +18,7 @@ COMMAND = "link-parser"
 OPTIONS = ("-constituents=1", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
 MARKER = "!walls=0\n"  # a harmless command after each sentence: its answer ends the sentence's reply
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
+CACHE = 8192  # sentences
 LONGEST = 2000  # characters; longer sentences are not parsed
 START_SECONDS = 20.0  # for the dictionary to load
 # Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints.
@@ -37,15 +38,13 @@ class LinkGrammarParser:
 
     background = True  # the work is done by another process
 
-    def __init__(self, time_limit: float = 1.0, cache: int = 8192, command: str = COMMAND):
+    def __init__(self, time_limit: float = 1.0, command: str = COMMAND):
         if shutil.which(command) is None:
             raise InputError(
                 f"parser link: the command {command} is not installed: apt-get install link-grammar (Debian, Ubuntu, "
                 "Colab) or brew install link-grammar"
             )
-        if not time_limit > 0:
-            raise InputError(f"time_limit: expected seconds above 0, got {time_limit!r}")
-        self.time_limit, self.cache, self.command = time_limit, cache, command
+        self.time_limit, self.command = time_limit, command
         self._trees: dict[str, nltk.Tree | None] = {}
         if self("This is a test.")[0].tree is None:
             raise InputError(
@@ -57,15 +56,12 @@ class LinkGrammarParser:
         self.prepare([text])
         return [ParsedSentence(start, end, self._trees[text[start:end]]) for start, end in split_sentences(text)]
 
-    def __repr__(self) -> str:
-        return "LinkGrammarParser()"
-
     def prepare(self, texts: Sequence[str]) -> None:
         """Parse all sentences of these texts that are not known yet, in one process."""
         sentences = [text[start:end] for text in texts for start, end in split_sentences(text)]
         if not set(sentences) - self._trees.keys():
             return
-        if len(self._trees) > self.cache:
+        if len(self._trees) > CACHE:
             self._trees.clear()
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._trees]
         self._trees |= dict.fromkeys(new)  # None: no tree

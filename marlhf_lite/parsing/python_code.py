@@ -17,7 +17,7 @@ class PythonParser:
     Raises InputError, when made, if the package is missing; never on a text.
     """
 
-    def __init__(self, cache: int = 1024):
+    def __init__(self):
         try:
             import tree_sitter
             import tree_sitter_python
@@ -26,13 +26,10 @@ class PythonParser:
                 "parser python: tree-sitter is not installed: pip install tree-sitter tree-sitter-python"
             ) from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
-        self._parse = lru_cache(cache)(self._parse_text)
+        self._parse = lru_cache(1024)(self._parse_text)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         return self._parse(text)
-
-    def __repr__(self) -> str:
-        return "PythonParser()"
 
     def _parse_text(self, text: str) -> list[ParsedSentence]:
         if not text.strip():

@@ -18,9 +18,9 @@ class TokenText:
     Pairs of tokens are cached, so that a response costs about one look-up a token.
     """
 
-    def __init__(self, tokenizer, cache: int = 65536):
+    def __init__(self, tokenizer):
         self.tokenizer = tokenizer
-        self._decode = lru_cache(cache)(self._decode_now)
+        self._decode = lru_cache(65536)(self._decode_now)
 
     def __call__(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         """Return `(text, spans)`: for each token its (start, end) in characters, in order and without gaps.

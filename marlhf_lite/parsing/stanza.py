@@ -22,15 +22,12 @@ class StanzaParser:
 
     background = True  # stanza computes in torch, which lets other threads go on
 
-    def __init__(self, pipeline: Any = None, cache: int = 2048):
+    def __init__(self, pipeline: Any = None):
         self.pipeline = pipeline if pipeline is not None else _english()
-        self._parse = lru_cache(cache)(self._parse_text)
+        self._parse = lru_cache(2048)(self._parse_text)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         return self._parse(text) if text.strip() else []
-
-    def __repr__(self) -> str:
-        return "StanzaParser()"
 
     def _parse_text(self, text: str) -> list[ParsedSentence]:
         return [s for s in map(read_sentence, self.pipeline(text).sentences) if s.start < s.end]

@@ -134,17 +134,18 @@ class Parsing(_TextRule):
         """The share of sentences without a tree in the last call, from 0 to 1; each is cut at every token."""
         return self._metrics.get("fallback_rate", 0.0)
 
-    def check_fallbacks(self, limit: float = FALLBACK_LIMIT) -> None:
-        """Raise `InputError` where more than `limit` of the last call's sentences had no tree."""
-        if self.fallback_rate > limit:
+    def check_fallbacks(self) -> None:
+        """Raise `InputError` where more than half of the last call's sentences had no tree."""
+        if self.fallback_rate > FALLBACK_LIMIT:
+            parser, rate = type(self.parser).__name__, f"{self.fallback_rate:.0%}"
             raise InputError(
-                f"--termination parsing: {self.parser!r} found no tree for {self.fallback_rate:.0%} of the sentences, "
-                "so that most macro actions are single tokens: take --parser link or stanza for English, python for "
-                "programs, or --allow_fallback to go on"
+                f"--termination parsing: {parser} found no tree for {rate} of the sentences, so most macro actions "
+                "are single tokens: take --parser link or stanza for English, python for programs, or --allow_fallback "
+                "to go on"
             )
 
     def __repr__(self) -> str:
-        return f"Parsing({self.parser!r}, cutoff={self.cutoff}, inclusive={self.inclusive})"
+        return f"Parsing({type(self.parser).__name__}, cutoff={self.cutoff}, inclusive={self.inclusive})"
 
     def _parse(self, texts: Sequence[str]) -> tuple[dict[str, list[ParsedSentence]], float]:
         """Parse each different text once; return the sentences by text, and the seconds that it took."""

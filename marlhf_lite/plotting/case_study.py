@@ -7,12 +7,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-import torch
 
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.macro import TerminationRule
-from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.plotting.macro_actions import spans_html, token_pieces
 from marlhf_lite.utils.errors import InputError
 
@@ -25,9 +23,8 @@ def case_study(
     responses: pd.DataFrame | Sequence[Mapping],
     tokenizer,
     rules: Mapping[str, TerminationRule] | None = None,
-    prompts: int | Sequence[str] = 3,
+    prompts: int = 3,
     seed: int = 0,
-    reference: PolicyModel | None = None,
 ) -> str:
     """An HTML fragment: for each prompt a table with a line for each method, its scores and its response.
 
@@ -36,18 +33,18 @@ def case_study(
     Args:
         responses: one of each method to each prompt, as `evaluate_checkpoints` or `pick_best` give them.
         rules: method to the rule whose macro actions are shown in its responses; others are shown as plain text.
-        prompts: how many, drawn by `seed` so that nobody picks them; or which, by id or text.
-        reference: for rules that need the reference model's log-probabilities (perplexity).
+        prompts: how many, drawn by `seed` so that nobody picks them.
 
     Raises:
-        InputError: no responses, an unknown prompt, a rule for an unknown method, two responses of a method to a
-            prompt, or a prompt that a method did not answer.
+        InputError: no responses, a rule for an unknown method, two responses of a method to a prompt, or a prompt that
+            a method did not answer.
     """
     frame, rules = to_frame(responses), rules or {}
     methods = frame["method"].unique().tolist()
     _check(frame, methods, rules)
-    sections = []
-    for name in _chosen(frame.drop_duplicates("id"), prompts, seed):
+    ids, sections = frame["id"].unique().tolist(), []
+    drawn = set(random.Random(seed).sample(ids, min(prompts, len(ids))))
+    for name in (name for name in ids if name in drawn):
         answers = frame[frame["id"] == name].set_index("method", drop=False)
         gone = [method for method in methods if method not in answers.index]
         if gone:
@@ -56,9 +53,7 @@ def case_study(
         table = pd.DataFrame(
             {"scores": [_scores(row) for _, row in answers.iterrows()]}, index=map(html.escape, methods)
         )
-        table["response"] = [
-            _response(row, tokenizer, rules.get(row["method"]), reference) for _, row in answers.iterrows()
-        ]
+        table["response"] = [_response(row, tokenizer, rules.get(row["method"])) for _, row in answers.iterrows()]
         with pd.option_context("display.max_colwidth", None):
             lines = table.to_html(escape=False, border=0, justify="left").replace('<table border="0"', _TABLE, 1)
         sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{lines}</section>")
@@ -76,19 +71,6 @@ def _check(frame: pd.DataFrame, methods: Sequence[str], rules: Mapping) -> None:
         raise InputError(f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one")
 
 
-def _chosen(first: pd.DataFrame, prompts: int | Sequence[str], seed: int) -> list[str]:
-    """Ids of the prompts to show. `first` has one response to each prompt."""
-    ids = first["id"].tolist()
-    if isinstance(prompts, int):
-        drawn = set(random.Random(seed).sample(ids, min(prompts, len(ids))))
-        return [name for name in ids if name in drawn]
-    known = dict(zip(first["prompt"], ids, strict=True)) | {name: name for name in ids}
-    for name in prompts:
-        if name not in known:
-            raise InputError(f"prompts: nobody answered {name!r}: give ids or texts of the responses")
-    return [known[name] for name in prompts]
-
-
 def _text(text: str) -> str:
     return f'<div style="{_PLAIN}">{html.escape(text)}</div>'
 
@@ -103,14 +85,10 @@ def _scores(row: pd.Series) -> str:
     return "<br>".join(words)
 
 
-@torch.no_grad()
-def _response(row: pd.Series, tokenizer, rule: TerminationRule | None, reference: PolicyModel | None) -> str:
+def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:
     """The response as plain text, or with the macro actions of its rule."""
     if rule is None:
         return _text(row["response"])
-    rollout = restore(tokenizer, row.to_frame().T, "cpu" if reference is None else next(reference.parameters()).device)
-    context = {"token_ids": rollout.response_ids, "tokenizer": tokenizer}
-    if reference is not None:
-        context["ref_logprobs"] = reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
-    macro = rule(rollout.mask, **context)
+    rollout = restore(tokenizer, row.to_frame().T)
+    macro = rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
     return spans_html(token_pieces(tokenizer, row["token_ids"]), {f"{int(macro.mask.sum())} macro actions": macro})

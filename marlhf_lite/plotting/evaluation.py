@@ -60,9 +60,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
 
 
 @plt.rc_context(STYLE)
-def temperature_sweep(
-    responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score", level: float = 0.95
-) -> Axes:
+def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> Axes:
     """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
 
     `responses` are at several temperatures. Raises `InputError` for none, or responses without the score.
@@ -75,16 +73,16 @@ def temperature_sweep(
     table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique())
     ax = subplots((1, 1), 0.68)[0, 0]
     look = {"hue": "method", "palette": {name: style["color"] for name, style in styles.items()}, "linewidth": 1.4}
-    band = {"errorbar": lambda x: bootstrap_mean(x, level, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
+    band = {"errorbar": lambda x: bootstrap_mean(x, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
     seaborn.lineplot(table, x="temperature", y="score", marker="o", markersize=4, ax=ax, **look, **band)
     dress(ax, "sampling temperature", NAMES.get(score, score))
     legend(ax)
-    caption(ax.figure, f"Bands: {level:.0%} bootstrap intervals over prompts.")
+    caption(ax.figure, "Bands: 95 % bootstrap intervals over prompts.")
     return ax
 
 
 @plt.rc_context(STYLE)
-def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT", label: str = "reward model score") -> np.ndarray:
+def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT") -> np.ndarray:
     """Draw each response's score less the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
 
     `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
@@ -108,7 +106,7 @@ def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT", label: str = "r
     for ax in axes[moved.shape[1] :]:
         ax.axis("off")
     base = baseline if baseline in scores else scores.columns[0]
-    axes[0].figure.supxlabel(f"{label} less that of {base}, same prompt", fontsize="medium")
+    axes[0].figure.supxlabel(f"reward model score less that of {base}, same prompt", fontsize="medium")
     axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
     return axes[: moved.shape[1]]
@@ -198,6 +196,5 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     ax.invert_yaxis()
     ax.xaxis.set_major_formatter(PercentFormatter(1))
     legend(ax)
-    level = next(iter(rates.values())).rate.level
-    caption(ax.figure, f"Win rate: ties count half; in brackets its {level:.0%} interval.")
+    caption(ax.figure, "Win rate: ties count half; in brackets its 95 % interval.")
     return ax

@@ -22,7 +22,6 @@ def judge_by_hand(
     folder: str | Path,
     annotator: str = "annotator-1",
     criteria: str = "tldr",
-    seed: int = 0,
 ):
     """A box with one pair at a time; a click stores the judgment and shows the next pair.
 
@@ -31,7 +30,6 @@ def judge_by_hand(
         folder: where judgments are kept; pairs that this annotator has judged there are not asked again.
         annotator: whose judgments these are.
         criteria: tldr, hh or webgpt.
-        seed: of the order in which the two responses are shown, besides the annotator's name.
 
     Raises `InputError` as `judge_pairs` does, and for unknown criteria.
     """
@@ -39,7 +37,7 @@ def judge_by_hand(
 
     if criteria not in CRITERIA:
         raise InputError(f"criteria {criteria!r}: choose from {', '.join(CRITERIA)}")
-    store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder, seed=seed)
+    store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder)
     page, buttons = widgets.HTML(), {key: widgets.Button(description=label) for key, label in _LABELS.items()}
 
     def show() -> None:

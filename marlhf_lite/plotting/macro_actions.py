@@ -122,9 +122,7 @@ def _draw_line(ax: Axes, y: float, shown: Sequence[str], spans: Spans, block: tu
             )
 
 
-def spans_html(
-    pieces: Sequence[str], segmentations: Mapping[str, MacroActions | Spans], row: int = 0, title: str = ""
-) -> str:
+def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions | Spans]) -> str:
     """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
 
     Colours are half transparent and lie over whatever the page has, light or dark; underlines stay where a printer
@@ -132,7 +130,7 @@ def spans_html(
     """
     lines = []
     for name, segmentation in segmentations.items():
-        spans = spans_of(name, segmentation, len(pieces), row)
+        spans = spans_of(name, segmentation, len(pieces))
         cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(spans))
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
@@ -140,8 +138,7 @@ def spans_html(
             f'<td style="text-align:left;padding:3px 0;line-height:1.9;font-family:monospace;white-space:pre-wrap;'
             f'overflow-wrap:anywhere">{cells}</td></tr>'
         )
-    caption = f'<caption style="text-align:left;padding:2px 0">{html.escape(title)}</caption>' if title else ""
-    return f'<table style="border-collapse:collapse;border:none;color:inherit">{caption}{"".join(lines)}</table>'
+    return f'<table style="border-collapse:collapse;border:none;color:inherit">{"".join(lines)}</table>'
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
@@ -154,15 +151,16 @@ def _span(pieces: Sequence[str], number: int) -> str:
     )
 
 
-def length_histograms(segmentations: Mapping[str, MacroActions], longest: int = 16, columns: int = 3) -> np.ndarray:
+def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     """Draw how long each rule's macro actions are: a panel a rule, in shares of tokens. Return its Axes, flat.
 
     Shares are of *tokens*, not of macro actions: the chance that a random token lies in a macro action of that length.
-    Lengths from `longest` on share the last bar; a dashed line marks the mean length of a macro action.
+    Lengths from 16 on share the last bar; a dashed line marks the mean length of a macro action.
     """
     if not segmentations:
         raise InputError("length_histograms: give at least one rule")
-    rows, columns = -(-len(segmentations) // columns), min(columns, len(segmentations))
+    longest, columns = 16, min(3, len(segmentations))
+    rows = -(-len(segmentations) // columns)
     figure, axes = plt.subplots(
         rows, columns, sharex=True, sharey=True, squeeze=False, figsize=(7.2, 1.5 * rows + 0.4), layout="constrained"
     )

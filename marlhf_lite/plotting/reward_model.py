@@ -111,21 +111,19 @@ def score_against_length(
     lengths: Sequence[float],
     given: Sequence[float] | None = None,
     ax: Axes | None = None,
-    label: str = "reward model score",
-    quality: str = "gold",
 ) -> Axes:
     """Draw scores [N] over response lengths [N] in tokens, with their least-squares line and their correlation.
 
-    With `given` [N], such as gold scores, the title also has the correlation that is left at equal `given`, which
-    `quality` names. Raises `InputError` as `correlation` does.
+    With gold scores as `given` [N], the title also has the correlation that is left at equal gold. Raises `InputError`
+    as `correlation` does.
     """
     title = f"correlation {correlation(lengths, scores):.2f}"
     if given is not None:
-        title += f", at equal {quality} {correlation(lengths, scores, given):.2f}"
+        title += f", at equal gold {correlation(lengths, scores, given):.2f}"
     own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
     dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0}, {"color": "C3", "linewidth": 1.4}
     seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
-    ax.set(xlabel="response length (tokens)", ylabel=label)
+    ax.set(xlabel="response length (tokens)", ylabel="reward model score")
     ax.set_title(title.replace("-", "−"), fontsize="medium")
     ax.grid(alpha=0.3, linewidth=0.5)
     if own:

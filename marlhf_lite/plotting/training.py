@@ -126,21 +126,17 @@ def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax
 
 
 @plt.rc_context(STYLE)
-def score_distribution(
-    scores: Mapping[str, Sequence[float]], ax: Axes | None = None, label: str = "reward model score"
-) -> Axes:
+def score_distribution(scores: Mapping[str, Sequence[float]], label: str = "reward model score") -> Axes:
     """Draw histograms of each method's scores over the same 30 bins, with their means (paper: Figures 3, 14, 16).
 
     Args:
         scores: method to its finite scores [N], one for each response, N ≥ 1; N may differ.
-        ax: where to draw; None makes a figure.
         label: what the scores are, with their unit, for the axis.
 
     Raises:
         InputError: no methods, or a method without scores or with one that is not finite.
     """
-    table, own = score_rows(scores), ax is None
-    ax = subplots((1, 1), 0.68)[0, 0] if own else ax
+    table, ax = score_rows(scores), subplots((1, 1), 0.68)[0, 0]
     styles = method_styles(scores)
     colours = {name: style["color"] for name, style in styles.items()}
     bins = {"bins": 30, "stat": "proportion", "common_norm": False, "element": "step", "alpha": 0.12}
@@ -149,11 +145,8 @@ def score_distribution(
         text = f"{name}, mean {mean:.2f}".replace("-0.00", "0.00").replace("mean -", "mean −")
         ax.axvline(mean, label=text, linewidth=1, **styles[name])
     dress(ax, label, "share of responses")
-    if own:
-        legend(ax)
-        caption(ax.figure, "Vertical lines: means. Further right is better.")
-    else:
-        ax.legend()
+    legend(ax)
+    caption(ax.figure, "Vertical lines: means. Further right is better.")
     return ax
 
 

@@ -50,7 +50,7 @@ def tree_text(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 
     return "\n".join(lines)
 
 
-def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4, ax: Axes | None = None) -> Axes:
+def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> Axes:
     """Draw a tree with its cut: nodes with their tokens, framed where the descent ends, and macro actions below.
 
     Arguments as in `tree_cut`. Nodes under the cut are faint.
@@ -58,9 +58,7 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int 
     ends, runs = tree_cut(tree, counts, most)
     counts, spans, depth = _counts(tree, counts), _spans(tree), tree.height() - 1
     edges = np.concatenate([[0], np.cumsum([max(len(str(word)), 3) + 2.2 for word in tree.leaves()])])
-    if ax is None:
-        size = (max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6))
-        ax = plt.subplots(figsize=size, layout="constrained")[1]
+    ax = plt.subplots(figsize=(max(edges[-1] * 0.088, 3.0), 0.36 * (depth + 1.6)), layout="constrained")[1]
     ax.set(xlim=(0, edges[-1]), ylim=(depth + 1.1, -0.5))
     ax.axis("off")
     places: dict[tuple, tuple[float, int]] = {}

@@ -34,7 +34,6 @@ def load_task(
     size: int | None = None,
     seed: int = 1234,
     bad_rows: str = "error",
-    test_fraction: float | None = None,
     streaming: bool = False,
     template: str = "paper",
     part: str = "",
@@ -44,11 +43,10 @@ def load_task(
     Args:
         dataset: the name of an embedded corpus, a local file (one of `SUFFIXES`), a folder that
             `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub (`owner/name`). Its columns are those
-            that `to_preferences` takes, or those of one of the paper's data sets (`paper_datasets`).
+            that `to_preferences` takes, or those of one of the paper's data sets (`paper_datasets`). Where no split is
+            called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all.
         bad_rows: `error` or `drop`, see `to_preferences`.
-        test_fraction: the share, or the number, of rows to hold out where no split is called test, validation or
-            valid; default 0.1, and 0.05 for WebGPT.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
         part: rows of another kind that become the test part, such as TL;DR's news articles, `cnn_dm`; the other parts
@@ -68,8 +66,7 @@ def load_task(
     form = form.released or form if template == "released" else form
     check_part(dataset, part, form.parts)
     source = rows if test is None else test  # of a named part
-    share = form.test_fraction if test_fraction is None else test_fraction
-    most = None if size is None else _test_size(size, share)
+    most = None if size is None else max(round(size * form.test_fraction), 1)
     test_size = most if test is not None else 0
     limits = (max(size - test_size, 1), most) if streaming else (None, None)
     rows, counts = to_preferences(_wanted(rows, form), dataset, bad_rows, form, limits[0])
@@ -80,7 +77,7 @@ def load_task(
     if size is not None:  # a separate test set gets as many of the rows as would be held out without it
         test = None if test is None else draw(test, most, seed)
         rows = draw(rows, max(size - len(test or ()), 0), seed)
-    task = _split(dataset, rows, test, form, share, seed, counts)
+    task = _split(dataset, rows, test, form, seed, counts)
     if not part:
         return task
     form = replace(form, convert=form.parts[part])
@@ -102,19 +99,15 @@ def _with_test(task: Task, part: str, rows: list[dict]) -> Task:
     return replace(task, splits=splits, counts=counts)
 
 
-def _split(name: str, rows: list, test: list | None, form: Form, share: float, seed: int, counts: dict) -> Task:
+def _split(name: str, rows: list, test: list | None, form: Form, seed: int, counts: dict) -> Task:
     used = len(rows) + len(test or ())
     try:
-        splits = split_rows(rows, seed, form.fractions, share, test)
+        splits = split_rows(rows, seed, form.fractions, form.test_fraction, test)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     sizes = {part: len(split) for part, split in splits.items()}
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
     return Task(name, splits, None, dict(counts) | unused | sizes)
-
-
-def _test_size(size: int, test_fraction: float) -> int:
-    return max(round(size * test_fraction) if test_fraction < 1 else int(test_fraction), 1)
 
 
 def _wanted(rows, form: Form):

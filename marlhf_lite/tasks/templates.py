@@ -76,7 +76,7 @@ def apps_prompt(question: str, starter_code: str = "", call_based: bool = False)
     return f"\nQUESTION:\n{question}{code}\nUse {'Call-Based' if call_based else 'Standard Input'} format\nANSWER:"
 
 
-def split_transcripts(chosen: str, rejected: str, where: str = "") -> tuple[str, str, str]:
+def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Split two whole transcripts into `(prompt, chosen, rejected)`.
 
     The prompt is what both share, up to and including the last `\\n\\nAssistant:` in it; a response is all that
@@ -90,7 +90,7 @@ def split_transcripts(chosen: str, rejected: str, where: str = "") -> tuple[str,
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
         end = chosen.rfind(ASSISTANT, 0, end + len(ASSISTANT) - 1)
     fault = f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: begin both with the same prompt"
-    raise BadRow("no_shared_turn", f"{where}: {fault}" if where else fault)
+    raise BadRow("no_shared_turn", fault)
 
 
 # Rows to the columns of a task

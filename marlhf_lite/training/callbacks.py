@@ -1,19 +1,17 @@
-"""Callbacks of TRL's trainers: progress bar, records under PPO's names, checks, held-out tests, sampled answers."""
+"""Callbacks of TRL's trainers: progress bar, records under PPO's names, checks, held-out tests."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.logging import held_out_line
-from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder
@@ -121,49 +119,3 @@ class HeldOutTests(TrainerCallback):
             if state.is_world_process_zero:
                 self.run.log_tests({"update": update} | scores)
                 tqdm.write(held_out_line(self.name, update, scores))
-
-
-class SampledAnswers(TrainerCallback):
-    """Answers to a few prompts before and after training, in samples.jsonl; no update's seconds contain them."""
-
-    def __init__(
-        self, tokenizer, prompts: Sequence[str], sampling: Sampling, run: RunFolder, gold: Callable | None, seed: int
-    ):
-        self.tokenizer, self.prompts, self.sampling = tokenizer, list(prompts), sampling
-        self.run, self.gold, self.seed = run, gold, seed
-
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        if state.global_step == 0:  # not when a run is resumed
-            self._write(state, model)
-
-    def on_train_end(self, args, state, control, model=None, **kwargs):
-        self._write(state, model)
-
-    def _write(self, state, model) -> None:
-        if not state.is_world_process_zero:
-            return
-        # Sampling switches dropout off and draws from torch's generator; training must not notice either.
-        was_training = model.training
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            rollout = generate(model.eval(), self.tokenizer, self.prompts, self.sampling)
-        model.train(was_training)
-        gold = self.gold(rollout.prompts, rollout.responses) if self.gold else None
-        self.run.log_samples(response_rows(state.global_step, rollout, gold_score=gold))
-
-
-def response_rows(update: int, rollout: Rollout, **scores: Sequence[float] | None) -> list[dict]:
-    """Rows for samples.jsonl where a whole response is one action; `scores` are more columns, left out where None."""
-    columns = {name: values for name, values in scores.items() if values is not None}
-    return [
-        {
-            "update": update,
-            "prompt": rollout.prompts[i],
-            "response": rollout.responses[i],
-            "tokens": tokens,
-            "ended": bool(rollout.ended[i]),
-            "spans": [[0, tokens]],
-        }
-        | {name: float(values[i]) for name, values in columns.items()}
-        for i, tokens in enumerate(rollout.lengths.tolist())
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -15,6 +15,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
+SAMPLES = 4  # responses, or a few more where they are not a multiple of it
 TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # name -> package
 
 
@@ -35,7 +36,9 @@ class RunLogger:
         if self.run is not None:
             self._write(self.run.log_metrics, row)
         if row["update"] == 1 or row["update"] % SAMPLE_EVERY == 0:
-            samples = sample_rows(row["update"], rollout, macro_actions)
+            # Responses are sorted by length: short and long ones.
+            some = slice(None, None, max(len(rollout) // SAMPLES, 1))
+            samples = sample_rows(row["update"], rollout.select(some), macro_actions.spans()[some])
             if self.run is not None:
                 self._write(self.run.log_samples, samples)
 
@@ -67,21 +70,17 @@ class RunLogger:
             raise InputError(f"{self.run.path}: metrics of {len(self.history)} updates, not {updates}: start again")
 
 
-def sample_rows(update: int, rollout: Rollout, macro_actions: MacroActions, count: int = 4) -> list[dict]:
-    """Some responses with their macro actions as token spans, for samples.jsonl."""
-    spans = macro_actions.spans()
-    return [
-        {
-            "update": update,
-            "prompt": rollout.prompts[i],
-            "response": rollout.responses[i],
-            "score": rollout.scores[i].item(),
-            "tokens": int(rollout.lengths[i]),
-            "ended": bool(rollout.ended[i]),
-            "spans": spans[i],
-        }
-        for i in range(0, len(rollout), max(len(rollout) // count, 1))  # sorted by length: short and long ones
-    ]
+def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> list[dict]:
+    """Responses with their scores and macro actions (token spans), a row each for samples.jsonl."""
+    columns = {
+        "prompt": rollout.prompts,
+        "response": rollout.responses,
+        "score": rollout.scores.tolist(),
+        "tokens": rollout.lengths.tolist(),
+        "ended": rollout.ended.tolist(),
+        "spans": spans,
+    }
+    return [{"update": update} | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:

@@ -10,18 +10,15 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout
 
 
 def kl_terms(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """`(k1, k3)` [B] of each response: sum over tokens of log π − log π_ref, and of ratio − 1 − log ratio, in nats.
-
-    Both estimate KL(π || π_ref) of the response; k1 has no bias and can be negative, k3 is never negative.
-    """
-    k1 = (logprobs - ref_logprobs).masked_fill(~mask, 0.0)
-    return k1.sum(1), ((-k1).exp() - 1 + k1).sum(1)
+    """`(k1, k3)` [B], two estimates of each response's KL(π || π_ref) in nats: sums of `kl_per_token`."""
+    k1, k3 = (kl_per_token(logprobs, ref_logprobs, mask, estimator).sum(1) for estimator in ("k1", "k3"))
+    return k1, k3
 
 
 def explained_variance(count: float, target: float, target_square: float, error: float, error_square: float) -> float:

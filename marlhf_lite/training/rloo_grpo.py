@@ -18,9 +18,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from marlhf_lite.config.options import CheckpointConfig, GroupConfig
 from marlhf_lite.models.actor_critic import trainable
-from marlhf_lite.training.callbacks import response_rows
 from marlhf_lite.training.dpo import baseline_arguments
-from marlhf_lite.training.logging import SAMPLE_EVERY
+from marlhf_lite.training.logging import SAMPLE_EVERY, sample_rows
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import check_scores, shape_scores
@@ -86,7 +85,7 @@ class SampledReward:
         due = update == 1 or update % SAMPLE_EVERY == 0
         if due and self.run is not None and trainer_state.is_world_process_zero:
             group = rollout.select(slice(0, self.config.num_generations))
-            self.run.log_samples(response_rows(update, group, score=group.scores.tolist()))
+            self.run.log_samples(sample_rows(update, group, [[(0, n)] for n in group.lengths.tolist()]))
         return shape_scores(rollout, self.config).tolist()
 
     def _measure(self, rollout: Rollout) -> dict[str, float]:
