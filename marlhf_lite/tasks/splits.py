@@ -74,6 +74,18 @@ def split_rows(
     return splits
 
 
+def generated_task(
+    name: str, rows: Sequence[dict], seed: int, gold: Callable | None, fractions: Sequence[float] = (0.2, 0.4, 0.4)
+) -> Task:
+    """Return the task of rows that were generated, 10 % held out. Raises `InputError` for too few of them."""
+    try:
+        splits = split_rows(rows, seed, fractions)
+    except InputError as error:
+        raise InputError(f"--size {len(rows)}: {error}") from None
+    counts = {"read": len(rows), "kept": len(rows)} | {part: len(split) for part, split in splits.items()}
+    return Task(name, splits, gold, counts)
+
+
 def draw(rows: Sequence[dict], size: int | None, seed: int) -> list[dict]:
     """Return `size` rows (None: all) in an order drawn by `seed`."""
     rows = list(rows)

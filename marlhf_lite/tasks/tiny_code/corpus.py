@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from marlhf_lite.tasks.splits import Task, check_part, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, generated_task
 from marlhf_lite.tasks.tiny_code.families import FAMILIES, Family, Part, draw, draw_argument
-from marlhf_lite.utils.errors import InputError
 
 DEFAULT_SIZE = 4000
 HIDDEN, EXAMPLES = 5, 2
@@ -148,11 +147,6 @@ def load_tiny_code(size: int | None, seed: int, part: str = "") -> Task:
     """
     check_part("tiny-code", part)
     rows = make_rows(size or DEFAULT_SIZE, seed)
-    try:
-        splits = split_rows(rows, seed, fractions=(0.2, 0.0, 0.8))
-    except InputError as error:
-        raise InputError(f"--size {size}: {error}") from None
-    splits["sft"] = splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
-    splits = splits.select_columns(["prompt", "chosen", "tests", "difficulty"])
-    counts = {"read": len(rows), "kept": len(rows)} | {part: len(split) for part, split in splits.items()}
-    return Task("tiny-code", splits, None, counts)
+    task = generated_task("tiny-code", rows, seed, None, fractions=(0.2, 0.0, 0.8))
+    task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+    return replace(task, splits=task.splits.select_columns(["prompt", "chosen", "tests", "difficulty"]))

@@ -7,10 +7,10 @@ they forget the carry of an addition, the borrow of a subtraction, or the carry 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from marlhf_lite.tasks.splits import Task, check_part, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, generated_task
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply, gold_scores
-from marlhf_lite.utils.errors import InputError
 
 STEPS = (4, 8, 16)
 DEFAULT_SIZE = 5000
@@ -92,12 +92,6 @@ def load_tiny_steps(size: int | None, seed: int, part: str = "") -> Task:
     teachers do. What is right it learns from the reward.
     """
     check_part("tiny-steps", part)
-    rows = make_rows(size or DEFAULT_SIZE, seed)
-    try:
-        splits = split_rows(rows, seed)
-    except InputError as error:
-        raise InputError(f"--size {size}: {error}") from None
-    splits["sft"] = splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
-    splits = splits.select_columns(["prompt", "chosen", "rejected"])
-    counts = {"read": len(rows), "kept": len(rows)} | {part: len(split) for part, split in splits.items()}
-    return Task("tiny-steps", splits, gold_scores, counts)
+    task = generated_task("tiny-steps", make_rows(size or DEFAULT_SIZE, seed), seed, gold_scores)
+    task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+    return replace(task, splits=task.splits.select_columns(["prompt", "chosen", "rejected"]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import nltk
 
-from marlhf_lite.tasks.splits import Task, check_part, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, generated_task
 from marlhf_lite.tasks.templates import tldr_prompt
 from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
 from marlhf_lite.tasks.tiny_tldr.grammar import (
@@ -27,7 +27,6 @@ from marlhf_lite.tasks.tiny_tldr.grammar import (
     slots,
     subject,
 )
-from marlhf_lite.utils.errors import InputError
 
 SUBREDDITS = ("advice", "family", "roommates", "pets", "travel", "money", "cooking", "tifu")
 DEFAULT_SIZE = 5000
@@ -130,10 +129,4 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
 def load_tiny_tldr(size: int | None, seed: int, part: str = "") -> Task:
     """The embedded task with `size` pairs (default 5000), split as the paper does, 10 % held out; it has no `part`."""
     check_part("tiny-tldr", part)
-    pairs = make_pairs(size or DEFAULT_SIZE, seed)
-    try:
-        splits = split_rows(pairs, seed)
-    except InputError as error:
-        raise InputError(f"--size {size}: {error}") from None
-    counts = {"read": len(pairs), "kept": len(pairs)} | {part: len(rows) for part, rows in splits.items()}
-    return Task("tiny-tldr", splits, gold_scores, counts)
+    return generated_task("tiny-tldr", make_pairs(size or DEFAULT_SIZE, seed), seed, gold_scores)
