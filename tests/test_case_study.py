@@ -88,10 +88,8 @@ def test_prompts_are_drawn_by_seed(rows, tokenizer):
 
 def test_faults_are_named(rows, tokenizer):
     for words, answers, how in (
-        ("no responses: give at least one", [], {}),
         ("PPO: two responses to prompt 'p0'", [*rows, rows[1]], {}),
         ("prompt p4: no response of SFT best-of-8", rows[:-1], {"prompts": 5}),
-        ("rules: no responses of 'DPO'; there are: SFT, PPO", rows, {"rules": {"DPO": Whole()}}),
     ):
         with pytest.raises(InputError, match=words):
             case_study(answers, tokenizer, **how)

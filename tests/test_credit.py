@@ -244,7 +244,7 @@ def test_states_of_a_rollout(policy):
     def places(tokens, mask):
         return (mask.cumsum(1) - 1).float()
 
-    assert token_values(places, rollout, batch_size=1).tolist() == [[0, 1, 2, 3], [1, 2, 0, 0]]
+    assert token_values(places, rollout).tolist() == [[0, 1, 2, 3], [1, 2, 0, 0]]
 
 
 FAULTS = {

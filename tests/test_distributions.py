@@ -78,7 +78,6 @@ def test_shifts_are_by_prompt_and_sample():
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
-        ([], "rows: none"),
         (rows("SFT", SFT) + rows("PPO", PPO[:39]), "SFT and PPO: prompts or samples differ .40 x 3 and 39 x 3"),
         (rows("SFT", SFT) + rows("PPO", PPO[:, :2]), "40 x 3 and 40 x 2"),
         (rows("SFT", SFT[:2]) + rows("PPO", PPO, [1, 2]), "prompts or samples differ"),

@@ -169,7 +169,6 @@ def test_norms_and_their_root_mean_squares():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: plots.reward_curves({}), "runs is empty"),
         (lambda: plots.reward_curves({"PPO": []}), "PPO: give a list of runs"),
         (lambda: plots.reward_curves({"PPO": ONE["PPO"][0]}), r"for a single run \[rows\]"),
         (lambda: plots.reward_curves({"PPO": [[]]}), "PPO: no 'update'"),
@@ -177,12 +176,10 @@ def test_norms_and_their_root_mean_squares():
             lambda: plots.reward_curves(ONE, "reward"),
             "PPO: no 'reward' in its rows; there are: update, rm_score_mean, ",
         ),
-        (lambda: plots.reward_curves(ONE, smooth=0), "smooth 0"),
         (lambda: plots.l2_norms({"PPO": [[{"update": 1, "q_norm": 1}]]}), "no 'advantage_norm'"),
         (lambda: plots.reward_curves({"PPO": [[{"update": 1, "rm_score_mean": np.inf}]]}), "no value together"),
         (lambda: plots.reward_curves({"PPO": [[{"update": 1, "rm_score_mean": "high"}]]}), "rm_score_mean or null"),
         (lambda: plots.reward_curves({"PPO": [[{"update": None, "rm_score_mean": 1}]]}), "a number in every row"),
-        (lambda: plots.score_distribution({}), "scores is empty"),
         (lambda: plots.score_distribution({"PPO": []}), "PPO: no values"),
         (lambda: plots.score_distribution({"PPO": [1.0, float("nan")]}), r"PPO\[1\] is nan"),
     ],

@@ -224,13 +224,6 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
     assert not Path(tmp_path / "out").exists()
 
 
-def test_nothing_to_do_is_refused(evaluate, tokenizer, tmp_path):
-    with pytest.raises(InputError, match="0 prompts and 1 samples"):
-        evaluate_checkpoints({}, Scorers(refuse), tokenizer, [], tmp_path, Sampling(4))
-    with pytest.raises(InputError, match="6 prompts and 0 samples"):
-        evaluate(samples=0)
-
-
 # Options
 
 

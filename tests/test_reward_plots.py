@@ -14,7 +14,6 @@ from marlhf_lite.plotting.reward_model import (
     correlation,
     reliability_diagram,
     score_against_length,
-    sigmoid,
 )
 from marlhf_lite.utils.errors import InputError
 
@@ -25,12 +24,6 @@ pytestmark = pytest.mark.usefixtures("figures_apart")
 
 
 # -- measures ---------------------------------------------------------------------------------------------------------
-
-
-def test_sigmoid_is_exact_and_never_overflows():
-    with np.errstate(over="raise", invalid="raise"):
-        assert sigmoid(np.array([-800.0, 0.0, 800.0])).tolist() == pytest.approx([0.0, 0.5, 1.0])
-    assert sigmoid(np.array([1.3]))[0] == pytest.approx(1 / (1 + math.exp(-1.3)), rel=1e-12)
 
 
 @pytest.mark.parametrize("by", [None, np.random.default_rng(1).uniform(0, 5, 83)])

@@ -81,15 +81,6 @@ def test_learns_the_answer_and_to_stop(base, tiny, tokenizer, tmp_path):
     }
 
 
-def test_same_seed_same_adapter(base, tiny, tokenizer, rows, tmp_path):
-    logs = []
-    for place, seed in (("a", 3), ("b", 3), ("c", 4)):
-        torch.manual_seed(seed)
-        model, options = new_policy(base, tiny), SFTStageConfig(sft_epochs=2, sft_batch_size=1)
-        logs.append([row["loss"] for row in train_sft(model, tokenizer, rows, options, DATA, tmp_path / place, seed)])
-    assert logs[0] == logs[1] != logs[2]
-
-
 @pytest.mark.parametrize("stage", ["SFT", "reward model"])
 def test_a_loss_that_is_not_finite_ends_the_stage_in_a_line(base, tiny, tokenizer, rows, tmp_path, stage, capsys):
     """At the second step, after which the weights would be no numbers; nothing is saved."""

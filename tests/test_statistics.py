@@ -82,7 +82,6 @@ def test_pairs_share_their_prompts():
         (lambda: updates_to_reach([], 1.0), "no values"),
         (lambda: final_score([]), "no values"),
         (lambda: final_score([1.0, None, None], 2), "none of the last 2"),
-        (lambda: final_score([1.0], 0), "window 0"),
     ],
 )
 def test_bad_input_is_named(call, words):

@@ -420,7 +420,7 @@ def test_known_faults_are_dropped_and_counted(form, good, known, reason):
 def test_a_column_that_is_missing_from_all_rows(name, column, tmp_path):
     rows = [without(row, column) for row in next(iter(ROWS[name].values()))]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fails(lambda: load_task(str(tmp_path / "rows.jsonl")), "columns found: ", f"expected: {HUB[name].form.columns[0]}")
+    fails(lambda: load_task(str(tmp_path / "rows.jsonl")), "columns found: ", f"expected: {HUB[name][0].columns[0]}")
 
 
 def test_rows_are_known_by_their_columns():

@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 
 from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.evaluation.text_metrics import COLUMNS, distinct, ngrams, repetition, text_metrics
+from marlhf_lite.evaluation.text_metrics import COLUMNS, distinct, repetition, text_metrics
 
 
 def test_by_hand():
     words = "a b a b a b".split()
-    assert ngrams(words, 3) == [("a", "b", "a"), ("b", "a", "b")] * 2
     assert repetition(words, 3) == 0.5 and repetition(words, 1) == pytest.approx(2 / 3)
     assert repetition("a b c d".split(), 1) == 0 and repetition(["a"], 2) == repetition([], 3) == 0
     assert distinct([["a", "b"], ["a", "b"], ["b", "c"]], 2) == 2 / 3

@@ -106,11 +106,6 @@ def test_faulty_parts(part):
     assert len(str(error.value).replace(part, "").splitlines()) == 1
 
 
-def test_too_few_pairs_name_the_option():
-    with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
-        load_tiny_umbrella(3, 0)
-
-
 def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():
     options = ModelConfig(model="tiny-gemma-umbrella")
     tokenizer, base = load_tokenizer(options.model), load_base(options)

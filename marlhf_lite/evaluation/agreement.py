@@ -121,8 +121,6 @@ def agreement_table(raters: Mapping[str, Mapping[str, str | None]]) -> list[dict
 
     `raters`: name to verdicts by pair id, on the same pairs.
     """
-    if len(raters) < 2:
-        raise InputError(f"agreement: {len(raters)} rater: give at least two")
     rows = []
     for a, b in combinations(raters, 2):
         result = agree(raters[a], raters[b])
@@ -146,16 +144,12 @@ def agreement_text(rows: Sequence[Mapping]) -> str:
 def pairs_for_win_rate(rate: float) -> int:
     """Number of pairs with which a win rate is told from one half, at the 5 % level with a power of 80 %.
 
-    Normal approximation, without ties. Raises `InputError` for a rate of one half, or outside 0 to 1.
+    Normal approximation, without ties; `rate` is a share from 0 to 1 that is not one half.
     """
-    if rate == 0.5 or not 0 <= rate <= 1:
-        raise InputError(f"rate {rate}: give a share from 0 to 1 that is not one half")
     spread = _Z_LEVEL / 2 + _Z_POWER * math.sqrt(rate * (1 - rate))
     return math.ceil((spread / (rate - 0.5)) ** 2)
 
 
 def pairs_for_difference(difference: float, std: float) -> int:
     """Number of prompts with which a mean paired difference is told from 0; `std` of the differences, in their unit."""
-    if not difference or std <= 0:
-        raise InputError(f"difference {difference}, std {std}: give a difference that is not 0 and a std above 0")
     return math.ceil(((_Z_LEVEL + _Z_POWER) * std / difference) ** 2)

@@ -21,11 +21,9 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_sc
     """Scores with a column for each method and the index (id, sample): the same prompts and samples for all.
 
     `responses` have the same samples of the same prompts for every method, at one temperature. Raises `InputError` for
-    no responses, one without the score, or methods with different prompts or numbers of samples.
+    a response without the score, and for methods with different prompts or numbers of samples.
     """
     frame = to_frame(responses)
-    if not len(frame):
-        raise InputError("rows: none, give at least one method's responses")
     matrices = {method: score_matrix(rows, score) for method, rows in frame.groupby("method", sort=False)}
     first, scores = next(iter(matrices.items()))
     for method, values in matrices.items():
@@ -35,19 +33,17 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_sc
     return pd.DataFrame({method: values.loc[scores.index].stack() for method, values in matrices.items()})
 
 
-def distributions(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
+def distributions(scores: pd.DataFrame) -> list[dict]:
     """How each method's scores are distributed, and how many lie in the tails of the baseline's distribution.
 
-    Args:
-        scores: as `score_table` gives them.
-        baseline: a method; the first where there is none of this name.
+    `scores` are those of `score_table`. The baseline is SFT, or the first method where there is no SFT.
 
     Returns:
         For each method `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score}) and `below`: for each quantile
         of the baseline in TAILS `threshold` (that quantile), `share` of responses below it (Wilson interval, as wide as
         for one sample a prompt) and, for methods other than the baseline, `change` (bootstrap paired by prompt).
     """
-    base = scores[_baseline(scores, baseline)]
+    base = scores[baseline(scores)]
     rows = []
     for method, values in scores.items():
         row = {"method": method, "mean": _prompt_interval(values), "std": float(values.std(ddof=0))}
@@ -62,16 +58,16 @@ def distributions(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
     return rows
 
 
-def shifts(scores: pd.DataFrame, baseline: str = "SFT") -> pd.DataFrame:
+def shifts(scores: pd.DataFrame) -> pd.DataFrame:
     """Each response's score less the baseline's for the same prompt and sample number, without the baseline itself.
 
     Responses with the same number share their random numbers where `evaluate_checkpoints` drew them.
     """
-    base = _baseline(scores, baseline)
+    base = baseline(scores)
     return scores.drop(columns=base).sub(scores[base], axis=0)
 
 
-def shift_summary(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
+def shift_summary(scores: pd.DataFrame) -> list[dict]:
     """For each method but the baseline: `mean` shift, its `quantiles`, and the share `below` 0, with their intervals.
 
     The share below 0 is that of responses which training made worse.
@@ -83,7 +79,7 @@ def shift_summary(scores: pd.DataFrame, baseline: str = "SFT") -> list[dict]:
             "quantiles": values.quantile(list(QUANTILES)).to_dict(),
             "below": [{"threshold": 0.0, "share": _share(values < 0)}],
         }
-        for method, values in shifts(scores, baseline).items()
+        for method, values in shifts(scores).items()
     ]
 
 
@@ -100,5 +96,6 @@ def _share(below: pd.Series) -> dict:
     return wilson(float(prompts.sum()), len(prompts))._asdict()
 
 
-def _baseline(scores: pd.DataFrame, name: str) -> str:
-    return name if name in scores else scores.columns[0]
+def baseline(scores: pd.DataFrame) -> str:
+    """The method that others are compared with: SFT, or the first one where there is no SFT."""
+    return "SFT" if "SFT" in scores else scores.columns[0]

@@ -250,10 +250,8 @@ def evaluate_checkpoints(
         fingerprints of the models that scored.
 
     Raises:
-        InputError: a folder without weights, no prompts, no samples, or a stored file that is broken.
+        InputError: a folder without weights, or a stored file that is broken.
     """
-    if not prompts or samples < 1:
-        raise InputError(f"{len(prompts)} prompts and {samples} samples: give at least one of each")
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
     worker = _Worker(scorers, tokenizer, batch_size)
     wanted = _keyed(prompts, samples, seed)

@@ -79,10 +79,8 @@ def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray
     """[U] mean of each value and the `window` − 1 before it; at the start, of those there are.
 
     None and NaN are left out of the mean; NaN where the window holds no value. Raises `InputError` for something that
-    is not a list of numbers, and for a window below 1.
+    is not a list of numbers.
     """
-    if window < 1:
-        raise InputError(f"window {window!r}: give at least 1")
     return pd.Series(_numbers("values", values)).rolling(window, min_periods=1).mean().to_numpy()
 
 

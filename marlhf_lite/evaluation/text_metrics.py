@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import pandas as pd
+from nltk.util import ngrams
 
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
@@ -26,14 +27,9 @@ COLUMNS = {
 }
 
 
-def ngrams(items: Sequence[Hashable], n: int) -> list[tuple]:
-    """Every run of `n` consecutive items, in order; none where there are fewer."""
-    return list(zip(*(items[i:] for i in range(n)), strict=False))
-
-
 def repetition(items: Sequence[Hashable], n: int = 3) -> float:
     """The share of a response's n-grams that occurred in it before: 1 − distinct / all, 0 without n-grams."""
-    runs = ngrams(items, n)
+    runs = list(ngrams(items, n))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 

@@ -85,13 +85,9 @@ class MacroActions:
             raise InputError(f"lengths: response {row} has {totals[row]} tokens, more than T={T}")
         width = max(map(len, lengths), default=0)
         grid = torch.tensor([[*one] + [0] * (width - len(one)) for one in lengths], dtype=torch.int64)
-        return cls._from_grid(grid.reshape(len(lengths), width), T)
-
-    @classmethod
-    def _from_grid(cls, lengths: Tensor, T: int) -> "MacroActions":
-        """From a [B,S] tensor of lengths, 0 on padding, each row summing to at most T."""
-        mask = torch.arange(T, device=lengths.device) < lengths.sum(1, keepdim=True)
-        return cls.from_starts(starts_at(lengths.cumsum(1) - lengths, T), mask)
+        grid = grid.reshape(len(lengths), width)
+        mask = torch.arange(T) < grid.sum(1, keepdim=True)
+        return cls.from_starts(starts_at(grid.cumsum(1) - grid, T), mask)
 
     # -- views ----------------------------------------------------------------------------------------------------
 

@@ -36,12 +36,13 @@ def case_study(
         prompts: how many, drawn by `seed` so that nobody picks them.
 
     Raises:
-        InputError: no responses, a rule for an unknown method, two responses of a method to a prompt, or a prompt that
-            a method did not answer.
+        InputError: two responses of a method to a prompt, or a prompt that a method did not answer.
     """
     frame, rules = to_frame(responses), rules or {}
     methods = frame["method"].unique().tolist()
-    _check(frame, methods, rules)
+    twice = frame[frame.duplicated(["method", "id"])]
+    if len(twice):
+        raise InputError(f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one")
     ids, sections = frame["id"].unique().tolist(), []
     drawn = set(random.Random(seed).sample(ids, min(prompts, len(ids))))
     for name in (name for name in ids if name in drawn):
@@ -58,17 +59,6 @@ def case_study(
             lines = table.to_html(escape=False, border=0, justify="left").replace('<table border="0"', _TABLE, 1)
         sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{lines}</section>")
     return "".join(sections)
-
-
-def _check(frame: pd.DataFrame, methods: Sequence[str], rules: Mapping) -> None:
-    unknown = [method for method in rules if method not in methods]
-    if unknown:
-        raise InputError(f"rules: no responses of {unknown[0]!r}; there are: {', '.join(methods) or 'none'}")
-    if not methods:
-        raise InputError("case study: no responses: give at least one method's")
-    twice = frame[frame.duplicated(["method", "id"])]
-    if len(twice):
-        raise InputError(f"{twice['method'].iloc[0]}: two responses to prompt {twice['id'].iloc[0]!r}: give one")
 
 
 def _text(text: str) -> str:

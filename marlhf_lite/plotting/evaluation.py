@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from marlhf_lite.evaluation.agreement import WinRate
-from marlhf_lite.evaluation.distributions import shifts
+from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, method_styles, panels, subplots
@@ -63,11 +63,9 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
 def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> Axes:
     """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
 
-    `responses` are at several temperatures. Raises `InputError` for none, or responses without the score.
+    `responses` are at several temperatures. Raises `InputError` for responses without the score.
     """
     frame = to_frame(responses)
-    if not len(frame):
-        raise InputError("rows: none, give answers at several temperatures")
     groups = frame.groupby(["method", "temperature"], sort=False)
     means = pd.concat({key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys)
     table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique())
@@ -82,15 +80,12 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
 
 
 @plt.rc_context(STYLE)
-def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT") -> np.ndarray:
+def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
     """Draw each response's score less the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
 
     `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
-    Raises `InputError` for scores of one method alone.
     """
-    moved = shifts(scores, baseline)
-    if not moved.shape[1]:
-        raise InputError(f"shifts: {', '.join(scores)} alone: give another method to compare with it")
+    moved = shifts(scores)
     columns = min(2, moved.shape[1])
     rows = -(-moved.shape[1] // columns)
     axes = subplots((rows, columns), 0.06 + (0.34 if columns > 1 else 0.5) * rows, sharex=True, sharey=True).flat
@@ -105,8 +100,7 @@ def shift_histogram(scores: pd.DataFrame, baseline: str = "SFT") -> np.ndarray:
         dress(ax, "", "")
     for ax in axes[moved.shape[1] :]:
         ax.axis("off")
-    base = baseline if baseline in scores else scores.columns[0]
-    axes[0].figure.supxlabel(f"reward model score less that of {base}, same prompt", fontsize="medium")
+    axes[0].figure.supxlabel(f"reward model score less that of {baseline(scores)}, same prompt", fontsize="medium")
     axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
     return axes[: moved.shape[1]]
@@ -118,10 +112,8 @@ def score_quantiles(
 ) -> Axes:
     """Draw the share of responses that score no more than x, which shows the tails (paper: Figures 3, 14, 16).
 
-    `scores`: method to finite scores [N]; `thresholds` are marked. Raises `InputError` for no methods or no scores.
+    `scores`: method to finite scores [N]; `thresholds` are marked. Raises `InputError` for other scores.
     """
-    if not scores:
-        raise InputError("scores is empty: give at least one method with its scores")
     arrays = {name: finite(name, values) for name, values in scores.items()}
     ax = subplots((1, 1), 0.68)[0, 0]
     for name, style in method_styles(arrays).items():
@@ -151,10 +143,8 @@ def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
 def agreement_map(table: Sequence[Mapping]) -> Axes:
     """Draw the agreement of every two raters in per cent, with Cohen's κ (paper: Table 1).
 
-    `table` is that of `agreement.agreement_table`. Raises `InputError` for an empty one.
+    `table` is that of `agreement.agreement_table`.
     """
-    if not table:
-        raise InputError("table is empty: give verdicts of at least two raters")
     names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
     shares = pd.DataFrame(np.nan, names[1:], names[:-1])
     texts = pd.DataFrame("", names[1:], names[:-1])
@@ -178,11 +168,8 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
 def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
 
-    `rates`: who against whom by which judge, as the bar is called, to `agreement.win_rate`. Raises `InputError` for
-    none.
+    `rates`: who against whom by which judge, as the bar is called, to `agreement.win_rate`.
     """
-    if not rates:
-        raise InputError("rates is empty: give at least one win rate")
     counts = pd.DataFrame({name: {key: getattr(rate, key) for key in _OUTCOMES} for name, rate in rates.items()}).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
     colours = {key: colour for key, (colour, _) in _OUTCOMES.items()}

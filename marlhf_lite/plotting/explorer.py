@@ -39,18 +39,14 @@ def explore(
     Args:
         tokenizer: a fast tokenizer; a text's response is its tokens and EOS.
         texts: title to text, to pick from; at least one.
-        values: token ids to V(s_t) [T], for example a critic's; None shows log-probabilities in their place.
+        values: token ids to V(s_t) [T], for example a critic's; None shows `logprobs` in their place.
         logprobs: token ids to log-probabilities [T] under the reference model; None leaves out the perplexity rules.
         label: what `values` are, for the axis.
         interactive: whether to return widgets; None asks `headless`.
     """
-    if not texts:
-        raise InputError("texts: give at least one text to pick")
-    if values is None and logprobs is None:
-        raise InputError("values: give a function of token ids, or logprobs, which are then shown in their place")
     label = label if values else "log-probability of the token"
-    reference = _remember("logprobs", logprobs) if logprobs else None
-    shown = _remember("values", values) if values else reference
+    reference = _remember(logprobs) if logprobs else None
+    shown = _remember(values) if values else reference
     if headless() if interactive is None else not interactive:
         return rule_figure(tokenizer, next(iter(texts.values())), MacroConfig(), 0, shown, reference, label)
     import ipywidgets
@@ -71,16 +67,9 @@ def explore(
     return ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
 
 
-def _remember(name: str, function: Numbers) -> Numbers:
-    """`function`, asked only once for the same ids, with a check of what it returns."""
-
-    @cache
-    def ask(ids: tuple[int, ...]) -> Tensor:
-        numbers = function(list(ids)).detach().float().cpu()
-        if numbers.shape != (len(ids),):
-            raise InputError(f"{name}: returned shape {tuple(numbers.shape)} for {len(ids)} tokens")
-        return numbers
-
+def _remember(function: Numbers) -> Numbers:
+    """`function`, asked only once for the same ids."""
+    ask = cache(lambda ids: function(list(ids)).detach().float().cpu())
     return lambda ids: ask(tuple(ids))
 
 

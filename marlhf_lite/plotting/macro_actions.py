@@ -1,6 +1,5 @@
 """Macro actions to look at: one response's tokens as coloured spans under several rules, and lengths.
 
-A segmentation here is `MacroActions`, of which one row is shown, or plain (start, end) spans of that response.
 Neighbouring macro actions alternate between two colours that colour-blind readers can tell apart; since a colour says
 nothing else, gaps and underlines carry the same on paper.
 """
@@ -38,25 +37,17 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
     return pieces
 
 
-def spans_of(name: str, segmentation: MacroActions | Spans, tokens: int, row: int = 0) -> list[tuple[int, int]]:
-    """(start, end) of one response's macro actions. Raises InputError unless they are a partition of its tokens."""
-    if isinstance(segmentation, MacroActions):
-        if not -len(segmentation.ids) <= row < len(segmentation.ids):
-            raise InputError(f"{name}: there is no response {row} among {len(segmentation.ids)}")
-        segmentation = segmentation.spans()[row]
-    spans, place = [(int(a), int(b)) for a, b in segmentation], 0
-    for start, end in spans:
-        if start != place or end <= start:
-            raise InputError(f"{name}: the span ({start}, {end}) after token {place}: spans must be a partition")
-        place = end
-    if place != tokens:
-        raise InputError(f"{name}: its macro actions cover {place} tokens, the response has {tokens}")
+def spans_of(name: str, macro: MacroActions, tokens: int, row: int = 0) -> list[tuple[int, int]]:
+    """(start, end) of one response's macro actions. Raises `InputError` unless they cover this number of tokens."""
+    spans = macro.spans()[row]
+    if (covered := spans[-1][1] if spans else 0) != tokens:
+        raise InputError(f"{name}: its macro actions cover {covered} tokens, the response has {tokens}")
     return spans
 
 
 def draw_spans(
     pieces: Sequence[str],
-    segmentations: Mapping[str, MacroActions | Spans],
+    segmentations: Mapping[str, MacroActions],
     ax: Axes | None = None,
     row: int = 0,
     columns: int = 64,
@@ -67,12 +58,10 @@ def draw_spans(
 
     Args:
         pieces: the text of every token; see `token_pieces`.
-        segmentations: rule name to `MacroActions`, of which `row` is drawn, or to spans.
+        segmentations: rule name to `MacroActions`, of which `row` is drawn.
         ax: where to draw; None makes a figure in which a character is 9 points high.
     """
     rules = {name: spans_of(name, s, len(pieces), row) for name, s in segmentations.items()}
-    if not rules or not pieces:
-        raise InputError("draw_spans: give at least one rule and one token")
     shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
     blocks = _wrap([len(piece) for piece in shown], columns)
     width = max(sum(len(shown[t]) for t in range(*block)) for block in blocks)
@@ -122,7 +111,7 @@ def _draw_line(ax: Axes, y: float, shown: Sequence[str], spans: Spans, block: tu
             )
 
 
-def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions | Spans]) -> str:
+def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions]) -> str:
     """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
 
     Colours are half transparent and lie over whatever the page has, light or dark; underlines stay where a printer
@@ -157,8 +146,6 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     Shares are of *tokens*, not of macro actions: the chance that a random token lies in a macro action of that length.
     Lengths from 16 on share the last bar; a dashed line marks the mean length of a macro action.
     """
-    if not segmentations:
-        raise InputError("length_histograms: give at least one rule")
     longest, columns = 16, min(3, len(segmentations))
     rows = -(-len(segmentations) // columns)
     figure, axes = plt.subplots(

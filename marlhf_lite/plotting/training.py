@@ -115,7 +115,7 @@ def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax
         ax: where to draw; None makes a figure.
 
     Raises:
-        InputError: no runs or rows, a metric that they do not have, or seeds without an update in common.
+        InputError: no rows, a metric that they do not have, or seeds without an update in common.
     """
     if ax is None:
         ax = panels(runs, [("update", metric)], (1, 1), 0.68, smooth)[0, 0]
@@ -134,7 +134,7 @@ def score_distribution(scores: Mapping[str, Sequence[float]], label: str = "rewa
         label: what the scores are, with their unit, for the axis.
 
     Raises:
-        InputError: no methods, or a method without scores or with one that is not finite.
+        InputError: a method without scores, or with one that is not finite.
     """
     table, ax = score_rows(scores), subplots((1, 1), 0.68)[0, 0]
     styles = method_styles(scores)
@@ -169,9 +169,7 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 
 
 def score_rows(scores: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Return columns method and score, a row for each response. Raises InputError for none, or one not finite."""
-    if not scores:
-        raise InputError("scores is empty: give at least one method with its scores")
+    """Return columns method and score, a row for each response. Raises InputError for one not finite."""
     parts = [pd.DataFrame({"method": name, "score": finite(name, values)}) for name, values in scores.items()]
     return pd.concat(parts, ignore_index=True)
 
@@ -183,10 +181,6 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
     means at the updates that all runs of a method have. Of rows with the same update the last one counts, as after a
     resume.
     """
-    if not runs:
-        raise InputError("runs is empty: give at least one method with a run")
-    if smooth < 1:
-        raise InputError(f"smooth {smooth!r}: give a window of at least 1 update")
     for name, group in runs.items():
         if not len(group) or isinstance(group[0], Mapping):
             raise InputError(f"{name}: give a list of runs, each a list of rows; for a single run [rows]")

@@ -62,7 +62,7 @@ def load_task(
     if dataset in EMBEDDED:
         return EMBEDDED[dataset](size, seed, part)
     rows, test = _find_rows(dataset, seed if streaming else None)
-    form = HUB[dataset].form if dataset in HUB else form_of(columns_of(rows))
+    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
     form = form.released or form if template == "released" else form
     check_part(dataset, part, form.parts)
     source = rows if test is None else test  # of a named part
@@ -151,7 +151,7 @@ def _find_rows(dataset: str, stream_seed: int | None) -> tuple[Iterable[dict], I
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(f"--dataset {dataset}: unknown: {hint}{_choices()}")
-    arguments = HUB[dataset].arguments if dataset in HUB else {}
+    arguments = HUB[dataset][1] if dataset in HUB else {}
     return _load(dataset, datasets.load_dataset, dataset, stream_seed, **arguments)
 
 

@@ -7,7 +7,7 @@ branch that the hub keeps for each data set, with its rows as Parquet. A local c
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from marlhf_lite.tasks.templates import (
@@ -159,21 +159,14 @@ APPS = Form(
 HUMANEVAL = Form(("prompt", "canonical_solution", "test", "entry_point"), humaneval_row, fractions=(0.2, 0.0, 0.8))
 
 
-@dataclass(frozen=True)
-class HubData:
-    """A data set on the hub: the form of its rows, and the arguments of `datasets.load_dataset` besides the name."""
-
-    form: Form
-    arguments: dict
+def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
+    return form, {"data_dir": folder, "revision": PARQUET_BRANCH, "columns": list(form.columns)}
 
 
-def _parquet(folder: str, form: Form) -> HubData:
-    return HubData(form, {"data_dir": folder, "revision": PARQUET_BRANCH, "columns": list(form.columns)})
-
-
-HUB = {
+# Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` besides the name.
+HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
-    "Dahoas/full-hh-rlhf": HubData(replace(PAIRS, known=_SHARED), {}),
+    "Dahoas/full-hh-rlhf": (replace(PAIRS, known=_SHARED), {}),
     "openai/webgpt_comparisons": _parquet("default", WEBGPT),
     "codeparrot/apps": _parquet("all", APPS),
 }

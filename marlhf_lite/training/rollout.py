@@ -231,7 +231,8 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     weights = list(dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters()))
     size = sum(weight.numel() * weight.element_size() for weight in weights)
-    if not weights or is_sharded(model) or not all(map(_can_merge, weights)) or size > _merge_limit(weights[0].device):
+    plain = all(weight.is_floating_point() and not hasattr(weight, "full_tensor") for weight in weights)
+    if not weights or is_sharded(model) or not plain or size > _merge_limit(weights[0].device):
         yield
         return
     # `merge` adds to the weights in place, and taking it off again would round: so it gets copies.
@@ -248,10 +249,6 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
             weight.data = original
         for layer in layers:
             layer.merged_adapters.clear()
-
-
-def _can_merge(weight: Tensor) -> bool:
-    return weight.is_floating_point() and not hasattr(weight, "full_tensor")
 
 
 def _merge_limit(device: torch.device) -> int:
