@@ -160,7 +160,7 @@ def test_perfect_summary_scores_its_facts():
         text = embedded.summary_text(make_summary(random.Random(0), post, Quality(cover=1, wrong=0, filler=0)))
         report = inspect(post.prompt, text)
         assert (report.correct, report.wrong, report.padding, report.total) == (6, 0, 0, 6)
-        assert report.coverage == report.precision == 1
+        assert report.coverage == 1 and report.wrong == 0
         assert report.words <= FREE_WORDS + 6
         assert gold(post, text) == pytest.approx(6 - LONG * max(0, report.words - FREE_WORDS))
 

@@ -200,12 +200,7 @@ def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.Dat
     for metric in ("update", *metrics):
         if metric not in table:
             raise InputError(f"{name}: no {metric!r} in its rows; there are: {', '.join(table) or 'none'}")
-    try:
-        table = table[["update", *metrics]].astype(float)
-    except (TypeError, ValueError):
-        table = pd.DataFrame({"update": [np.nan]})
-    if table["update"].isna().any():
-        raise InputError(f"{name}: update must be a number in every row, {', '.join(metrics)} or null")
+    table = table[["update", *metrics]].astype(float)
     table = table.drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):

@@ -47,11 +47,6 @@ class Report:
         """Share of the post's facts that are stated correctly."""
         return self.correct / max(self.total, 1)
 
-    @property
-    def precision(self) -> float:
-        """Share of the stated facts that are right; 0 when nothing is stated."""
-        return self.correct / max(self.correct + self.wrong, 1)
-
 
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Every (kind, values) that the text states, with repeats."""

@@ -26,11 +26,6 @@ def decision(response: str, place: str) -> str | None:
     return found[0][1] if there else None
 
 
-def right_share(responses: list[str], place: str) -> float:
-    """Return the share of responses with the right decision at its place. Without noise it is (mean gold + 1) / 2."""
-    return sum(decision(response, place) == RIGHT for response in responses) / len(responses)
-
-
 def noise(response: str) -> float:
     """Return the sum of the sentences' signs over the root of their number; the decision's sentence is left out."""
     sentences = [text.strip() for text in _DECISION.sub("", response).split(".") if text.strip()]
