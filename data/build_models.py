@@ -31,7 +31,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.programs import TestRunner, read_problem
+from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.tasks.tiny_code import corpus as code
 from marlhf_lite.tasks.tiny_steps import corpus as steps
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold

@@ -7,7 +7,7 @@
     section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
     section 4.1     tasks and data                          tasks
     Appendix B.2    data split, what starts from what       tasks.splits, models.actor_critic.build_models
-    Appendix B.5    programs, their tests and reward        programs, training.program_tests
+    Appendix B.5    programs, their tests and reward        tasks.programs, training.program_tests
     Table 3         pass@k                                  evaluation.pass_at_k
     Appendix D.1    value of a macro action, sigma          macro.macro_values
     Appendix E      Algorithm 1, losses                     training.ppo, macro.policy_loss, macro.value_loss

@@ -7,8 +7,8 @@ from test_programs_attacks import ready
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
-from marlhf_lite.programs import monty
 from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.programs import monty
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.training.rewards import text_reward
 from marlhf_lite.utils.errors import InputError

@@ -12,10 +12,19 @@ from test_programs_attacks import ready
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k, pass_rates, pass_table
 from marlhf_lite.evaluation.scores import prompt_ids
-from marlhf_lite.programs import Outcome, Test, TestRunner, bubblewrap, monty, program_reward, read_problem, run_tests
-from marlhf_lite.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
-from marlhf_lite.programs.runner import EXECUTORS
-from marlhf_lite.programs.tests import NO_OUTPUT, same
+from marlhf_lite.tasks.programs import (
+    Outcome,
+    Test,
+    TestRunner,
+    bubblewrap,
+    monty,
+    program_reward,
+    read_problem,
+    run_tests,
+)
+from marlhf_lite.tasks.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
+from marlhf_lite.tasks.programs.runner import EXECUTORS
+from marlhf_lite.tasks.programs.tests import NO_OUTPUT, same
 from marlhf_lite.utils.errors import InputError
 
 ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]

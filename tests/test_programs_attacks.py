@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marlhf_lite.programs import Test, TestRunner
-from marlhf_lite.programs.bubblewrap import _command
-from marlhf_lite.programs.protocol import Limits
-from marlhf_lite.programs.runner import EXECUTORS
+from marlhf_lite.tasks.programs import Test, TestRunner
+from marlhf_lite.tasks.programs.bubblewrap import _command
+from marlhf_lite.tasks.programs.protocol import Limits
+from marlhf_lite.tasks.programs.runner import EXECUTORS
 from marlhf_lite.utils.errors import InputError
 
 SECONDS = 1.0

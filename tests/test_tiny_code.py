@@ -15,7 +15,7 @@ from marlhf_lite.config.options import ProgramConfig, StudyConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.experiments.results import read_result
 from marlhf_lite.experiments.study import load_study, plan, run_study
-from marlhf_lite.programs import TestRunner, read_problem
+from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.tasks.tiny_code.corpus import document, load_tiny_code, make_problem, make_rows, write, write_with_bug
 from marlhf_lite.tasks.tiny_code.families import FAMILIES
 from marlhf_lite.training.program_tests import SHARES, with_tests

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marlhf_lite.programs.tests import Outcome
+from marlhf_lite.tasks.programs.tests import Outcome
 
 COMPILE_ERROR, RUNTIME_ERROR = -1.0, -0.6
 

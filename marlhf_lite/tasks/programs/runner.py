@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.programs.bubblewrap import BubblewrapExecutor
-from marlhf_lite.programs.monty import MontyExecutor
-from marlhf_lite.programs.protocol import PROGRAM_CHARACTERS, Executor, Limits
-from marlhf_lite.programs.tests import Outcome, Test
+from marlhf_lite.tasks.programs.bubblewrap import BubblewrapExecutor
+from marlhf_lite.tasks.programs.monty import MontyExecutor
+from marlhf_lite.tasks.programs.protocol import PROGRAM_CHARACTERS, Executor, Limits
+from marlhf_lite.tasks.programs.tests import Outcome, Test
 from marlhf_lite.utils.errors import InputError
 
 EXECUTORS: dict[str, Callable[[Limits, int], Executor]] = {"monty": MontyExecutor, "bubblewrap": BubblewrapExecutor}

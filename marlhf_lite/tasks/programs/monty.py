@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from marlhf_lite.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
-from marlhf_lite.programs.tests import NO_OUTPUT, Status, Test
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.tasks.programs.tests import NO_OUTPUT, Status, Test
 from marlhf_lite.utils.errors import InputError
 
 try:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marlhf_lite.programs.tests import NO_OUTPUT, STATUSES, Status, Test
+from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Status, Test
 from marlhf_lite.utils.errors import InputError
 
 OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
-from marlhf_lite.programs.tests import NO_OUTPUT, STATUSES, Test
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Test
 from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
