@@ -111,7 +111,7 @@ def _draw_line(ax: Axes, y: float, shown: Sequence[str], spans: Spans, block: tu
             )
 
 
-def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions]) -> str:
+def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
     """The same as an HTML fragment: all text escaped, nothing loaded from outside, no colour of text or page set.
 
     Colours are half transparent and lie over whatever the page has, light or dark; underlines stay where a printer
@@ -119,7 +119,7 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions])
     """
     lines = []
     for name, segmentation in segmentations.items():
-        spans = spans_of(name, segmentation, len(pieces))
+        spans = spans_of(name, segmentation, len(pieces), row)
         cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(spans))
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
