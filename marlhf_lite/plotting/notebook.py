@@ -61,6 +61,7 @@ def setup(seed: int = 0) -> None:
     np.random.seed(seed)
     torch.manual_seed(seed)
     tqdm.auto.tqdm = _Bar  # before the modules that train import it
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of tokenization
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL still uses the old names
     seaborn.set_palette("colorblind")
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
@@ -77,7 +78,8 @@ class _Bar(tqdm):
     """A progress bar on stdout: its last state stays in the saved notebook, and there are no widgets to lose."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, "ncols": 90} | kwargs)
+        look = {"bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]", "ncols": 90}
+        super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
 
 
 def show(axes: Any, width: int = 680) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import datasets
 from accelerate import PartialState
 from peft import PeftModel
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
+from transformers import PreTrainedModel, PrinterCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config.options import (
@@ -107,8 +108,8 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
 
 def run_trainer(trainer, tokenizer, output: Path, name: str) -> list[dict]:
     """Train, save what was trained, and return the rows of the log that belong to a step."""
-    # The terminal shows one bar of ours instead of a line a step.
-    for callback in (ProgressCallback, PrinterCallback):
+    # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
+    for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     bar = ProgressBar(name)
     trainer.add_callback(bar)
