@@ -8,6 +8,8 @@ import shutil
 from importlib import metadata
 from pathlib import Path
 
+from docutils.nodes import make_id
+
 ROOT = Path(__file__).resolve().parent.parent
 PLAY = "figures/interactive"
 MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == "tex-svg-full.js")
@@ -35,6 +37,7 @@ html_show_sphinx = False
 mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 
 BADGE = re.compile(r"\[!\[Open in \w+\]\([^)]*\)\]\([^)]*\)(\\n)?")
+SECTION = re.compile(r"\]\(#(\d[^)\s]*)\)")  # JupyterLab's link to a numbered section, in an output
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -55,8 +58,9 @@ def contents() -> str:
 
 
 def prepare(app, page: str, source: list[str]) -> None:
-    """Add the contents to the front page; take out the badges, which are pictures from the network."""
+    """Add contents to the front page, take out badges (pictures from the network), and name sections as Sphinx does."""
     source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
+    source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
 
 
 def finish(app, error) -> None:

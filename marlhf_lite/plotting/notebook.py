@@ -107,8 +107,9 @@ def _sized(svg: str, width: int) -> str:
     head = re.sub(
         r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
     )
-    body = re.sub(r"(?<![\d(.])(\d+\.\d\d)\d+", r"\1", body)  # not behind a bracket: scales keep all of theirs
-    return f"{head}<g {body}"
+    # Not behind a bracket, where scales keep all of theirs, nor where a text begins.
+    body = re.sub(r"(?<![\d(.>−])(\d+\.\d\d)\d+", r"\1", body)
+    return re.sub(r"\s*\n\s*", " ", f"{head}<g {body}")  # a notebook holds each line with marks of its own
 
 
 def _fewer_colours(picture: BytesIO) -> bytes:
