@@ -26,9 +26,6 @@ def gae(
 
     Returns:
         (advantages, returns), each [B,S] float32, 0 on padding.
-
-    Raises:
-        InputError: wrong shape, dtype or range.
     """
     check_unit("gamma", gamma)
     check_matrix("mask", mask, torch.bool)

@@ -49,9 +49,6 @@ def policy_loss(
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
         where the clipped one was taken), approx_kl (mean of ratio − 1 − log ratio), count.
-
-    Raises:
-        InputError: wrong shape, dtype or option.
     """
     check_choice("ratio", ratio, RATIOS)
     if clip is not None:
@@ -106,9 +103,6 @@ def value_loss(
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
         where the clipped one was taken), count.
-
-    Raises:
-        InputError: wrong shape, dtype or option.
     """
     check_choice("target", target, TARGETS)
     if clip is not None:

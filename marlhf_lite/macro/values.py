@@ -21,9 +21,6 @@ def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> T
 
     Returns:
         [B,S] float32, 0 on padding. Differentiable.
-
-    Raises:
-        InputError: wrong shape or dtype.
     """
     return macro.pool(clean("values", values, macro.token_mask), sigma)
 
@@ -52,9 +49,6 @@ def macro_rewards(
 
     Returns:
         [B,S] float32, 0 on padding.
-
-    Raises:
-        InputError: wrong shape, dtype or option.
     """
     check_choice("pooling", pooling, POOLINGS)
     check_unit("rho", rho)
@@ -83,9 +77,6 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
 
     Returns:
         [B,T] float32, nats, 0 on padding.
-
-    Raises:
-        InputError: wrong shape, dtype or option.
     """
     check_matrix("mask", mask, torch.bool)
     check_choice("estimator", estimator, ESTIMATORS)
@@ -104,9 +95,6 @@ def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float
 
     Returns:
         [B,T] float32, 0 on padding.
-
-    Raises:
-        InputError: wrong shape, dtype or range.
     """
     if beta != 0:
         check_positive("beta", beta)
