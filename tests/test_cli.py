@@ -194,16 +194,8 @@ def lines(*rows):
 
 BAD_DATA = {
     "empty": (b"", "d.jsonl", ["d.jsonl: the file is empty", "give at least one"]),
-    "blank": (b"\n \n", "d.jsonl", ["d.jsonl: the file holds no rows"]),
-    "no rows": (b"[]", "d.json", ["d.json: the file holds no rows"]),
-    "header alone": (b"prompt,chosen,rejected\n", "d.csv", ["d.csv", "no rows"]),
     "missing column": (lines(HALF), "d.jsonl", ["d.jsonl", "columns found: prompt, chosen", "rejected"]),
     "one row lacks it": (lines(GOOD, HALF), "d.jsonl", ["line 2", "no 'rejected'", "--bad_rows drop"]),
-    "empty prompt": (lines(GOOD, GOOD | {"prompt": " "}), "d.jsonl", ["line 2", "the prompt is empty", "--bad_rows"]),
-    "equal pair": (lines(GOOD, GOOD | {"chosen": " no "}), "d.jsonl", ["line 2", "equal", "--bad_rows drop"]),
-    "not text": (lines(GOOD | {"chosen": 3}), "d.jsonl", ["line 1", "'chosen' is not text"]),
-    "not UTF-8": (lines(GOOD) + b'{"prompt": "\xe9"}\n', "d.jsonl", ["line 2", "not UTF-8", "save the file"]),
-    "not JSON": (lines(GOOD, GOOD) + b'{"prompt": \n', "d.jsonl", ["line 3", "invalid JSON", "correct or delete"]),
     "cut gzip": (gzip.compress(lines(*[GOOD] * 50))[:-12], "d.jsonl.gz", ["d.jsonl.gz", "cannot be read", "whole"]),
     "unknown kind": (lines(GOOD), "d.txt", ["d.txt", "unknown extension", ".jsonl"]),
     "too few": (lines(*THREE), "d.jsonl", ["d.jsonl: 3 rows are too few", "at least 4"]),
