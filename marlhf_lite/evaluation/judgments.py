@@ -169,6 +169,9 @@ def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
         except NotJudged as error:
             store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
             return error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # at once: the main thread hears of it later
+            raise
 
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
     # At its end the pool waits for requests under way: they are paid for.
