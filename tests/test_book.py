@@ -49,6 +49,7 @@ def site(tmp_path_factory) -> Path:
     return target / "html"
 
 
+@pytest.mark.long
 def test_site_shows_outputs_as_committed_and_loads_nothing_from_the_network(site):
     lesson = (site / "notebooks" / "04_values_and_advantages.html").read_text(encoding="utf-8")
     assert lesson.count('class="cell_output') > 10 and "profile cpu" in lesson
@@ -60,6 +61,7 @@ def test_site_shows_outputs_as_committed_and_loads_nothing_from_the_network(site
         assert not outside, f"{page.name}: {outside}"
 
 
+@pytest.mark.long
 def test_site_opens_with_readme_and_leads_to_every_kind_of_page(site):
     front = (site / "index.html").read_text(encoding="utf-8")
     assert "<title>" in front and "taught and reproduced" in front
@@ -69,6 +71,7 @@ def test_site_opens_with_readme_and_leads_to_every_kind_of_page(site):
     assert (site / "figures" / "interactive" / "signal_kept.html").is_file()
 
 
+@pytest.mark.long
 @needs_browser
 def test_formulas_of_the_site_are_drawn_without_the_network(site):
     page = site / "notebooks" / "04_values_and_advantages.html"
