@@ -94,16 +94,26 @@ class RandomizedNGram:
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
         check_mask(mask)
         check_int("step", step)
-        ends = self._shuffled(torch.arange(len(mask), device=mask.device), step).cumsum(1)
+        bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
+        ends = _shuffle(bag, self.seed, step).cumsum(1)
         return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
-    def _shuffled(self, rows: Tensor, step: int) -> Tensor:
-        """[B,K]: the repeated list in each response's own order, by sorting one pseudo-random key per entry."""
-        bag = torch.tensor(self.lengths * self.repeats, device=rows.device)
-        seed, step = rows.new_tensor([_signed(self.seed), _signed(step)])
-        state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), rows)[:, None]
-        keys = _hash(state, torch.arange(len(bag), device=rows.device))
-        return bag[keys.argsort(dim=1, stable=True)]
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
+
+    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step`` and the response's row, as
+    in `RandomizedNGram`.
+    """
+
+    rule: TerminationRule
+    seed: int = 0
+
+    def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
+        lengths = self.rule(mask, step=step, **context).lengths
+        ends = _shuffle(lengths, self.seed, step).cumsum(1)
+        return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
@@ -131,6 +141,15 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
             f"response {row} has {counts[1]} tokens, its macro actions cover {counts[0]}"
         )
     return macro
+
+
+def _shuffle(lengths: Tensor, seed: int, step: int) -> Tensor:
+    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a pseudo-random key per entry; zeros last."""
+    rows, places = (torch.arange(n, device=lengths.device) for n in lengths.shape)
+    seed, step = rows.new_tensor([_signed(seed), _signed(step)])
+    keys = _hash(_hash(_hash(_hash(torch.zeros_like(seed), seed), step), rows)[:, None], places)
+    keys = keys.masked_fill(lengths == 0, torch.iinfo(torch.int64).max)
+    return lengths.gather(1, keys.argsort(dim=1, stable=True))
 
 
 def _signed(number: int) -> int:
