@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.experiments.results import COSTS, EXPLAINED, SCORES, by_method, study_table
+from marlhf_lite.experiments.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.programs import outcome_shares
 from marlhf_lite.utils.jsonl import write_json
@@ -68,7 +68,7 @@ LEGEND = (
 )
 COST_LEGEND = (
     "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
-    "seed does not reach the score. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
+    "seed does not reach it. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
     "critic that knows no more than a constant."
 )
 
@@ -132,16 +132,22 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], fi
             drawn[f"{prefix}differences"] = final_scores(chosen, study.target_method, "difference")
         if any(name in row for row in chosen for name in COSTS):
             drawn[f"{prefix}costs"] = costs(chosen, study.target_method)
-        drawn |= {f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline).items()}
+        drawn |= {
+            f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
+        }
     paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
     plt.close("all")
     return paths
 
 
-def _curves(runs: Mapping, names: Sequence[str], baseline: str) -> dict:
+METRICS = {"rm_score": "rm_score_mean", "gold": "gold_mean"}  # score -> its metric while training
+
+
+def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:
     """Score curves, L2 norms and outcomes of programs, each where all these methods have its metric in some update."""
     drawn = {}
-    for metric, score in (("rm_score_mean", "rm_score"), ("gold_mean", "gold")):
+    for score in (score for score in METRICS if score in scores):
+        metric = METRICS[score]
         gains = {name: gain_curves(runs[name], runs.get(baseline, {}), score) for name in names}
         gains = {name: curves for name, curves in gains.items() if _has(curves, metric)}
         if gains:
@@ -166,7 +172,7 @@ def gain_curves(found: Mapping[int, Mapping], base: Mapping[int, Mapping], score
     out = []
     for seed, run in sorted(found.items()):
         zero = float(np.mean(base[seed]["final"][score])) if seed in base and score in base[seed]["final"] else 0.0
-        metric = {"rm_score": "rm_score_mean", "gold": "gold_mean"}[score]
+        metric = METRICS[score]
         out.append([row | {metric: row[metric] - zero} for row in run["curve"] if row.get(metric) is not None])
     return out
 
@@ -194,9 +200,9 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
 
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
-    """Plot what each method needs to reach the target method's final RM score; [3] Axes: updates, tokens, seconds."""
+    """Plot what each method needs to reach the target method's final reward; [3] Axes: updates, tokens, seconds."""
     text = (
-        f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
+        f"Training cost until the reward first is the final one of {target_method} with the same seed. Dot: mean; "
         "bar: 95 % t-interval over seeds; small dots: each seed. 'never': it is not reached. Left is better."
     )
     axes = dots([row for row in rows if "updates" in row], COSTS, text)
