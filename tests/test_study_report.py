@@ -199,7 +199,7 @@ def leaves(value, path=""):
     return {key: leaf for name, item in items for key, leaf in leaves(item, f"{path}/{name}").items()}
 
 
-@pytest.mark.parametrize("name", ["main", "ablations", "tuning"])
+@pytest.mark.parametrize("name", ["main", "ablations", "tuning", "steps"])
 def test_stored_summaries_come_out_again(name):
     """From the stored results, to rounding, by the names that their keys have now."""
     study, stored = load_study(name), shipped(f"results/{name}/summary.json").read_text(encoding="utf-8")

@@ -168,7 +168,8 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
         curves = {name: [_curve(r) for r in results if r["method"] == name] for name in names}
         plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.1, 1.2))
-        ax.legend(fontsize="small")
+        many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
+        ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))
     for ax in axes.flat[len(groups) :]:
         ax.set_visible(False)
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
@@ -213,12 +214,12 @@ def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
     for share, (name, style) in enumerate({"nothing": "o-", "what it saw": "s--", "all": "^:"}.items()):
         kept = [row["kept"][share] for row in rows.values()]
         axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
-    axes[0].set(ylabel="updates to threshold", ylim=(0, budget + 1))
+    axes[0].set(ylabel="updates to threshold", ylim=(None, budget + 1))
     axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
-    axes[1].legend(title="the critic sees", fontsize=6, title_fontsize=6)
+    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small")
     for ax in axes:
         ax.set(xlabel="n (tokens in a macro action)")
-        ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize=7)
+        ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize="small")
         ax.grid(axis="y", alpha=0.3, linewidth=0.5)
     text = (
         "Left: dots are seeds, bars their median, lower is faster; a cross: not within the budget. Right: what the "
