@@ -103,7 +103,7 @@ class RandomizedNGram:
 class Shuffled:
     """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
 
-    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step`` and the response's row, as
+    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step`` and the row, as
     in `RandomizedNGram`.
     """
 
