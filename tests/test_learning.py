@@ -111,7 +111,7 @@ def test_faulty_protocols(protocol, changes, words):
     plan(load_study(protocol(reward="gold", critic_init="sft")))
 
 
-@pytest.mark.parametrize("name", ["umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep"])
+@pytest.mark.parametrize("name", ["umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic"])
 def test_stored_results_are_those_of_the_protocol(name, capsys):
     study, results = load_study(name), stored_results(name)
     run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
