@@ -183,7 +183,8 @@ def test_every_embedded_task_has_a_model_and_loads_by_its_name():
     assert set(EMBEDDED) == set(EMBEDDED_DEFAULTS)
     for name in EMBEDDED:
         task = load_task(name, size=40, seed=3)
-        assert task.name == name and task.counts["kept"] == 40 and task.gold is not None
+        assert task.name == name and task.counts["kept"] == 40
+        assert task.gold is not None or all(task.splits["test"]["tests"])  # `with_tests` makes a gold score of these
         assert (shipped(EMBEDDED_DEFAULTS[name]["model"]) / "build.json").is_file()
 
 
