@@ -245,3 +245,6 @@ def test_outcomes_of_programs_are_stacked_means():
     assert [edge[:, 0].max() for edge in edges] == [4] * 4
     assert axes[0, 1].collections[2].get_paths()[0].vertices[:, 1].max() == pytest.approx(0.9)
     check_layout(axes[0, 0].figure)
+    rows = [row | {"share_passed": x, "share_failed": 0.6 - x} for row, x in zip(run(0, 0.1, 3), (0.0, 0.6, 0.0))]
+    area = outcome_shares({"PPO": [rows]}, smooth=2)[0, 0].collections[0].get_paths()[0].vertices
+    assert [area[area[:, 0] == update, 1].max() for update in (1, 2, 3)] == pytest.approx([0.0, 0.3, 0.3])

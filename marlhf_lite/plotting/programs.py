@@ -5,6 +5,7 @@ from math import ceil
 import numpy as np
 from matplotlib import pyplot as plt
 
+from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 
 # What is drawn, from the bottom up: its colour, and the shares of `training.program_tests.SHARES` that it adds up.
@@ -17,12 +18,13 @@ OUTCOMES = {
 
 
 @plt.rc_context(plots.STYLE)
-def outcome_shares(runs: plots.Runs) -> np.ndarray:
+def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
     """Draw the shares of each method's training programs by their outcome, as stacked areas; means over its runs.
 
     Args:
         runs: rows have the metrics of `training.program_tests.SHARES`. A runtime error counts with time-outs and with
             what the executor does not support. Runs of a method are cut to the shortest one.
+        smooth: number of updates averaged; 1 for none.
 
     Returns:
         [rows, 2] Axes, a panel for each method; one panel for one method.
@@ -37,6 +39,7 @@ def outcome_shares(runs: plots.Runs) -> np.ndarray:
         ]
         colours = [colour for colour, _ in OUTCOMES.values()]
         updates = [row["update"] for row in group[0][:length]]
+        areas = [trailing_mean(area, smooth) for area in areas]
         ax.stackplot(updates, areas, colors=colours, labels=list(OUTCOMES), linewidth=0)
         ax.set(title=method, ylim=(0, 1))
         ax.margins(x=0)
@@ -44,5 +47,6 @@ def outcome_shares(runs: plots.Runs) -> np.ndarray:
     for ax in axes.flat[len(runs) :]:
         ax.set_axis_off()
     plots.legend(axes.flat[0])
-    plots.caption(axes.flat[0].figure, "Programs of the training batches by what became of them, mean over seeds.")
+    text = "Programs of the training batches by what became of them: mean over seeds and the last {} updates."
+    plots.caption(axes.flat[0].figure, text.format(smooth))
     return axes
