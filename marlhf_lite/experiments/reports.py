@@ -190,7 +190,10 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     """
     word = {"gain": "gain over", "difference": "difference from"}[kind]
     keys = {f"{score}_{kind}": f"{text},\n{word} {other}" for score, text in SCORES.items()}
-    compared = any(key in row for row in rows for key in keys)
+    keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
+    if len(keys) > 2:  # narrow panels
+        keys = {key: label.replace(" from ", "\nfrom ") for key, label in keys.items()}
+    compared = bool(keys)
     bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
     text = f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
     axes = dots(rows, keys if compared else SCORES, text)
