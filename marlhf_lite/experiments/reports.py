@@ -228,6 +228,9 @@ def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndar
                 _point(ax, row[key], place, styles[row["method"]]["color"])
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
         ax.set_yticks(range(len(shown)), [row["method"] for row in shown] if ax is axes[0] else [])
+        if len(keys) > 2:  # narrow panels
+            ax.locator_params(axis="x", nbins=2)
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
     axes[0].figure.supylabel("method", fontsize="medium")
     plots.caption(axes[0].figure, text)

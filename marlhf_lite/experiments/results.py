@@ -202,10 +202,9 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
 
 
 def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
-    """The scores of `SCORES` to report: where no method trained on the reward model, its score means nothing."""
+    """The scores of `SCORES` to report: where all methods trained on gold scores, the reward model's means nothing."""
     rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
-    without = {score: text for score, text in SCORES.items() if score != "rm_score"}
-    return SCORES if not rewards or "rm" in rewards else without
+    return {score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}}
 
 
 def _explained_variance(found: Mapping[int, Mapping]) -> dict:
