@@ -100,7 +100,7 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
 @pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first", "L8-first\n"])
 def test_faulty_parts(part):
     with pytest.raises(
-        InputError, match="L8, L32, L128 and a place of first, last, random, such as L32-first"
+        InputError, match="L8, L32, L64, L128 and a place of first, last, random, such as L32-first"
     ) as error:
         load_tiny_umbrella(None, 0, part)
     assert len(str(error.value).replace(part, "").splitlines()) == 1

@@ -181,11 +181,19 @@ class MacroConfig(Checked):
     """What a macro action is, its value, and how it enters the losses."""
 
     termination: Literal[
-        "fixed", "randomized", "whole", "perplexity", "sentence", "parsing", "value_change", "cutpoints"
+        "fixed",
+        "randomized",
+        "whole",
+        "perplexity",
+        "sentence",
+        "sentence_shuffled",
+        "parsing",
+        "value_change",
+        "cutpoints",
     ] = option(
         "fixed",
         "Termination rule of macro actions (section 3.2.1); value_change, cutpoints: where the critic's value changes "
-        "most, or the policy was least sure.",
+        "most, or the policy was least sure; sentence_shuffled: lengths of sentences in random order, a control.",
     )
     n: str = option(
         "5",

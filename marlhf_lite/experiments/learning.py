@@ -13,13 +13,13 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
-from scipy import stats
 
 from marlhf_lite.evaluation.statistics import updates_to_reach
 from marlhf_lite.experiments.reports import dots
+from marlhf_lite.experiments.results import t_interval
 from marlhf_lite.macro.signal_kept import signal_kept
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token
+from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
 from marlhf_lite.utils.jsonl import write_json
 
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, before it is compared with the threshold
@@ -47,7 +47,7 @@ def learning_table(groups: Mapping[str, Sequence[str]], results: Sequence[Mappin
     Returns:
         group, method, seeds; updates (median or None, by_seed with None where it is not reached); area (mean, by_seed);
         and where known updates_difference and area_difference (mean, low, high, by_seed), credit_seen,
-        score_explained_variance, and kept (three shares).
+        score_explained_variance, n, and kept (three shares).
     """
     rows = []
     for group, names in groups.items():
@@ -79,7 +79,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
     if speeds is not reference:
         for key in ("updates", "area"):
             gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
-            row[f"{key}_difference"] = paired_difference(gaps)
+            row[f"{key}_difference"] = t_interval(gaps)
     # While the policy is learning: later all scores are equal, and there is no credit to see.
     learning = [step for seed in seeds for step in _curve(runs[seed])[: speeds[seed]["updates"]]]
     for key in CRITIC:
@@ -89,23 +89,15 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
     return row | _kept(runs[seeds[0]]["options"], row.get("credit_seen"))
 
 
-def paired_difference(gaps: Sequence[float]) -> dict:
-    """Return mean, 95 % t-interval (None for one seed) and all differences of paired runs."""
-    out = {"mean": float(np.mean(gaps)), "low": None, "high": None, "by_seed": list(gaps)}
-    if len(gaps) > 1:
-        half = stats.t.ppf(0.975, len(gaps) - 1) * stats.sem(gaps)
-        out |= {"low": out["mean"] - float(half), "high": out["mean"] + float(half)}
-    return out
-
-
 def _kept(options: Mapping, seen: float | None) -> dict:
-    """The formula's prediction for the umbrella's decisive word, where its place and the estimator have one."""
-    place = decisive_token(options["part"]) if options.get("dataset") == "tiny-umbrella" else None
-    if place is None or "lam" not in options:
+    """n, and the formula's prediction for the token that decides, where it has a place and macro actions a length."""
+    place = DECISIVE_TOKENS.get(options.get("dataset"), lambda part: None)(options.get("part", ""))
+    if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}
     sigma = "start" if options["gae_over"] == "tokens" else options["sigma"]
     shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
-    return {"kept": [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]}
+    kept = [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]
+    return {"n": options["n"], "kept": kept}
 
 
 # Report
@@ -153,11 +145,15 @@ def _gap(value: Mapping | None, form: str) -> str:
 def learning_figures(
     groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path
 ) -> list[Path]:
-    """Draw the learning curves, a panel for each group, and the differences, as PNG files; their paths."""
+    """Draw learning curves, a panel for each group, differences, and sweeps over n, as PNG files; their paths."""
     matplotlib.use("Agg")  # files only: no window, no display needed
     drawn = {"learning_curves": learning_curves(groups, results)}
     if any("area_difference" in row for row in rows):
         drawn["differences"] = differences(rows)
+    for group in groups:
+        lengths = {row["n"]: row for row in rows if row["group"] == group and "n" in row}
+        if len(lengths) == len(groups[group]) > 2:  # its methods differ in n
+            drawn[f"{group}_sweep"] = sweep(lengths, max(len(_curve(run)) for run in results))
     paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
     plt.close("all")
     return paths
@@ -194,4 +190,39 @@ def differences(rows: Sequence[Mapping]) -> np.ndarray:
     axes = dots([row for row in rows if "area_difference" in row], keys, text)
     for ax in axes:
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return axes
+
+
+@plt.rc_context(plots.STYLE)
+def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
+    """Plot updates to the threshold over n, and the credit that the formula expects to be kept; returns the [2] Axes.
+
+    Args:
+        rows: n -> row of `learning_table`, in the order in which they are drawn.
+        budget: updates of a run; a cross there is a seed that does not reach the threshold.
+    """
+    axes, places = plots.subplots((1, 2), 0.55)[0], range(len(rows))
+    for place, row in zip(places, rows.values(), strict=True):
+        seeds = row["updates"]["by_seed"]
+        for seed, updates in enumerate(seeds):
+            beside = place + 0.12 * (seed - (len(seeds) - 1) / 2)
+            axes[0].plot(beside, updates or budget, "." if updates else "x", color="0.35", markersize=4)
+    colour = plots.method_styles(["MA-PPO"])["MA-PPO"]["color"]
+    medians = [row["updates"]["median"] or np.nan for row in rows.values()]
+    axes[0].plot(places, medians, "_", color=colour, markersize=11, markeredgewidth=1.6)
+    for share, (name, style) in enumerate({"nothing": "o-", "what it saw": "s--", "all": "^:"}.items()):
+        kept = [row["kept"][share] for row in rows.values()]
+        axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
+    axes[0].set(ylabel="updates to threshold", ylim=(0, budget + 1))
+    axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
+    axes[1].legend(title="the critic sees", fontsize=6, title_fontsize=6)
+    for ax in axes:
+        ax.set(xlabel="n (tokens in a macro action)")
+        ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize=7)
+        ax.grid(axis="y", alpha=0.3, linewidth=0.5)
+    text = (
+        "Left: dots are seeds, bars their median, lower is faster; a cross: not within the budget. Right: what the "
+        "closed formula expects an advantage to keep of the decisive word's credit, where nothing else is credited."
+    )
+    plots.caption(axes[0].figure, text)
     return axes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -246,20 +247,20 @@ def _costs_to_target(found: Mapping[int, Mapping], target: Mapping[int, Mapping]
         curve, goal = (_rm_scores(run["curve"]) for run in (found[seed], target[seed]))
         updates = updates_to_reach(curve, final_score(goal))
         costs.append(_cost(found[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
-    return {name: _t_interval([cost[name] for cost in costs]) for name in COSTS} if costs else {}
+    return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS} if costs else {}
 
 
 def _rm_scores(curve: Sequence[Mapping]) -> list[float | None]:
     return [row.get("rm_score_mean") for row in curve]
 
 
-def _t_interval(values: list[float | None]) -> dict:
-    """Mean and 95 % t-interval; none where a value is missing, and no interval for one value."""
-    out: dict = {"by_seed": values, "mean": None, "low": None, "high": None}
+def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:
+    """Mean, 95 % t-interval (not below `least`) and all values; no mean where one is missing, no interval for one."""
+    out: dict = {"by_seed": list(values), "mean": None, "low": None, "high": None}
     if None in values:
         return out
     out["mean"] = mean = float(np.mean(values))
     if len(values) > 1:
         half = student(len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-        out |= {"low": max(mean - half, 0.0), "high": mean + half}  # no cost is negative
+        out |= {"low": max(mean - half, least), "high": mean + half}
     return out

@@ -17,7 +17,14 @@ from marlhf_lite.macro.largest_change import LargestChange
 from marlhf_lite.macro.losses import average, policy_loss, value_loss
 from marlhf_lite.macro.perplexity import Perplexity
 from marlhf_lite.macro.summary import boundary_f1, describe
-from marlhf_lite.macro.termination import FixedNGram, RandomizedNGram, TerminationRule, Whole, check_segmentation
+from marlhf_lite.macro.termination import (
+    FixedNGram,
+    RandomizedNGram,
+    Shuffled,
+    TerminationRule,
+    Whole,
+    check_segmentation,
+)
 from marlhf_lite.macro.values import clip_scores, kl_per_token, kl_rewards, macro_rewards, macro_values
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "MacroActions",
     "Perplexity",
     "RandomizedNGram",
+    "Shuffled",
     "TerminationRule",
     "Whole",
     "adaptive_lam",

@@ -101,16 +101,26 @@ class RandomizedNGram:
         check_tensor("row_ids", row_ids, (len(mask),), mask)
         if row_ids.dtype == torch.bool or row_ids.is_floating_point():
             raise InputError(f"row_ids: expected an integer dtype, got {row_ids.dtype}")
-        ends = self._shuffled(row_ids.long(), step).cumsum(1)
+        bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
+        ends = _shuffle(bag, row_ids.long(), self.seed, step).cumsum(1)
         return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
-    def _shuffled(self, row_ids: Tensor, step: int) -> Tensor:
-        """[B,K]: the repeated list in each response's own order, by sorting one pseudo-random key per entry."""
-        bag = torch.tensor(self.lengths * self.repeats, device=row_ids.device)
-        seed, step = row_ids.new_tensor([_signed(self.seed), _signed(step)])
-        state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), row_ids)[:, None]
-        keys = _hash(state, torch.arange(len(bag), device=row_ids.device))
-        return bag[keys.argsort(dim=1, stable=True)]
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
+
+    The number of macro actions and their lengths stay; the order depends on ``seed`` and ``step`` as in
+    `RandomizedNGram`, and on the response's row.
+    """
+
+    rule: TerminationRule
+    seed: int = 0
+
+    def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
+        lengths = self.rule(mask, step=step, **context).lengths
+        ends = _shuffle(lengths, torch.arange(len(mask), device=mask.device), self.seed, step).cumsum(1)
+        return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "termination rule") -> MacroActions:
@@ -138,6 +148,15 @@ def check_segmentation(macro: MacroActions, mask: Tensor, rule: str = "terminati
             f"{counts[1]} tokens, its macro actions cover {counts[0]}"
         )
     return macro
+
+
+def _shuffle(lengths: Tensor, row_ids: Tensor, seed: int, step: int) -> Tensor:
+    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a pseudo-random key per entry; zeros last."""
+    seed, step = row_ids.new_tensor([_signed(seed), _signed(step)])
+    state = _hash(_hash(_hash(torch.zeros_like(seed), seed), step), row_ids)[:, None]
+    keys = _hash(state, torch.arange(lengths.shape[1], device=row_ids.device))
+    keys = keys.masked_fill(lengths == 0, torch.iinfo(torch.int64).max)
+    return lengths.gather(1, keys.argsort(dim=1, stable=True))
 
 
 def _signed(number: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, TerminationRule, Whole
+from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Shuffled, TerminationRule, Whole
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
 
@@ -23,6 +23,7 @@ RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
     "whole": lambda config, seed: Whole(),
     "perplexity": lambda config, seed: Perplexity(config.perplexity_rule, config.perplexity_early),
     "sentence": lambda config, seed: Sentence(),
+    "sentence_shuffled": lambda config, seed: Shuffled(Sentence(), seed),
     "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff),
     "value_change": lambda config, seed: LargestChange("values", _tokens(config.n)),
     "cutpoints": lambda config, seed: LargestChange("logprobs", _tokens(config.n)),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
-from marlhf_lite.tasks.tiny_umbrella.corpus import load_tiny_umbrella
+from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token, load_tiny_umbrella
 
 # Name -> function of (number of pairs or None for the task's own, seed, part or "").
 EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
@@ -13,3 +13,7 @@ EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
     "tiny-umbrella": load_tiny_umbrella,
     "tiny-steps": load_tiny_steps,
 }
+
+# Name -> function of the part: place of the token that decides the score, from 0, and tokens of a response; None where
+# it has no fixed place.
+DECISIVE_TOKENS: dict[str, Callable[[str], tuple[int, int] | None]] = {"tiny-umbrella": decisive_token}

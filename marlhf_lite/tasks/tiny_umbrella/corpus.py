@@ -29,7 +29,7 @@ NUMBERS = tuple(
     "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 )
 LINE_TOKENS = 8  # seven words and the full stop
-LENGTHS = (8, 32, 128)  # L of `part`: tokens of the story without the decision
+LENGTHS = (8, 32, 64, 128)  # L of `part`: tokens of the story without the decision
 DEFAULT_PART, DEFAULT_SIZE = "L32-first", 1000
 _PART = re.compile(rf"L({'|'.join(map(str, LENGTHS))})-({'|'.join(PLACES)})(-noise)?")
 
