@@ -4,10 +4,11 @@ import json
 
 import pytest
 import yaml
+from matplotlib import pyplot as plt
 from scipy import stats
 
 from marlhf_lite.config.options import StudyConfig
-from marlhf_lite.experiments.learning import learning_report, learning_table
+from marlhf_lite.experiments.learning import learning_figures, learning_report, learning_table, sweep
 from marlhf_lite.experiments.results import stored_results, t_interval
 from marlhf_lite.experiments.study import load_study, plan, run_study
 from marlhf_lite.utils.errors import InputError
@@ -74,6 +75,24 @@ def test_report(protocol, results, tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
     names = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert names == ["differences.png", "learning_curves.png"]
+
+
+def test_a_sweep_over_n_has_a_figure_of_its_own(tmp_path):
+    groups = {"n": ["n=1", "n=2", "n=inf"]}
+    results = [result(name, seed, [0, seed, 1, 1], n=name[2:]) for name in groups["n"] for seed in (0, 1)]
+    rows = learning_table(groups, results, 0.8)
+    assert [row["n"] for row in rows] == ["1", "2", "inf"]
+    names = [path.name for path in learning_figures(groups, results, rows, tmp_path)]
+    assert names == ["learning_curves.png", "differences.png", "n_sweep.png"]
+    axes = sweep({row["n"]: row for row in rows}, 4)
+    assert [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "x"] == [4, 4, 4]  # seed 0: never
+    assert axes[1].lines[0].get_ydata() == pytest.approx([0.95**12, 0.95**6, 1.0])
+    plt.close("all")
+
+
+def test_sentences_have_no_prediction():
+    (row,) = learning_table({"": ["a"]}, [result("a", 0, [0, 1], n="5", termination="sentence")], 0.8)
+    assert "kept" not in row and "n" not in row
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram, TerminationRule, Whole
+from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram, Shuffled, TerminationRule, Whole
 
 quick = settings(max_examples=60, deadline=None)
 ragged = st.tuples(st.lists(st.integers(0, 80), max_size=6), st.integers(0, 5))
@@ -168,3 +168,23 @@ def test_randomized_is_the_same_everywhere():
     rule = RandomizedNGram(seed=1234)
     macro = rule(mask_of([20, 20]), row_ids=torch.tensor([0, 10**12]), step=3)
     assert lengths_of(macro) == [[5, 3, 10, 2], [10, 10]]
+
+
+def starts_124(mask, **context):
+    """Lengths 1, 2, 4, 1, 2, 4, ...: starts at 0, 1 and 3 of every seven tokens."""
+    place = torch.arange(mask.shape[1]) % 7
+    return MacroActions.from_starts(((place < 2) | (place == 3)).expand_as(mask), mask)
+
+
+def test_shuffled_keeps_each_responses_lengths():
+    mask = mask_of([40, 0, 21, 40, 1], tail=3)
+    lengths, orders = lengths_of(starts_124(mask)), set()
+    for step in range(4):
+        macro = Shuffled(starts_124, seed=2)(mask, step=step)
+        assert torch.equal(macro.token_mask, mask)
+        assert [sorted(row) for row in lengths_of(macro)] == [sorted(row) for row in lengths]
+        orders |= {tuple(lengths_of(macro)[0]), tuple(lengths_of(macro)[3])}
+    assert len(orders) == 8  # another order for each response and update ...
+    again = Shuffled(starts_124, seed=2)(mask, step=3)
+    assert lengths_of(again) == lengths_of(macro)  # ... that seed and update tell
+    assert lengths_of(Shuffled(starts_124, seed=3)(mask, step=3)) != lengths_of(macro)
