@@ -61,13 +61,14 @@ def main() -> None:
         rows = {"truth": truth(task, tokenizer, rollout, y, args)}
         rows["readout of SFT"] = measure(readout(states, y, rollout, args.fit), y, rollout, args)
         rows |= {f"{x} itself": measure(token_values(model, rollout), y, rollout, args) for x, model in rewards.items()}
-        critic = build_models(base, sft, None).critic
-        fit(critic, y, rollout, args)
-        rows["fitted from SFT"] = measure(token_values(critic, rollout), y, rollout, args)
+        for x, start in {"SFT": None, "RM on all tokens": rm_all}.items():
+            critic = build_models(base, sft, start).critic
+            fit(critic, y, rollout, args)
+            rows[f"fitted from {x}"] = measure(token_values(critic, rollout), y, rollout, args)
         found["rows"] += [{"target": name, "critic": x} | row for x, row in rows.items()]
         write_json(RESULTS / "benchmark_critic.json", rounded(found))
         for x, row in rows.items():
-            print(f"{name:<10} {x:<22}", *(f"{value:6.3f}" for value in row.values()), flush=True)
+            print(f"{name:<10} {x:<29}", *(f"{value:6.3f}" for value in row.values()), flush=True)
 
 
 def sample(models, tokenizer, task, args):

@@ -136,6 +136,17 @@ def test_differences_from_the_target_method_and_costs_in_all(results):
     assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
 
 
+def test_explained_variance_is_a_mean_over_updates_and_seeds():
+    results = [made_up("PPO", seed, [1.0], curve=[0.0, 1.0]) for seed in (0, 1)]
+    for result in results:
+        for step in result["curve"]:
+            step["score_explained_variance"] = 0.1 * step["update"] + result["seed"]
+    rows = study_table([*results, made_up("RLOO", 0, [1.0], curve=[0.0])])
+    assert rows[0]["score_explained_variance"] == pytest.approx(0.65) and "score_explained_variance" not in rows[1]
+    (line,) = (line for line in markdown(rows).split("\n\n")[2].splitlines() if line.startswith("| PPO"))
+    assert "| 0.65 |" in line
+
+
 def test_results_that_cannot_be_compared(results):
     with pytest.raises(InputError, match="PPO with seed 1 is there twice"):
         by_method([*results, made_up("PPO", 1, [1])])

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.experiments.results import COSTS, SCORES, by_method, study_table
+from marlhf_lite.experiments.results import COSTS, EXPLAINED, SCORES, by_method, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
@@ -67,7 +67,8 @@ LEGEND = (
 )
 COST_LEGEND = (
     "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
-    "seed does not reach the score. Training alone is counted."
+    "seed does not reach the score. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
+    "critic that knows no more than a constant."
 )
 
 
@@ -88,6 +89,7 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
         heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
     costs = {"method": "method"} | {name: f"{text} to {target_method}'s final RM score" for name, text in COSTS.items()}
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
+    costs[EXPLAINED] = "critic: explained variance of the score"
     parts = [_table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}), LEGEND]
     trained = [row for row in rows if "cost_updates" in row]
     return "\n\n".join(parts + ([_table(trained, costs), COST_LEGEND] if trained else []))
@@ -103,7 +105,8 @@ def _table(rows: Sequence[Mapping], heads: Mapping[str, str]) -> str:
 def _cell(value, name: str) -> str:
     is_cost = name.removeprefix("cost_") in COSTS
     if not isinstance(value, Mapping):
-        return "-" if value is None else value if isinstance(value, str) else f"{value:.{0 if is_cost else 1}f}"
+        digits = 0 if is_cost else 2 if name == EXPLAINED else 1
+        return "-" if value is None else value if isinstance(value, str) else f"{value:.{digits}f}"
     form = "{:.0f}" if is_cost else "{:.2f}"
     seeds = "; ".join("never" if x is None else form.format(x) for x in value["by_seed"])
     if value["mean"] is None:

@@ -22,6 +22,7 @@ from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
 SCORES = {"rm_score": "RM score", "gold": "gold score"}
+EXPLAINED = "score_explained_variance"  # the metric that tells whether there is a critic to speak of
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Student's t at 97.5 % for 1, 2, ... degrees of freedom, and its limit, the normal's. All stored intervals have them.
 T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -161,7 +162,8 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
     Returns:
         method, seeds, and where known: rm_score and gold (mean, std over seeds with N−1, by_seed); rm_score_gain and
         gold_gain over the baseline, rm_score_difference and gold_difference from the target method (mean, low, high:
-        95 %, see `crossed_interval`; by_seed); kl and tokens (means); cost_<name>, means of what the whole training
+        95 %, see `crossed_interval`; by_seed); kl and tokens (means); score_explained_variance of the critic (mean over
+        updates and seeds); cost_<name>, means of what the whole training
         took; and updates, generated_tokens and seconds until the target score (by_seed, null where it is never
         reached; mean, low and high: a 95 % t-interval over seeds, null where a seed does not get there). Evaluation
         is not counted.
@@ -184,8 +186,16 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         for name in ("kl", "tokens"):
             if method in finals[name].index:
                 row[name] = float(finals[name].loc[method].mean(axis=1).mean())
+        row |= _explained_variance(found)
         rows.append(row | _total_costs(found) | _costs_to_target(found, runs.get(target_method, {})))
     return rows
+
+
+def _explained_variance(found: Mapping[int, Mapping]) -> dict:
+    """Of the final score by the critic, mean over all updates and seeds, where it was recorded."""
+    values = [step.get(EXPLAINED) for run in found.values() for step in run["curve"]]
+    values = [value for value in values if value is not None]
+    return {EXPLAINED: float(np.mean(values))} if values else {}
 
 
 def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
