@@ -147,6 +147,15 @@ def test_explained_variance_is_a_mean_over_updates_and_seeds():
     assert "| 0.65 |" in line
 
 
+def test_where_no_reward_model_trained_its_score_is_left_out(protocol, results, tmp_path):
+    rewarded = [result | {"options": {"reward": "gold"} if result["method"] != "SFT" else {}} for result in results]
+    row = study_table(rewarded)[1]
+    assert "gold_gain" in row and not any(key.startswith("rm_score") for key in row)
+    study = load_study(protocol(methods=dict.fromkeys(("SFT", "PPO", "MA-PPO"), METHOD)))
+    names = {path.name for path in study_figures(study, rewarded, study_table(rewarded), tmp_path)}
+    assert "gold_mean.png" in names and "rm_score_mean.png" not in names
+
+
 def test_results_that_cannot_be_compared(results):
     with pytest.raises(InputError, match="PPO with seed 1 is there twice"):
         by_method([*results, made_up("PPO", 1, [1])])

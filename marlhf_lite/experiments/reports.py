@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.experiments.results import COSTS, EXPLAINED, SCORES, by_method, study_table
+from marlhf_lite.experiments.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
@@ -67,7 +67,7 @@ LEGEND = (
 )
 COST_LEGEND = (
     "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
-    "seed does not reach the score. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
+    "seed does not reach it. Training alone is counted. Explained variance: mean over updates and seeds; 0 is a "
     "critic that knows no more than a constant."
 )
 
@@ -87,7 +87,7 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
     heads = {"method": "method"} | SCORES
     for key, other in (("gain", f"gain over {baseline}"), ("difference", f"difference from {target_method}")):
         heads |= {f"{score}_{key}": f"{text}: {other}" for score, text in SCORES.items()}
-    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final RM score" for name, text in COSTS.items()}
+    costs = {"method": "method"} | {name: f"{text} to {target_method}'s final reward" for name, text in COSTS.items()}
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
     costs[EXPLAINED] = "critic: explained variance of the score"
     parts = [_table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}), LEGEND]
@@ -130,16 +130,19 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], fi
             drawn[f"{prefix}differences"] = final_scores(chosen, study.target_method, "difference")
         if any(name in row for row in chosen for name in COSTS):
             drawn[f"{prefix}costs"] = costs(chosen, study.target_method)
-        drawn |= {f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline).items()}
+        drawn |= {
+            f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
+        }
     paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
     plt.close("all")
     return paths
 
 
-def _curves(runs: Mapping, names: Sequence[str], baseline: str) -> dict:
+def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:
     """Score curves and L2 norms, each where all these methods have its metric in some update."""
     drawn = {}
-    for metric, score in (("rm_score_mean", "rm_score"), ("gold_mean", "gold")):
+    for score in scores:
+        metric = {"rm_score": "rm_score_mean", "gold": "gold_mean"}[score]
         gains = {name: gain_curves(runs[name], runs.get(baseline, {}), score) for name in names}
         gains = {name: curves for name, curves in gains.items() if _has(curves, metric)}
         if gains:
@@ -188,9 +191,9 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
 
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
-    """Plot what each method needs to reach the target method's final RM score; [3] Axes: updates, tokens, seconds."""
+    """Plot what each method needs to reach the target method's final reward; [3] Axes: updates, tokens, seconds."""
     text = (
-        f"Training cost until the RM score first is the final one of {target_method} with the same seed. Dot: mean; "
+        f"Training cost until the reward first is the final one of {target_method} with the same seed. Dot: mean; "
         "bar: 95 % t-interval over seeds; small dots: each seed. 'never': it is not reached. Left is better."
     )
     axes = dots([row for row in rows if "updates" in row], COSTS, text)

@@ -156,8 +156,8 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
     Args:
         results: result files of a study, one for each method and seed, on the same prompts.
         baseline: the method that gains are over.
-        target_method: the method that differences are from, and whose final RM score in training (the mean of its
-            last 5 updates, with the same seed) the others are timed to.
+        target_method: the method that differences are from, and whose final reward in training (the mean of its last 5
+            updates, with the same seed) the others are timed to.
 
     Returns:
         method, seeds, and where known: rm_score and gold (mean, std over seeds with N−1, by_seed); rm_score_gain and
@@ -172,11 +172,12 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         InputError: a run that is there twice, or results of different prompts.
     """
     runs = by_method(results)
-    finals = {name: _final(results, name) for name in (*SCORES, "kl", "tokens")}
+    scores = scores_of(results)
+    finals = {name: _final(results, name) for name in (*scores, "kl", "tokens")}
     rows = []
     for method, found in runs.items():
         row: dict = {"method": method, "seeds": sorted(found)}
-        for score in SCORES:
+        for score in scores:
             means = finals[score].mean(axis=1).get(method, pd.Series(dtype=float))
             if len(means):
                 std = float(means.std()) if len(means) > 1 else None
@@ -189,6 +190,12 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         row |= _explained_variance(found)
         rows.append(row | _total_costs(found) | _costs_to_target(found, runs.get(target_method, {})))
     return rows
+
+
+def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
+    """The scores of `SCORES` to report: where no method trained on the reward model, its score means nothing."""
+    rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
+    return SCORES if not rewards or "rm" in rewards else {"gold": SCORES["gold"]}
 
 
 def _explained_variance(found: Mapping[int, Mapping]) -> dict:
