@@ -269,3 +269,13 @@ def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):
     for bad in ("https://github.com/a/b", ""):
         refused = make(bad)
         assert refused.returncode == 2 and "give the repository as REPO=owner/name" in refused.stderr
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
+def test_lessons_name_the_paper_and_lead_to_their_neighbours(path):
+    first, last = (read(path).cells[place].source.strip() for place in (0, -1))
+    assert "https://arxiv.org/abs/2410.02743" in first and "**Licence** MIT" in first
+    line, place = first.splitlines()[-1], LESSONS.index(path)
+    assert last.splitlines()[-1] == line
+    neighbours = [LESSONS[i].name for i in (place - 1, place + 1) if 0 <= i < len(LESSONS)]
+    assert re.findall(r"\]\(([^)]+)\)", line) == neighbours
