@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import runpy
 import sys
 from html import unescape
 from itertools import product
@@ -37,12 +38,7 @@ SET = "const set = (id, v) => { byId(id).value = v; byId(id).dispatchEvent(new E
 
 
 def test_committed_pages_are_what_the_script_makes():
-    sys.path.insert(0, str(FOLDER))
-    try:
-        from draw import pages
-    finally:
-        sys.path.remove(str(FOLDER))
-    made = pages()
+    made = runpy.run_path(str(FOLDER / "draw.py"))["pages"]()
     assert [path.name for path in PAGES] == sorted(made)
     assert not [p.name for p in PAGES if p.read_text(encoding="utf-8") != made[p.name]], (
         "run figures/interactive/draw.py"

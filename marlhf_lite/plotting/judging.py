@@ -12,6 +12,7 @@ from pathlib import Path
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import KEYS, HumanJudge, printable
 from marlhf_lite.evaluation.judgments import Comparison, Judgment, JudgmentStore
+from marlhf_lite.utils.errors import InputError
 
 _LABELS = {"1": "1 is better", "2": "2 is better", "t": "tie", "s": "skip"}
 
@@ -30,10 +31,12 @@ def judge_by_hand(
         annotator: whose judgments these are.
         criteria: tldr, hh or webgpt.
 
-    Raises `InputError` as `judge_pairs` does.
+    Raises `InputError` for unknown criteria, and as `judge_pairs` does.
     """
     import ipywidgets as widgets  # an extra: the library works without it
 
+    if criteria not in CRITERIA:
+        raise InputError(f"criteria {criteria!r}: choose from {', '.join(CRITERIA)}")
     store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder)
     page, buttons = widgets.HTML(), {key: widgets.Button(description=label) for key, label in _LABELS.items()}
 
