@@ -1,6 +1,8 @@
 """Study reports: gains, differences and costs against plain sums, coverage of intervals, tables, figures."""
 
 import json
+import math
+import statistics
 
 import numpy as np
 import pytest
@@ -46,7 +48,7 @@ def test_table_against_plain_sums(results):
     assert rows["PPO"]["rm_score"]["by_seed"] == [2.5, 13.5]
     assert rows["PPO"]["rm_score"]["std"] == pytest.approx(11 / 2**0.5)
     assert rows["PPO"]["rm_score_gain"]["by_seed"] == [1.0, 2.0] and rows["PPO"]["rm_score_gain"]["mean"] == 1.5
-    half = 12.706 * 0.5  # t(1) * s / sqrt(2): all prompts gain alike
+    half = 12.7062047 * 0.5  # t(1) * s / sqrt(2): all prompts gain alike
     assert rows["PPO"]["rm_score_gain"]["high"] == pytest.approx(1.5 + half)
     assert rows["MA-PPO"]["gold_gain"]["mean"] == pytest.approx(1.25)
     assert "rm_score_gain" not in rows["SFT"] and "updates" not in rows["SFT"]
@@ -63,7 +65,7 @@ def test_interval_of_costs_is_students(results):
         results += [made_up("PPO", seed, [1, 2, 3, 4], [9] * 9), made_up("late", seed, [1, 2, 3, 4], curve)]
     row = study_table(results)[-1]
     assert row["method"] == "late" and row["updates"]["by_seed"] == [6, 7]
-    half = 12.706 * 0.5**0.5 / 2**0.5  # t(1) * s / sqrt(2)
+    half = 12.7062047 * 0.5**0.5 / 2**0.5  # t(1) * s / sqrt(2)
     assert row["updates"]["high"] == pytest.approx(6.5 + half)
     assert row["updates"]["low"] == pytest.approx(6.5 - half) and row["updates"]["low"] > 0
 
@@ -94,15 +96,18 @@ def test_crossed_interval_against_a_loop(spread):
 
 
 def test_students_t():
-    assert [student(n) for n in (0.5, 1, 2, 10)] == [12.706, 12.706, 4.303, 2.228]
-    assert student(1e12) == pytest.approx(1.96, abs=1e-4)
-    assert student(30) == pytest.approx(2.042, abs=0.01) and student(2.5) == pytest.approx(3.558, abs=0.1)
+    """Against the closed forms for one and two degrees of freedom, the normal limit, and a printed table."""
+    p = 0.975
+    assert [student(0.5), student(1)] == pytest.approx([math.tan(math.pi * (p - 0.5))] * 2)
+    assert student(2) == pytest.approx((2 * p - 1) * (2 / (4 * p * (1 - p))) ** 0.5)
+    assert student(1e12) == pytest.approx(statistics.NormalDist().inv_cdf(p))
+    assert [student(10), student(30)] == pytest.approx([2.228, 2.042], abs=5e-4)
 
 
 def test_a_sure_gain_and_single_seeds_and_prompts():
     assert crossed_interval(np.full((3, 5), 2.0))[:3] == (2.0, 2.0, 2.0)
     values = np.array([1.0, 2.0, 4.0])
-    half = 4.303 * values.std(ddof=1) / 3**0.5
+    half = 4.30265273 * values.std(ddof=1) / 3**0.5
     for table in (values[:, None], values[None]):  # the other seeds of one prompt; the other prompts of one seed
         got = crossed_interval(table)
         assert (got.low, got.high) == pytest.approx((values.mean() - half, values.mean() + half))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
@@ -25,9 +26,6 @@ from marlhf_lite.utils.shipped import shipped
 SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
 EXPLAINED = "score_explained_variance"  # the metric that tells whether there is a critic to speak of
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
-# Student's t at 97.5 % for 1, 2, ... degrees of freedom, and its limit, the normal's. All stored intervals have them.
-T975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-NORMAL975 = 1.96
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
     "update rm_score_mean gold_mean kl_k1 kl_k3 response_length eos_rate advantage_norm advantage_rms q_norm q_rms "
@@ -251,9 +249,8 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
 
 
 def student(freedom: float) -> float:
-    """Student's t at 97.5 %, interpolated in the inverse of the degrees of freedom (at least one)."""
-    inverse = [0.0, *(1 / n for n in range(len(T975), 0, -1))]
-    return float(np.interp(1 / max(freedom, 1.0), inverse, [NORMAL975, *T975[::-1]]))
+    """Student's t at 97.5 % for these degrees of freedom (at least one)."""
+    return float(stats.t.ppf(0.975, max(freedom, 1.0)))
 
 
 def _total_costs(found: Mapping[int, Mapping]) -> dict:
