@@ -162,7 +162,7 @@ def test_file_is_small_and_says_nothing_of_its_machine(path):
 @every_notebook
 def test_cells_are_short(path):
     lines = [len(cell.source.splitlines()) for cell in code_cells(path)]
-    assert statistics.median(lines) <= (12 if path.name == "15_report.ipynb" else 8)  # the report's cells build tables
+    assert statistics.median(lines) <= 8
     assert max(lines) <= 40
     widest = max((line for cell in code_cells(path) for line in cell.source.splitlines()), key=len)
     assert len(widest) <= 120, widest
