@@ -18,7 +18,7 @@ FOLDER = ROOT / "figures" / "interactive"
 sys.path[:0] = [str(ROOT / "book")]
 from print_pdf import browse, find_browser  # noqa: E402
 
-PAGES = sorted(path for path in FOLDER.glob("*.html") if ".template" not in path.name)
+PAGES = sorted(FOLDER.glob("*.html"))
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium browser on this machine")
 
 

@@ -1,10 +1,11 @@
-"""Write the figures to play with: `python figures/interactive/draw.py` makes the HTML pages beside this file.
+"""Fill the figures to play with: `python figures/interactive/draw.py` writes style and data into the HTML pages here.
 
-Each page stands in a template and needs nothing else: no kernel, no network. The library cuts the responses of
-macro_actions.html here, once, with every setting of every rule.
+Each page stands alone, for JupyterLab shows it in a sandbox that may load no second file. The library cuts the
+responses of macro_actions.html, once, with every setting of every rule.
 """
 
 import json
+import re
 from pathlib import Path
 
 import torch
@@ -71,18 +72,19 @@ def cut_responses() -> dict:
 
 
 def pages() -> dict[str, str]:
-    """Return each page's file name and text."""
-    parts = {
-        "/* style.css */": (HERE / "style.css").read_text(encoding="utf-8").strip(),
-        "/* data */": json.dumps(cut_responses(), ensure_ascii=False, separators=(",", ":")),
-    }
+    """Return each page's file name and its text with shared style and data filled in, one line each."""
+    style = " ".join((HERE / "style.css").read_text(encoding="utf-8").split())
+    data = json.dumps(cut_responses(), ensure_ascii=False, separators=(",", ":"))
     found = {}
-    for template in sorted(HERE.glob("*.template.html")):
-        text = template.read_text(encoding="utf-8")
-        for mark, part in parts.items():
-            text = text.replace(mark, part)
-        found[template.name.replace(".template", "")] = text
+    for page in sorted(HERE.glob("*.html")):
+        text = fill('<style id="shared">', style, "</style>", page.read_text(encoding="utf-8"))
+        found[page.name] = fill('<script type="application/json" id="data">', data, "</script>", text)
     return found
+
+
+def fill(start: str, new: str, end: str, text: str) -> str:
+    """Replace what stands between `start` and `end`, where a page has them."""
+    return re.sub(f"(?<={re.escape(start)}).*?(?={re.escape(end)})", lambda _: new, text, count=1, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
