@@ -10,7 +10,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments.evaluation_report import caption, details
+from marlhf_lite.experiments.evaluation_report import caption, details, example_answers
 from marlhf_lite.plotting import evaluation as plots
 from marlhf_lite.plotting.training import save
 from marlhf_lite.utils.errors import InputError
@@ -229,3 +229,11 @@ def test_details_without_scores(tmp_path):
     ]
     text = details(tmp_path, to_frame(rows), (), tmp_path / "figures")
     assert "### Text measures" in text and text.count("###") == 1 and not (tmp_path / "figures").exists()
+
+
+def test_a_program_keeps_its_lines_among_the_answers():
+    texts = {"SFT": "def f(x):\n    return x\n", "PPO": " One sentence. " * 40}
+    rows = [{"prompt": "p", "sample": 0, "temperature": 1.0, "method": m, "response": t} for m, t in texts.items()]
+    shown = example_answers(pd.DataFrame(rows), 1)
+    assert "SFT:\n  def f(x):\n      return x\n" in shown
+    assert "PPO: One sentence." in shown and shown.count("One sentence.") < 30

@@ -107,7 +107,10 @@ def example_answers(rows: pd.DataFrame, count: int) -> str:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
         for row in answers.to_dict("records"):
             score = f" [{row['rm_score']:.2f}]" if "rm_score" in row else ""
-            text = textwrap.shorten(row["response"], 300, placeholder=" ...")
+            if "\n" in (text := row["response"].strip()):  # a program keeps its lines
+                lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
+                continue
+            text = textwrap.shorten(text, 300, placeholder=" ...")
             lines.append(textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  "))
         lines.append("")
     return "".join(f"{line}\n" for line in lines)
