@@ -1,6 +1,7 @@
 """The numbers that the figures of evaluation show, and that every figure is labelled, captioned and in place."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
