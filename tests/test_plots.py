@@ -112,14 +112,15 @@ def test_seeds_are_averaged_over_the_updates_that_all_have_and_of_two_rows_the_l
 
 def test_methods_keep_their_colours_and_differ_in_both_cues():
     known = ["SFT", "PPO", "MA-PPO", "MA-PPO n=inf", "PPO lam^(1/5)", "RLOO", "GRPO", "DPO", "best-of-8"]
-    styles = plots.method_styles(known + [f"n={n}" for n in range(19)])
+    styles = plots.method_styles(known + [f"variant {k}" for k in range(19)])
     assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 28
     for names in (known, [f"n={n}" for n in (3, 10, "inf")]):
         alone = plots.method_styles(names)
         assert list(alone) == names and len({style["color"] for style in alone.values()}) == len(names)
     assert all(plots.method_styles([name])[name] == styles[name] for name in known)
     assert plots.method_styles(["b", "a"]) == plots.method_styles(["a", "b"])
-    assert plots.method_styles(["best-of-16"])["best-of-16"] == styles["best-of-8"]
+    same = {"best-of-16": "best-of-8", "n=1": "PPO", "n=5": "MA-PPO", "n=inf": "MA-PPO n=inf"}
+    assert plots.method_styles(same) == {name: styles[other] for name, other in same.items()}
 
 
 def test_draws_into_axes_of_the_caller():

@@ -216,7 +216,9 @@ def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
         axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
     axes[0].set(ylabel="updates to threshold", ylim=(None, budget + 1))
     axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
-    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small")
+    axes[1].legend(
+        title="the critic sees", fontsize="small", title_fontsize="small", loc="center right", bbox_to_anchor=(1, 0.32)
+    )
     for ax in axes:
         ax.set(xlabel="n (tokens in a macro action)")
         ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize="small")

@@ -189,7 +189,8 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
         [1 to 3] Axes, of the scores on the held-out prompts.
     """
     word = {"gain": "gain over", "difference": "difference from"}[kind]
-    keys = {f"{score}_{kind}": f"{text},\n{word}\n{other}" for score, text in SCORES.items()}
+    word += " " if len(word + other) < 15 else "\n"  # of neighbours, no label touches the next
+    keys = {f"{score}_{kind}": f"{text},\n{word}{other}" for score, text in SCORES.items()}
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     compared = bool(keys)
     bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
