@@ -29,7 +29,7 @@ SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=h
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
+.PHONY: help install demo lab test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -38,6 +38,10 @@ install: $(STAMP) ## Create the environment with the tested versions (again only
 
 demo: $(STAMP) ## SFT, reward model, PPO and MA-PPO on the embedded task, with a picture
 	$(BIN)/marlhf demo $(ARGS)
+
+lab: $(STAMP) ## Open the first lesson in JupyterLab, which shows all figures of notebooks that are trusted
+	$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb
+	$(BIN)/jupyter lab notebooks/00_quickstart.ipynb
 
 # At most 8 workers: each may hold a model and a notebook's kernel, about 2 GB.
 test: $(STAMP) ## Run the tests, on all cores
