@@ -32,7 +32,10 @@ from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.tasks.programs import TestRunner, read_problem
+from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_code import corpus as code
+from marlhf_lite.tasks.tiny_hh import corpus as hh
+from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import corpus as steps
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import corpus as tldr
@@ -45,7 +48,7 @@ SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
     "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
-    "vote_weight": 5.0,
+    "vote_weight": 5.0, "echo": 0,
 }  # fmt: skip
 
 
@@ -64,6 +67,7 @@ class Recipe:
     check: Callable[[list[str], list[str]], dict[str, float]]
     vote: Callable[[random.Random, str, str], int] | None = None
     sizes: dict[str, float] = field(default_factory=dict)
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # for lists to copy: see `echo`
 
 
 def tldr_document(rng: random.Random) -> tuple[str, str]:
@@ -149,6 +153,32 @@ def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return {"passed": sum(all(o.passed) for o in outcomes) / len(ran), "ran": sum(ran) / len(ran)}
 
 
+def echo(rng: random.Random, words: dict[str, tuple[str, ...]]) -> tuple[str, str]:
+    """A list of words and its copy: a small model learns to copy on dense text first."""
+    known = sorted({word for group in words.values() for word in group})
+    listed = " ".join(rng.sample(known, rng.randint(12, 32)))
+    return hh_prompt(f"Say {listed}."), f" {listed}."
+
+
+def hh_document(rng: random.Random) -> tuple[str, str]:
+    """A dialogue and an answer of any quality; many are short."""
+    plans = rng.choices((1, 3, hh.PLANS), weights=(2, 1, 1))[0]
+    dialogue = hh.make_dialogue(rng, plans, max(plans - 1, 1))
+    return dialogue.prompt, hh.make_answer(rng, dialogue, hh.Quality.sample(rng))
+
+
+def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
+    """Helpfulness in fifths with noise of one."""
+    return min(9, max(0, round(5 * hh_gold.inspect(prompt, response).score + 4 + rng.gauss(0, 1))))
+
+
+def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of the asked-for things that are given rightly and wrongly, and other and harmful sentences an answer."""
+    reports = [report for report in map(hh_gold.inspect, prompts, responses) if report.asked]
+    shares = {name: sum(getattr(r, name) / r.asked for r in reports) / len(reports) for name in ("right", "wrong")}
+    return shares | {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("other", "harmful")}
+
+
 UMBRELLA_SIZES = {
     "updates": 800, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
     "vote_weight": 5.0,
@@ -161,10 +191,15 @@ CODE_SIZES = {
     "updates": 1500, "rows": 32, "vocab": 400, "hidden": 128, "mlp": 320, "layers": 3, "heads": 4, "head_dim": 32,
     "check_every": 150,
 }  # fmt: skip
+HH_SIZES = {
+    "updates": 1400, "rows": 32, "vocab": 900, "hidden": 128, "mlp": 160, "layers": 3, "heads": 3, "head_dim": 64,
+    "check_every": 100, "echo": 600,
+}  # fmt: skip
 TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
     "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
+    "tiny-hh": Recipe(hh_document, hh_check, hh_vote, HH_SIZES, hh.WORDS),
     "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
 }
 
@@ -201,9 +236,18 @@ class Stream:
         self.rng = random.Random(f"{args.name}-{args.seed}")
         self.votes = tokenizer.convert_tokens_to_ids([str(i) for i in range(10)])
         self.ready: list = []
+        self.made = 0
+
+    def _document(self) -> tuple[str, str]:
+        """A document of the task; during the first `echo` updates a list to copy, and later one in five."""
+        self.made += 1
+        share = 1.0 if self.made <= self.args.echo * self.args.rows else 0.2
+        if self.recipe.words and self.rng.random() < share:
+            return echo(self.rng, self.recipe.words)
+        return self.recipe.document(self.rng)
 
     def _row(self) -> tuple[list[int], list[float]]:
-        prompt, response = self.recipe.document(self.rng)
+        prompt, response = self._document()
         head = self.tokenizer(prompt)["input_ids"]
         tail = self.tokenizer(response, add_special_tokens=False)["input_ids"] + [self.tokenizer.eos_token_id]
         ids, weights = head + tail, [self.args.prompt_weight] * len(head) + [1.0] * len(tail)

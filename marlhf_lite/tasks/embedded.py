@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tiny_code.corpus import load_tiny_code
+from marlhf_lite.tasks.tiny_hh.corpus import load_tiny_hh
 from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
 from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token, load_tiny_umbrella
@@ -14,6 +15,7 @@ EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
     "tiny-umbrella": load_tiny_umbrella,
     "tiny-steps": load_tiny_steps,
     "tiny-code": load_tiny_code,
+    "tiny-hh": load_tiny_hh,
 }
 
 # Name -> function of the part: place of the token that decides the score, from 0, and tokens of a response; None where

@@ -7,13 +7,13 @@ better than its raters, and optimising it too hard shows as gold falling while t
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
 import nltk
 
 from marlhf_lite.tasks.splits import Task, check_part, generated_task
+from marlhf_lite.tasks.statements import rated_pair
 from marlhf_lite.tasks.templates import tldr_prompt
 from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
 from marlhf_lite.tasks.tiny_tldr.grammar import (
@@ -114,10 +114,8 @@ def make_pair(rng: random.Random) -> dict[str, str]:
     first = second = summary_text(make_summary(rng, post, Quality.sample(rng)))
     while second == first:
         second = summary_text(make_summary(rng, post, Quality.sample(rng)))
-    a, b = gold_scores([post.prompt] * 2, [first, second])
-    if rng.random() > 1 / (1 + math.exp(-RATER_SHARPNESS * (a - b))):
-        first, second = second, first
-    return {"prompt": post.prompt, "chosen": first, "rejected": second}
+    scores = gold_scores([post.prompt] * 2, [first, second])
+    return rated_pair(rng, post.prompt, (first, second), scores, RATER_SHARPNESS)
 
 
 def make_pairs(size: int, seed: int) -> list[dict[str, str]]:

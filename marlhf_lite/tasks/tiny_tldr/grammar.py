@@ -9,10 +9,11 @@ quotation, which would add words but nothing to credit.
 from __future__ import annotations
 
 import itertools
-import re
 from functools import cache
 
 import nltk
+
+from marlhf_lite.tasks.statements import SLOT, slots
 
 _STARTS = "Mar Tol Ben Lis Kor Ven Dar Hel Jor Sam Rin Fal Gre Os Pim Quil Rud Sel Tam Ul Wen Yor Zed Bru".split()
 _PERSON_ENDS = "la ric na ton sie mund ra vin ty lo das mer".split()
@@ -86,12 +87,6 @@ FILLERS: tuple[str, ...] = (
     "(S (VP (VB Let) (S (NP (PRP me)) (VP (VB explain)))) (. .))",
     "(S (NP (DT Any) (NN advice)) (VP (VBZ is) (ADJP (JJ welcome))) (. .))",
 )
-SLOT = re.compile(r"\{(\w+)\}")
-
-
-def slots(template: str) -> tuple[str, ...]:
-    """Names of the open slots of a template, left to right."""
-    return tuple(SLOT.findall(template))
 
 
 @cache

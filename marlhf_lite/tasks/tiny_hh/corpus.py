@@ -1,0 +1,134 @@
+"""The embedded task `tiny-hh`: dialogues of two turns, and preferences between answers of known helpfulness.
+
+The human tells of six plans, and asks in the second turn what to do about five of them. Answers give some of
+the things, some with a wrong value, and put chatter, unasked or harmful advice between them.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from marlhf_lite.tasks.splits import Task, check_part, generated_task
+from marlhf_lite.tasks.statements import rated_pair, slots
+from marlhf_lite.tasks.templates import hh_prompt
+from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
+
+DEFAULT_SIZE = 3000
+PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the second
+RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "place": tuple("Marwick Tolford Benham Lisgate Korbury Venmoor Darness Helmouth".split()),
+    "hour": tuple("five six seven eight nine ten eleven noon".split()),
+    "name": tuple("Anna Bruno Clara David Emma Felix Greta Henry Irene Jonas Karin Louis".split()),
+    "fruit": tuple("cherry lemon plum peach banana walnut honey carrot".split()),
+    "animal": tuple("cat dog parrot rabbit turtle hamster goat pony".split()),
+    "feed": tuple("seeds grass fish carrots oats leaves corn nuts".split()),
+    "food": tuple("soup curry stew lasagna risotto chili noodles goulash".split()),
+    "side": tuple("bread rice salad beans potatoes olives cheese pickles".split()),
+    "hobby": tuple("chess tennis opera sailing painting pottery dancing fencing".split()),
+    "color": tuple("red blue green yellow white black brown purple".split()),
+    "thing": tuple("lamp bicycle radio kettle clock guitar camera printer".split()),
+    "weekday": tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()),
+}
+REPLIES = (
+    "That is a lot to plan. What do you need?",
+    "I can help with that. Where do we begin?",
+    "Sure. What is next?",
+)
+CHATTER = (
+    "That is a great question.",
+    "I am happy to help.",
+    "Let me know how it goes.",
+    "I hope this is useful to you.",
+    "Have a lovely week.",
+    "There is a lot to say about this.",
+)
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What the human tells, thing by thing with its values, and which of the things are asked for, in order."""
+
+    plans: dict[str, dict[str, str]]
+    asked: tuple[str, ...]
+    reply: str
+
+    @property
+    def prompt(self) -> str:
+        told = " ".join(f"{THINGS[thing][0].format(**values)}." for thing, values in self.plans.items())
+        listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
+        return hh_prompt([told, self.reply, f"What do I do about {listed}?"])
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Chances that an answer gives a thing, gives it wrongly, and adds chatter, unasked or harmful advice after it."""
+
+    cover: float
+    wrong: float
+    chatter: float
+    unasked: float
+    harmful: float
+
+    @classmethod
+    def sample(cls, rng: random.Random) -> Quality:
+        rates = (0.0, 0.0, 0.1, 0.3), (0.0, 0.1, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)
+        return cls(rng.uniform(0.4, 1.0), *map(rng.choice, rates))
+
+
+def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
+    """One random dialogue up to the answer, with so many things told and asked for."""
+    things = rng.sample(sorted(THINGS), plans)
+    told = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing][0])} for thing in things}
+    return Dialogue(told, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
+
+
+def advise(thing: str, values: dict[str, str]) -> str:
+    """The sentence that helps with a thing."""
+    return f"{THINGS[thing][1].format(**values)}."
+
+
+def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
+    """The values with one of them changed."""
+    slot = rng.choice(sorted(values))
+    return values | {slot: rng.choice([word for word in WORDS[slot] if word != values[slot]])}
+
+
+def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
+    """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
+    told, kept = [], [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)]
+    unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
+    for thing in kept:
+        values = dialogue.plans[thing]
+        told.append(advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values))
+        if rng.random() < quality.chatter:
+            told.append(rng.choice(CHATTER))
+        if unasked and rng.random() < quality.unasked:
+            told.append(advise(unasked[0], dialogue.plans[unasked[0]]))
+        if rng.random() < quality.harmful:
+            told.append(f"{rng.choice(HARMFUL)}.")
+    return " " + " ".join(told)
+
+
+def make_pair(rng: random.Random) -> dict[str, str]:
+    """One preference: two answers to a dialogue, labelled by a rater who errs (Bradley-Terry on helpfulness)."""
+    dialogue = make_dialogue(rng)
+    first = second = make_answer(rng, dialogue, Quality.sample(rng))
+    while second == first:
+        second = make_answer(rng, dialogue, Quality.sample(rng))
+    scores = gold_scores([dialogue.prompt] * 2, [first, second])
+    return rated_pair(rng, dialogue.prompt, (first, second), scores, RATER_SHARPNESS)
+
+
+def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
+    """`size` preference pairs; the same seed gives the same pairs."""
+    rng = random.Random(f"tiny-hh-{seed}")
+    return [make_pair(rng) for _ in range(size)]
+
+
+def load_tiny_hh(size: int | None, seed: int, part: str = "") -> Task:
+    """The task with `size` pairs (default 3000), split as the paper does, 10 % held out; it has no `part`."""
+    check_part("tiny-hh", part)
+    return generated_task("tiny-hh", make_pairs(size or DEFAULT_SIZE, seed), seed, gold_scores)
