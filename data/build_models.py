@@ -8,6 +8,12 @@ apart from its pairs, its sizes and a check (`TASKS`); the rest is shared. Behin
 reader's vote (0 to 9): large bases have read much judging of texts, and a reward model needs some of that to start
 from. Generation stops at EOS, so the votes are never seen again. tiny-tldr takes about half an hour on two cores with
 bfloat16 instructions, tiny-steps 12 minutes on one.
+
+Two more sizes of tiny-gemma read the same text:
+
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small --hidden 128 --mlp 256 --layers 3 --heads 2
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-large --hidden 256 --mlp 768 --layers 5 --heads 4 \
+        --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
     "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
-    "vote_weight": 5.0, "echo": 0,
+    "vote_weight": 5.0, "echo": 0, "dtype": "float32",
 }  # fmt: skip
 
 
@@ -375,7 +381,7 @@ def main() -> None:
     model = make_model(tokenizer, args)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
     history = train(recipe, model, tokenizer, args)
-    model.save_pretrained(args.out)
+    model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
     record = {
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},
