@@ -11,9 +11,10 @@ bfloat16 instructions, tiny-steps 12 minutes on one.
 
 Two more sizes of tiny-gemma read the same text:
 
-    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small --hidden 128 --mlp 256 --layers 3 --heads 2
-    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-large --hidden 256 --mlp 768 --layers 5 --heads 4 \
-        --dtype bfloat16
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small \\
+        --hidden 128 --mlp 256 --layers 3 --heads 2
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-large \\
+        --hidden 256 --mlp 768 --layers 5 --heads 4 --updates 2000 --dtype bfloat16
 """
 
 from __future__ import annotations

@@ -4,17 +4,20 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 from figure_checks import unlabelled
+from jupyter_client.manager import start_new_kernel
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from nbclient import NotebookClient
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.plotting import explorer as module
-from marlhf_lite.plotting.explorer import explore, headless, rule_figure
+from marlhf_lite.plotting.explorer import explore, rule_figure
 
 pytest.importorskip("ipywidgets")
 TEXTS = {
@@ -129,20 +132,24 @@ def test_static_figure_without_a_browser(tokenizer, monkeypatch, alone):
     assert isinstance(explore(tokenizer, TEXTS, ramp), Figure) is alone
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["python", "/usr/bin/jupyter-nbconvert", "--execute", "x.ipynb"], True),
-        (["python", "-m", "papermill", "x.ipynb"], True),
-        (["python", "-m", "jupyterlab"], False),
-        (["jupyter-lab", "--no-browser"], False),
-    ],
-)
-def test_who_started_the_kernel(monkeypatch, command, expected):
-    psutil = pytest.importorskip("psutil")
-    parent = SimpleNamespace(cmdline=lambda: command)
-    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
-    assert headless() is expected
+ASK = "from marlhf_lite.plotting.explorer import headless; print(headless())"
+
+
+def test_a_kernel_that_runs_without_a_browser_knows_it():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(ASK)])
+    NotebookClient(notebook).execute(cleanup_kc=True)
+    assert notebook.cells[0].outputs[0].text == "True\n"
+
+
+def test_a_kernel_of_jupyterlab_shows_widgets():
+    said = []
+    manager, client = start_new_kernel()
+    try:
+        client.execute_interactive(ASK, timeout=60, output_hook=lambda message: said.append(message["content"]))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert "False\n" in [content.get("text") for content in said]
 
 
 def test_importing_it_needs_no_widgets():
