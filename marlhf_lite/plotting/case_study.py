@@ -16,6 +16,7 @@ from marlhf_lite.utils.errors import InputError
 
 SCORES = {"rm_score": "RM score", "gold": "gold score", "kl": "KL (nats)", "tokens": "tokens", "ended": "EOS"}
 _PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
+_CELL, _HEAD = (f'<{tag} style="text-align:left;vertical-align:top">' for tag in ("td", "th"))  # pages align right
 _TABLE = '<table border="0" style="width:100%;text-align:left"'
 
 
@@ -57,6 +58,7 @@ def case_study(
         table["response"] = [_response(row, tokenizer, rules.get(row["method"])) for _, row in answers.iterrows()]
         with pd.option_context("display.max_colwidth", None):
             lines = table.to_html(escape=False, border=0, justify="left").replace('<table border="0"', _TABLE, 1)
+        lines = lines.replace("<td>", _CELL).replace("<th>", _HEAD)
         sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{lines}</section>")
     return "".join(sections)
 
@@ -72,7 +74,7 @@ def _scores(row: pd.Series) -> str:
         if value is not None and not pd.isna(value):
             number = f"{value:.2f}".replace("-", "−") if isinstance(value, float) else value
             words.append(f"{label}: {('no', 'yes')[bool(value)] if name == 'ended' else number}")
-    return "<br>".join(words)
+    return f'<div style="white-space:nowrap">{"<br>".join(words)}</div>'
 
 
 def _response(row: pd.Series, tokenizer, rule: TerminationRule | None) -> str:

@@ -47,8 +47,9 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
         grid = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
         grid = grid.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
         texts = grid.map(lambda x: f"{x:.2f}".replace("-", "−"))
-        seaborn.heatmap(grid, annot=texts, fmt="", annot_kws={"size": 7}, linewidths=0.5, ax=ax, **scale)
+        seaborn.heatmap(grid, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale)
         ax.invert_yaxis()
+        ax.grid(False)
         ax.tick_params(axis="y", rotation=0)
         ax.set(xlabel="sampling temperature" if ax is axes[-1] else "", ylabel="N")
         ax.set_title(method, fontsize="medium", loc="left", parse_math=False)
@@ -155,8 +156,9 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
     ax = subplots((1, 1), 0.16 * len(names))[0, 0]
     bar = {"label": "agreement", "format": PercentFormatter(1)}
-    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": 7}, "cbar_kws": bar}
-    seaborn.heatmap(shares, annot=texts, fmt="", ax=ax, **look)
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": "medium"}}
+    seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
+    ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
     pairs = sorted({row["pairs"] for row in table})
     count = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
@@ -175,7 +177,7 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     colours = {key: colour for key, (colour, _) in _OUTCOMES.items()}
     counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=colours, legend=False, ax=ax)
     for bars, (_, text) in zip(ax.containers, _OUTCOMES.values(), strict=True):
-        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text, fontsize=7)
+        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
     names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
     ax.set_yticks(range(len(rates)), names, parse_math=False)
     ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # seen between the bars
