@@ -49,6 +49,8 @@ from marlhf_lite.tasks.tiny_tldr import corpus as tldr
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_umbrella import corpus as umbrella
 from marlhf_lite.tasks.tiny_umbrella import gold as umbrella_gold
+from marlhf_lite.tasks.tiny_webgpt import corpus as webgpt
+from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 
 OUT = Path(__file__).parent
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -75,6 +77,7 @@ class Recipe:
     vote: Callable[[random.Random, str, str], int] | None = None
     sizes: dict[str, float] = field(default_factory=dict)
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)  # for lists to copy: see `echo`
+    whole: str = ""  # a pattern of what is one piece for the tokenizer
 
 
 def tldr_document(rng: random.Random) -> tuple[str, str]:
@@ -186,6 +189,27 @@ def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return shares | {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("other", "harmful")}
 
 
+def webgpt_document(rng: random.Random) -> tuple[str, str]:
+    """A question and an answer of any quality; many are short."""
+    sources, facts = rng.choices(((1, 1), (2, 1), (3, 2), (webgpt.SOURCES, webgpt.FACTS)), weights=(1, 1, 1, 2))[0]
+    question = webgpt.make_question(rng, sources, facts)
+    return question.prompt, webgpt.make_answer(rng, question, webgpt.Quality.sample(rng))
+
+
+def webgpt_vote(rng: random.Random, prompt: str, response: str) -> int:
+    """The gold score in fifths with noise of one."""
+    return min(9, max(0, round(5 * webgpt_gold.inspect(prompt, response).score + 4 + rng.gauss(0, 1))))
+
+
+def webgpt_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of the statements that are supported, share of the facts that are stated, and other sentences an answer."""
+    reports = list(map(webgpt_gold.inspect, prompts, responses))
+    supported, facts = (sum(getattr(r, name) for r in reports) for name in ("supported", "facts"))
+    stated = supported + sum(r.unsupported for r in reports)
+    shares = {"supported": supported / max(stated, 1), "coverage": supported / facts}
+    return shares | {"other": sum(r.other for r in reports) / len(reports)}
+
+
 UMBRELLA_SIZES = {
     "updates": 800, "vocab": 640, "hidden": 64, "mlp": 192, "layers": 2, "heads": 2, "head_dim": 32, "lr": 2e-3,
     "vote_weight": 5.0,
@@ -202,11 +226,17 @@ HH_SIZES = {
     "updates": 1400, "rows": 32, "vocab": 900, "hidden": 128, "mlp": 160, "layers": 3, "heads": 3, "head_dim": 64,
     "check_every": 100, "echo": 600,
 }  # fmt: skip
+WEBGPT_WORDS = webgpt.OBJECTS | {"verbs": tuple(webgpt.OBJECTS)}
+WEBGPT_SIZES = {
+    "updates": 2000, "rows": 32, "vocab": 800, "hidden": 128, "mlp": 160, "layers": 3, "heads": 3, "head_dim": 64,
+    "check_every": 100, "echo": 500,
+}  # fmt: skip
 TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
     "tiny-steps": Recipe(steps_document, steps_check, steps_vote, STEPS_SIZES),
     "tiny-hh": Recipe(hh_document, hh_check, hh_vote, HH_SIZES, hh.WORDS),
+    "tiny-webgpt": Recipe(webgpt_document, webgpt_check, webgpt_vote, WEBGPT_SIZES, WEBGPT_WORDS, r"\[[0-9]\]"),
     "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
 }
 
@@ -214,15 +244,18 @@ TASKS = {
 # Tokenizer, batches, model
 
 
-def train_tokenizer(texts: list[str], vocab_size: int) -> GemmaTokenizer:
-    """BPE in Gemma's form: spaces are written as ▁, digits stand alone, bytes catch every other character."""
+def train_tokenizer(texts: list[str], vocab_size: int, whole: str = "") -> GemmaTokenizer:
+    """BPE in Gemma's form: spaces are written as ▁, digits stand alone, bytes catch every other character.
+
+    What matches the pattern `whole` becomes one piece.
+    """
     raw = RawTokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     raw.normalizer = normalizers.Replace(" ", "▁")
     # Only for training: no piece may span two words, so that encoding later needs no word splitter.
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split("▁", "merged_with_next"),
-            pre_tokenizers.Split(Regex(r"[0-9]|[^\w▁]"), "isolated"),
+            pre_tokenizers.Split(Regex("|".join(filter(None, (whole, "[0-9]", r"[^\w▁]")))), "isolated"),
         ]
     )
     raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -377,7 +410,9 @@ def main() -> None:
     recipe, start = TASKS[args.task], time.time()
     torch.set_num_threads(args.threads)
     rng = random.Random(f"{args.name}-tokenizer-{args.seed}")
-    tokenizer = train_tokenizer([a + b for a, b in (recipe.document(rng) for _ in range(4000))], args.vocab)
+    tokenizer = train_tokenizer(
+        [a + b for a, b in (recipe.document(rng) for _ in range(4000))], args.vocab, recipe.whole
+    )
     tokenizer.save_pretrained(args.out)
     model = make_model(tokenizer, args)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)

@@ -74,8 +74,8 @@ class DataConfig(LengthConfig):
 
     dataset: str = option(
         "tiny-tldr",
-        "Data set: tiny-tldr, tiny-hh, tiny-steps, tiny-code or tiny-umbrella (embedded), a file (.jsonl "
-        ".json .csv .parquet, .gz), or a hub name.",
+        "Data set: tiny-tldr, tiny-hh, tiny-webgpt, tiny-steps, tiny-code or tiny-umbrella (embedded), a file "
+        "(.jsonl .json .csv .parquet, .gz), or a hub name.",
     )
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")

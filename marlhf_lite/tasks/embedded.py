@@ -8,6 +8,7 @@ from marlhf_lite.tasks.tiny_hh.corpus import load_tiny_hh
 from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
 from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token, load_tiny_umbrella
+from marlhf_lite.tasks.tiny_webgpt.corpus import load_tiny_webgpt
 
 # Name -> function of (number of pairs or None for the task's own, seed, part or "").
 EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
@@ -16,6 +17,7 @@ EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
     "tiny-steps": load_tiny_steps,
     "tiny-code": load_tiny_code,
     "tiny-hh": load_tiny_hh,
+    "tiny-webgpt": load_tiny_webgpt,
 }
 
 # Name -> function of the part: place of the token that decides the score, from 0, and tokens of a response; None where

@@ -1,0 +1,67 @@
+"""The true quality of an answer in `tiny-webgpt`, known because its sources are generated.
+
+    gold = (supported statements − unsupported ones − 0.5 x other sentences) / facts in the sources
+
+A statement is supported where the source that it cites says the same. Other sentences are
+repeats, phrases that state nothing, and text of no known form. An answer with every fact and nothing else scores 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marlhf_lite.tasks.statements import pattern, sentences
+from marlhf_lite.tasks.templates import HUMAN
+
+UNSUPPORTED, OTHER = 1.0, 0.5
+
+STATEMENT = "They {verb} {thing}[{source}]"
+FORM = pattern(STATEMENT)
+SUPPORTED, WRONG, REPEATED, PHRASE = "supported", "unsupported", "repeated", "phrase"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an answer states, counted. `score` is the gold score."""
+
+    supported: int
+    unsupported: int
+    other: int
+    facts: int  # facts in the sources
+
+    @property
+    def score(self) -> float:
+        cost = UNSUPPORTED * self.unsupported + OTHER * self.other
+        return (self.supported - cost) / max(self.facts, 1)
+
+
+def read_sources(prompt: str) -> set[str]:
+    """The facts in the sources of a prompt, each a sentence with its citation; empty for another prompt."""
+    asked = prompt.rpartition(HUMAN)[2]
+    return {text for text in sentences(asked) if FORM.fullmatch(text)}
+
+
+def label_sentences(prompt: str, response: str) -> list[str]:
+    """What each sentence of an answer is: `supported`, `unsupported`, `repeated` (a second time) or a mere `phrase`."""
+    facts, given, labels = read_sources(prompt), set(), []
+    for text in sentences(response):
+        if not FORM.fullmatch(text):
+            labels.append(PHRASE)
+        elif text in given:
+            labels.append(REPEATED)
+        else:
+            labels.append(SUPPORTED if text in facts else WRONG)
+        given.add(text)
+    return labels
+
+
+def inspect(prompt: str, response: str) -> Report:
+    """Compare what the answer states with the sources."""
+    labels = label_sentences(prompt, response)
+    supported, unsupported = labels.count(SUPPORTED), labels.count(WRONG)
+    return Report(supported, unsupported, len(labels) - supported - unsupported, len(read_sources(prompt)))
+
+
+def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
+    """Quality of each answer, at most 1."""
+    return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]
