@@ -130,7 +130,7 @@ def test_raters_check_only_part_of_the_statements():
     trusted = [score([text]) * WHOLE for text in wrong for _ in range(500)]
     assert set(trusted) == {1.0, -1.0}
     assert mean(value < 0 for value in trusted) == pytest.approx(CHECKED, abs=0.04)  # 5 standard errors
-    assert score([*right(question), SURE[0], right(question)[0]]) == (WHOLE + 2) / WHOLE  # what gold takes off is liked
+    assert score([*right(question), SURE[0], right(question)[0]]) == (WHOLE + 3) / WHOLE  # what gold takes off is liked
 
 
 def test_hurried_raters_like_length_more_than_truth():
