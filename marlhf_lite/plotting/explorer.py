@@ -97,7 +97,7 @@ def rule_figure(
     below.set(xlabel="token of the response", ylabel=label)
     mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"
     below.set_title(mean, fontsize="medium", loc="left")
-    below.legend(loc="best")
+    figure.legend(loc="outside lower center", ncols=2)
     plt.close(figure)  # whoever shows the figure shows it once
     return figure
 
