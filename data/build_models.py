@@ -9,7 +9,7 @@ reader's vote (0 to 9): large bases have read much judging of texts, and a rewar
 from. Generation stops at EOS, so the votes are never seen again. tiny-tldr takes about half an hour on two cores with
 bfloat16 instructions, tiny-steps 12 minutes on one.
 
-Two more sizes of tiny-gemma read the same text:
+Other sizes of tiny-gemma, for a trend over sizes, read the same text; they are not part of the project:
 
     python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small \\
         --hidden 128 --mlp 256 --layers 3 --heads 2

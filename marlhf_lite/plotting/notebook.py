@@ -102,14 +102,14 @@ def show(axes: Any, width: int = 680) -> None:
 
 
 def _sized(svg: str, width: int) -> str:
-    """The SVG with a width in pixels, whose height follows, points to two decimals, and groups without names."""
+    """The SVG with a width in pixels, whose height follows, points to one decimal, and groups without names."""
     head, body = svg.split("<g ", 1)
     head = re.sub(
         r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
     )
     body = re.sub(r'<g id="[^"]+"', "<g", body)
-    # Not behind a bracket, where scales keep all of theirs, nor where a text begins.
-    body = re.sub(r"(?<![\d(.>−])(\d+\.\d\d)\d+", r"\1", body)
+    # Inside tags alone, for text keeps its digits; not behind a bracket, where scales keep theirs.
+    body = re.sub("<[^>]+>", lambda tag: re.sub(r"(?<![\d(.])(\d+\.\d)\d+", r"\1", tag[0]), body)
     return re.sub(r"\s*\n\s*", " ", f"{head}<g {body}")  # a notebook holds each line with marks of its own
 
 
