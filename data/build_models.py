@@ -3,11 +3,11 @@
     python data/build_models.py --task tiny-tldr
 
 Each committed model is what this script made; arguments, versions and measurements stand in its `build.json`
-(`data/tiny-gemma/build.json` has `post_weight` for what is `prompt_weight` here). A task gives its documents, seeded
-apart from its pairs, its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a
-reader's vote (0 to 9): large bases have read much judging of texts, and a reward model needs some of that to start
-from. Generation stops at EOS, so the votes are never seen again. tiny-tldr takes about half an hour on two cores with
-bfloat16 instructions, tiny-steps 12 minutes on one.
+(of tiny-gemma, the first one, only torch's version was kept). A task gives its documents, seeded apart from its pairs,
+its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a reader's vote (0 to 9): large
+bases have read much judging of texts, and a reward model needs some of that to start from. Generation stops at EOS, so
+the votes are never seen again. tiny-tldr takes about half an hour on two cores with bfloat16 instructions, tiny-steps
+12 minutes on one.
 
 Other sizes of tiny-gemma, for a trend over sizes, read the same text; they are not part of the project:
 
