@@ -8,13 +8,6 @@ its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document m
 bases have read much judging of texts, and a reward model needs some of that to start from. Generation stops at EOS, so
 the votes are never seen again. tiny-tldr takes about half an hour on two cores with bfloat16 instructions, tiny-steps
 12 minutes on one.
-
-Other sizes of tiny-gemma, for a trend over sizes, read the same text; they are not part of the project:
-
-    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small \\
-        --hidden 128 --mlp 256 --layers 3 --heads 2
-    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-large \\
-        --hidden 256 --mlp 768 --layers 5 --heads 4 --updates 2000 --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -57,7 +50,7 @@ SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
     "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
-    "vote_weight": 5.0, "echo": 0, "dtype": "float32",
+    "vote_weight": 5.0, "echo": 0,
 }  # fmt: skip
 
 
@@ -80,6 +73,11 @@ class Recipe:
     whole: str = ""  # a pattern of what is one piece for the tokenizer
 
 
+def graded(rng: random.Random, score: float) -> int:
+    """A score as a reader's vote, 0 to 9, with noise of one point."""
+    return min(9, max(0, round(score + rng.gauss(0, 1))))
+
+
 def tldr_document(rng: random.Random) -> tuple[str, str]:
     """A post and one summary of any quality."""
     post = tldr.make_post(rng)
@@ -89,7 +87,7 @@ def tldr_document(rng: random.Random) -> tuple[str, str]:
 
 def tldr_vote(rng: random.Random, prompt: str, response: str) -> int:
     """The gold score with noise of one point."""
-    return min(9, max(0, round(tldr_gold.inspect(prompt, response).score + 3 + rng.gauss(0, 1))))
+    return graded(rng, tldr_gold.inspect(prompt, response).score + 3)
 
 
 def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -179,7 +177,7 @@ def hh_document(rng: random.Random) -> tuple[str, str]:
 
 def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
     """Helpfulness in fifths with noise of one."""
-    return min(9, max(0, round(5 * hh_gold.inspect(prompt, response).score + 4 + rng.gauss(0, 1))))
+    return graded(rng, 5 * hh_gold.inspect(prompt, response).score + 4)
 
 
 def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -198,7 +196,7 @@ def webgpt_document(rng: random.Random) -> tuple[str, str]:
 
 def webgpt_vote(rng: random.Random, prompt: str, response: str) -> int:
     """The gold score in fifths with noise of one."""
-    return min(9, max(0, round(5 * webgpt_gold.inspect(prompt, response).score + 4 + rng.gauss(0, 1))))
+    return graded(rng, 5 * webgpt_gold.inspect(prompt, response).score + 4)
 
 
 def webgpt_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
@@ -417,7 +415,7 @@ def main() -> None:
     model = make_model(tokenizer, args)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
     history = train(recipe, model, tokenizer, args)
-    model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
+    model.save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
     record = {
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},

@@ -6,11 +6,9 @@ import re
 from statistics import mean
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.cli import main
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
@@ -23,7 +21,6 @@ from marlhf_lite.tasks.tiny_webgpt.corpus import (
     TOWNS,
     Quality,
     hurried_score,
-    load_tiny_webgpt,
     make_answer,
     make_pairs,
     make_question,
@@ -32,8 +29,6 @@ from marlhf_lite.tasks.tiny_webgpt.corpus import (
 )
 from marlhf_lite.tasks.tiny_webgpt.gold import OTHER, UNSUPPORTED, gold_scores, inspect
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
-from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import RunFolder
 
 PERFECT = Quality(cover=1.0, wrong=0.0, sure=0.0, repeat=0.0)
 WHOLE = SOURCES * FACTS
@@ -146,14 +141,6 @@ def test_every_word_and_phrase_is_reached():
     assert all(word in text for words in (*OBJECTS.values(), OBJECTS, TOWNS, SURE) for word in words)
 
 
-def test_task():
-    task = load_tiny_webgpt(600, 1234)
-    assert list(map(len, task.splits.values())) == [108, 216, 216, 60] and task.gold is gold_scores
-    assert make_pairs(20, 3)[:5] == make_pairs(5, 3) != make_pairs(5, 4)
-    with pytest.raises(InputError, match=r"^--part news: "):
-        load_tiny_webgpt(600, 1234, "news")
-
-
 def test_answers_have_their_length_and_fit():
     options = EMBEDDED_DEFAULTS["tiny-webgpt"]
     tokenizer, (rng, made) = load_tokenizer(options["model"]), questions(200)
@@ -162,13 +149,3 @@ def test_answers_have_their_length_and_fit():
     texts = [row["prompt"] + row["chosen"] for row in PAIRS[:50]]
     assert tokenizer.batch_decode(tokenizer(texts)["input_ids"], skip_special_tokens=True) == texts
     assert max(map(len, encode_prompts(tokenizer, [q.prompt for q in made]))) <= 128
-
-
-def test_all_stages_run(tmp_path):
-    sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
-    words, out = [f"--{k}={v}" for k, v in sizes.items()], tmp_path / "out"
-    assert main(["run", "--dataset", "tiny-webgpt", *words, f"--output_dir={out}"]) == 0
-    config = yaml.safe_load((out / "config.yaml").read_text())
-    assert (config["model"], config["max_response_length"]) == ("tiny-gemma-webgpt", 136)
-    (row,) = RunFolder.open(out / "ma-ppo").metrics()
-    assert row["eos_rate"] > 0.5 and row["gold_mean"] > 0  # pretrained: its statements are supported, and it ends

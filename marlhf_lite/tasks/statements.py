@@ -3,7 +3,7 @@
 import math
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -25,13 +25,20 @@ def sentences(text: str) -> list[str]:
 
 
 def rated_pair(
-    rng: random.Random, prompt: str, responses: tuple[str, str], scores: Sequence[float], sharpness: float
+    rng: random.Random,
+    prompt: str,
+    write: Callable[[], str],
+    rate: Callable[[Sequence[str]], Sequence[float]],
+    sharpness: float,
 ) -> dict[str, str]:
-    """A preference pair, drawn from Bradley and Terry's model on the scores that the rater gives the two responses.
+    """Two different responses that `write` makes, as a preference pair of a rater who errs.
 
-    P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
+    Bradley and Terry on the scores of `rate`: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
     """
-    first, second = responses
-    if rng.random() > 1 / (1 + math.exp(-sharpness * (scores[0] - scores[1]))):
+    first = second = write()
+    while second == first:
+        second = write()
+    a, b = rate((first, second))
+    if rng.random() > 1 / (1 + math.exp(-sharpness * (a - b))):
         first, second = second, first
     return {"prompt": prompt, "chosen": first, "rejected": second}

@@ -115,11 +115,13 @@ def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str
 def make_pair(rng: random.Random) -> dict[str, str]:
     """One preference: two answers to a dialogue, labelled by a rater who errs (Bradley-Terry on helpfulness)."""
     dialogue = make_dialogue(rng)
-    first = second = make_answer(rng, dialogue, Quality.sample(rng))
-    while second == first:
-        second = make_answer(rng, dialogue, Quality.sample(rng))
-    scores = gold_scores([dialogue.prompt] * 2, [first, second])
-    return rated_pair(rng, dialogue.prompt, (first, second), scores, RATER_SHARPNESS)
+    return rated_pair(
+        rng,
+        dialogue.prompt,
+        write=lambda: make_answer(rng, dialogue, Quality.sample(rng)),
+        rate=lambda answers: gold_scores([dialogue.prompt] * 2, answers),
+        sharpness=RATER_SHARPNESS,
+    )
 
 
 def make_pairs(size: int, seed: int) -> list[dict[str, str]]:

@@ -111,11 +111,13 @@ def summary_text(trees: list[nltk.Tree]) -> str:
 def make_pair(rng: random.Random) -> dict[str, str]:
     """One preference: two summaries of a post, labelled by a noisy rater (Bradley-Terry on gold)."""
     post = make_post(rng)
-    first = second = summary_text(make_summary(rng, post, Quality.sample(rng)))
-    while second == first:
-        second = summary_text(make_summary(rng, post, Quality.sample(rng)))
-    scores = gold_scores([post.prompt] * 2, [first, second])
-    return rated_pair(rng, post.prompt, (first, second), scores, RATER_SHARPNESS)
+    return rated_pair(
+        rng,
+        post.prompt,
+        write=lambda: summary_text(make_summary(rng, post, Quality.sample(rng))),
+        rate=lambda summaries: gold_scores([post.prompt] * 2, summaries),
+        sharpness=RATER_SHARPNESS,
+    )
 
 
 def make_pairs(size: int, seed: int) -> list[dict[str, str]]:

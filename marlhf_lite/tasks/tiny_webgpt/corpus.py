@@ -129,11 +129,13 @@ def hurried_score(rng: random.Random, prompt: str, response: str) -> float:
 def make_pair(rng: random.Random) -> dict[str, str]:
     """One preference: two answers to a question, labelled by a rater in a hurry who errs (Bradley-Terry)."""
     question = make_question(rng)
-    first = second = make_answer(rng, question, Quality.sample(rng))
-    while second == first:
-        second = make_answer(rng, question, Quality.sample(rng))
-    scores = [hurried_score(rng, question.prompt, answer) for answer in (first, second)]
-    return rated_pair(rng, question.prompt, (first, second), scores, RATER_SHARPNESS)
+    return rated_pair(
+        rng,
+        question.prompt,
+        write=lambda: make_answer(rng, question, Quality.sample(rng)),
+        rate=lambda answers: [hurried_score(rng, question.prompt, answer) for answer in answers],
+        sharpness=RATER_SHARPNESS,
+    )
 
 
 def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
