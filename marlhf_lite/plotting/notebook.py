@@ -108,8 +108,8 @@ def _sized(svg: str, width: int) -> str:
         r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
     )
     body = re.sub(r'<g id="[^"]+"', "<g", body)
-    # Inside tags alone, for text keeps its digits; not behind a bracket, where scales keep theirs.
-    body = re.sub("<[^>]+>", lambda tag: re.sub(r"(?<![\d(.])(\d+\.\d)\d+", r"\1", tag[0]), body)
+    # Text and scales keep their digits.
+    body = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), body)
     return re.sub(r"\s*\n\s*", " ", f"{head}<g {body}")  # a notebook holds each line with marks of its own
 
 
