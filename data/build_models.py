@@ -50,7 +50,7 @@ SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
 SIZES = {
     "updates": 2500, "rows": 64, "vocab": 512, "hidden": 192, "mlp": 512, "layers": 4, "heads": 3, "kv_heads": 1,
     "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
-    "vote_weight": 5.0, "echo": 0,
+    "vote_weight": 5.0, "echo": 0, "dtype": "float32",
 }  # fmt: skip
 
 
@@ -415,7 +415,7 @@ def main() -> None:
     model = make_model(tokenizer, args)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
     history = train(recipe, model, tokenizer, args)
-    model.save_pretrained(args.out)
+    model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
     record = {
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},

@@ -8,4 +8,5 @@ EMBEDDED_DEFAULTS: dict[str, dict] = {
     "tiny-webgpt": {"model": "tiny-gemma-webgpt", "max_response_length": 136},
     "tiny-code": {"model": "tiny-codegemma", "reward": "tests", "critic_init": "sft"},
 }
-EMBEDDED_MODELS: tuple[str, ...] = tuple(options["model"] for options in EMBEDDED_DEFAULTS.values())
+OTHER_SIZES = ("tiny-gemma-small", "tiny-gemma-large")  # of tiny-gemma, for the trend over model sizes
+EMBEDDED_MODELS: tuple[str, ...] = (*(options["model"] for options in EMBEDDED_DEFAULTS.values()), *OTHER_SIZES)
