@@ -12,16 +12,18 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 
+import matplotlib
 import nbformat
 import pytest
 from figure_checks import unlabelled
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from nbclient import NotebookClient
 from PIL import Image
 
-from marlhf_lite.plotting.notebook import Profile, profile
+from marlhf_lite.plotting.notebook import Profile, _sized, profile
 from marlhf_lite.utils.errors import InputError
 
 HERE = Path(__file__).resolve().parent
@@ -120,6 +122,21 @@ def test_show_draws_one_sharp_picture_and_closes_the_figure(execute):
             assert "β = 0.0123" in data[kind], "points lose decimals, text does not"
             assert not re.search(r'd="[^"]*\d\.\d\d', data[kind])
             assert re.search(r'<svg [^>]*width="691"', data[kind]) and not re.search(r"<svg [^>]*height=", data[kind])
+
+
+@pytest.mark.parametrize("fonttype", ["path", "none"])
+def test_shorter_points_leave_the_letters_as_they_are(fonttype):
+    """Outlined letters keep their two scales, and written text keeps its digits."""
+    figure = Figure()
+    figure.add_subplot(title="β = 0.0123", xlabel="updates").plot([0.1, 0.7], [0.3, 0.9])
+    drawing = BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": fonttype, "font.size": 7}):
+        figure.savefig(drawing, format="svg")
+    whole = drawing.getvalue().decode()
+    small = _sized(whole, 640)
+    scales = [re.findall(r"scale\([^)]+\)", svg) for svg in (whole, small)]
+    assert len(small) < len(whole) and scales[0] == scales[1] and bool(scales[0]) == (fonttype == "path")
+    assert ">β = 0.0123<" in small or fonttype == "path"
 
 
 def test_a_figure_drawn_again_is_the_same_text(execute):
