@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import filelock
@@ -23,6 +24,7 @@ from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.experiments import study as study_module
 from marlhf_lite.experiments.results import read_result, study_table
 from marlhf_lite.experiments.study import STAGES, Commands, changed_option, load_study, log_end, plan, run_study
+from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
@@ -440,6 +442,13 @@ def test_results_hold_what_is_compared(place):
     assert (best >= one).all() and "kl" not in found["best-of-3"]["final"]  # the first of the three is SFT's own
     assert found["best-of-3"]["final"]["generated_tokens"] > found["SFT"]["final"]["generated_tokens"]
     assert study_table(list(found.values()))[0]["method"] == "SFT"
+
+
+def test_results_hold_what_the_gold_score_is_made_of(place):
+    for name in ("SFT", "PPO", "best-of-3"):
+        final = read(place[0])[name]["final"]
+        counts = zip(*(final[f"gold_{part.name}"] for part in fields(Report)), strict=True)
+        assert final["gold"] == pytest.approx([Report(*row).score for row in counts], rel=1e-4, abs=1e-4)
 
 
 def timeless(result):

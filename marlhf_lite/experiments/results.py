@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from scipy import stats
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
+from marlhf_lite.tasks.embedded import INSPECT
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
@@ -71,8 +73,11 @@ def collect_result(training: Path | None, evaluation: Path, start: Path, first_p
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
+    parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
+    rows = rows.join(parts)
     chosen = rows.loc[rows.groupby("id", sort=False)["rm_score"].idxmax()] if best else rows[rows["sample"] == 0]
-    columns = [name for name in FINAL if name in rows and not (best and name == "kl")]  # KL(SFT, SFT) is not theirs
+    kept = [name for name in FINAL if not (best and name == "kl")]  # KL(SFT, SFT) is not theirs
+    columns = [name for name in (*kept, *parts) if name in rows]
     means = (chosen if best else rows).astype(dict.fromkeys(columns, float)).groupby("id", sort=False)[columns].mean()
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
     final = {"prompts": hashlib.sha256(prompts).hexdigest()[:12], "generated_tokens": int(rows["tokens"].sum())}
@@ -100,6 +105,13 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     rows = rows[rows["id"].isin(order)]
     place = rows["id"].map({id: number for number, id in enumerate(order)})
     return rows.assign(place=place).sort_values(["place", "sample"], ignore_index=True)
+
+
+def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
+    inspect = INSPECT.get(dataset)
+    found = [asdict(inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if inspect else []
+    return pd.DataFrame(found, index=rows.index).add_prefix("gold_")
 
 
 def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
