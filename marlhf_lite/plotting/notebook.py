@@ -102,7 +102,7 @@ def show(axes: Any, width: int = 680) -> None:
 
 
 def _sized(svg: str, width: int) -> str:
-    """The SVG with a width in pixels, whose height follows, points to one decimal, and groups without names."""
+    """The SVG with a width in pixels, whose height follows, and shorter: points to one decimal, no names of groups."""
     head, body = svg.split("<g ", 1)
     head = re.sub(
         r'(<svg .*?) height="[^"]+"', r"\1", re.sub(r'(<svg .*?) width="[^"]+"', rf'\1 width="{width}"', head)
@@ -110,7 +110,10 @@ def _sized(svg: str, width: int) -> str:
     body = re.sub(r'<g id="[^"]+"', "<g", body)
     # Text and scales keep their digits.
     body = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), body)
-    return re.sub(r"\s*\n\s*", " ", f"{head}<g {body}")  # a notebook holds each line with marks of its own
+    body = re.sub(r'style="[^"]+"', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), body)
+    body = re.sub(r' transform="rotate\(-0 [^"]+"', "", body)
+    one_line = re.sub(r"\s*\n\s*", " ", f"{head}<g {body}")  # a notebook holds each line with marks of its own
+    return one_line.replace("> <", "><")
 
 
 def _fewer_colours(picture: BytesIO) -> bytes:
