@@ -190,6 +190,14 @@ def test_cells_are_short(path):
 
 
 @every_notebook
+def test_sections_and_figures_are_counted_without_a_gap(path):
+    prose = "\n".join(cell.source for cell in read(path).cells)
+    for kind in (r"^## (\d+) ·", r"\*Figure (\d+)\. "):
+        numbers = [int(number) for number in re.findall(kind, prose, re.MULTILINE)]
+        assert numbers == list(range(1, len(numbers) + 1)), f"{path.name}: {kind}: {numbers}"
+
+
+@every_notebook
 def test_badges_lead_to_this_file(path):
     first = read(path).cells[0].source
     where = path.relative_to(ROOT).as_posix()
