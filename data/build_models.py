@@ -7,7 +7,7 @@ Each committed model is what this script made; arguments, versions and measureme
 its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a reader's vote (0 to 9): large
 bases have read much judging of texts, and a reward model needs some of that to start from. Generation stops at EOS, so
 the votes are never seen again. tiny-tldr takes about half an hour on two cores with bfloat16 instructions, tiny-steps
-12 minutes on one.
+12 minutes on one. tiny-gemma-small and tiny-gemma-large are tiny-tldr in other sizes, made with `--out`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ SIZES = {
     "head_dim": 64, "seed": 0, "threads": 1, "check_every": 250, "lr": 1e-3, "muon_lr": 0.02, "prompt_weight": 0.2,
     "vote_weight": 5.0, "echo": 0, "dtype": "float32",
 }  # fmt: skip
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}  # of the saved weights
 
 
 # The tasks
@@ -395,7 +397,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", choices=TASKS, required=True)
     parser.add_argument("--out", type=Path, help="default: the model's folder beside this script")
     for name, default in SIZES.items():
-        parser.add_argument(f"--{name}", type=type(default))
+        parser.add_argument(f"--{name}", type=type(default), choices=DTYPES if name == "dtype" else None)
     args = parser.parse_args()
     args.name = EMBEDDED_DEFAULTS[args.task]["model"]
     args.out = args.out or OUT / args.name
@@ -415,7 +417,7 @@ def main() -> None:
     model = make_model(tokenizer, args)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} pieces", flush=True)
     history = train(recipe, model, tokenizer, args)
-    model.to(getattr(torch, args.dtype)).save_pretrained(args.out)
+    model.to(DTYPES[args.dtype]).save_pretrained(args.out)
     versions = {module.__name__: module.__version__ for module in (torch, transformers, tokenizers)}
     record = {
         "arguments": {name: value for name, value in vars(args).items() if name != "out"},
