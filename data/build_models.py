@@ -7,7 +7,12 @@ Each committed model is what this script made; arguments, versions and measureme
 its sizes and a check (`TASKS`); the rest is shared. Behind its EOS a document may carry a reader's vote (0 to 9): large
 bases have read much judging of texts, and a reward model needs some of that to start from. Generation stops at EOS, so
 the votes are never seen again. tiny-tldr takes about half an hour on two cores with bfloat16 instructions, tiny-steps
-12 minutes on one. tiny-gemma-small and tiny-gemma-large are tiny-tldr in other sizes, made with `--out`.
+12 minutes on one. tiny-tldr has two more sizes, which read the same text:
+
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-small \\
+        --hidden 128 --mlp 256 --layers 3 --heads 2
+    python data/build_models.py --task tiny-tldr --out data/tiny-gemma-large \\
+        --hidden 256 --mlp 768 --layers 5 --heads 4 --updates 2000 --dtype bfloat16
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -172,9 +173,10 @@ def test_wheel_carries_the_package_the_model_and_the_results():
     carried = (*EMBEDDED_MODELS, "results")
     assert wheel["sources"] == {f"data/{name}": f"marlhf_lite/_data/{name}" for name in carried}
     assert set(wheel["include"]) == {"/marlhf_lite", *(f"/data/{name}" for name in carried)}
-    for name in EMBEDDED_MODELS:
+    for name, dataset in EMBEDDED_MODELS.items():
         model = ROOT / "data" / name
-        assert (model / "config.json").is_file() and (model / "build.json").is_file()
+        assert (model / "config.json").is_file()
+        assert json.loads((model / "build.json").read_text())["arguments"]["task"] == dataset
         assert list(model.glob("*.safetensors"))
     assert list((ROOT / "marlhf_lite" / "config" / "presets").glob("*.yaml"))
 

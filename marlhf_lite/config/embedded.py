@@ -8,5 +8,9 @@ EMBEDDED_DEFAULTS: dict[str, dict] = {
     "tiny-webgpt": {"model": "tiny-gemma-webgpt", "max_response_length": 136},
     "tiny-code": {"model": "tiny-codegemma", "reward": "tests", "critic_init": "sft"},
 }
-OTHER_SIZES = ("tiny-gemma-small", "tiny-gemma-large")  # of tiny-gemma, for the trend over model sizes
-EMBEDDED_MODELS: tuple[str, ...] = (*(options["model"] for options in EMBEDDED_DEFAULTS.values()), *OTHER_SIZES)
+# Embedded model -> the data set whose text it has read. Two are other sizes of tiny-gemma.
+EMBEDDED_MODELS: dict[str, str] = {
+    **{options["model"]: name for name, options in EMBEDDED_DEFAULTS.items()},
+    "tiny-gemma-small": "tiny-tldr",
+    "tiny-gemma-large": "tiny-tldr",
+}

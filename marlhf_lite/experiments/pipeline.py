@@ -24,7 +24,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, set_seed
 
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import flatten
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
@@ -184,9 +184,9 @@ def _print_start(context: RunContext) -> None:
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
     model, dataset = options.model.model, options.data.dataset
-    read = [name for name, defaults in EMBEDDED_DEFAULTS.items() if defaults["model"] == model]
-    if read and dataset not in read:
-        print_main(f"note: {model} has read only {', '.join(read)}: on other data, scores mean little")
+    read = EMBEDDED_MODELS.get(model, dataset)
+    if dataset != read:
+        print_main(f"note: {model} has read only {read}: on other data, scores mean little")
 
 
 def open_run(path: Path, options: SimpleNamespace) -> RunFolder:
