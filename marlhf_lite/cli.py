@@ -257,7 +257,7 @@ def _judge(options: SimpleNamespace, folders: dict[str, Path]) -> None:
 
 
 def _study(options: SimpleNamespace, folders: dict[str, Path]) -> None:
-    from marlhf_lite.experiments.study import run_study
+    from marlhf_lite.lab.studies.study import run_study
 
     run_study(options.study)
 

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from marlhf_lite.lab.figures.case_study import case_study
 from marlhf_lite.macro import FixedNGram, Whole
-from marlhf_lite.plotting.case_study import case_study
 from marlhf_lite.utils.errors import InputError
 
 METHODS = ("SFT", "PPO", "MA-PPO", "SFT best-of-8")

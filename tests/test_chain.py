@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from marlhf_lite.experiments.chain_mdp import Chain, Critic, correlated, cosine, estimate, gradient
+from marlhf_lite.lab.credit.chain_mdp import Chain, Critic, correlated, cosine, estimate, gradient
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.utils.errors import InputError
 

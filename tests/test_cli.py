@@ -22,9 +22,9 @@ from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments import pipeline
+from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
 from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy
-from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.run_folder import RunFolder

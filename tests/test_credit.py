@@ -9,7 +9,7 @@ import torch
 from conftest import PROMPTS
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from marlhf_lite.evaluation.credit import (
+from marlhf_lite.lab.credit.credit import (
     compare_rankings,
     continue_responses,
     credit_seen,

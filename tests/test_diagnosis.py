@@ -6,8 +6,8 @@ import torch
 from conftest import PROMPTS
 from small_runs import batches, build
 
-from marlhf_lite.experiments.diagnosis import LADDER, Sizes, main, measure, read_options
-from marlhf_lite.experiments.results import rounded
+from marlhf_lite.lab.credit.diagnosis import LADDER, Sizes, main, measure, read_options
+from marlhf_lite.lab.studies.results import rounded
 
 SMALL = Sizes(prompts=4, continuations=4, alternatives=2, ranked=3, replicates=4)
 

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.options import DataConfig, ModelConfig, SFTStageConfig
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
-from marlhf_lite.tasks.tiny_tldr import corpus as embedded
-from marlhf_lite.tasks.tiny_tldr.corpus import (
+from marlhf_lite.lab.corpora import tiny_tldr as embedded
+from marlhf_lite.lab.corpora.tiny_tldr import (
     RATER_SHARPNESS,
     Quality,
     load_tiny_tldr,
@@ -25,6 +24,7 @@ from marlhf_lite.tasks.tiny_tldr.corpus import (
     make_post,
     make_summary,
 )
+from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
 from marlhf_lite.tasks.tiny_tldr.grammar import (
     FACTS,
@@ -65,7 +65,7 @@ def test_same_seed_same_pairs():
 
 
 def test_pairs_do_not_depend_on_the_process():
-    code = "from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs; import hashlib, json;"
+    code = "from marlhf_lite.lab.corpora.tiny_tldr import make_pairs; import hashlib, json;"
     code += "print(hashlib.sha256(json.dumps(make_pairs(50, 7)).encode()).hexdigest())"
     prints = set()
     for hash_seed in ("0", "12345"):

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from marlhf_lite.cli import main
-from marlhf_lite.tasks.tiny_hh import corpus as hh
-from marlhf_lite.tasks.tiny_webgpt import corpus as webgpt
+from marlhf_lite.lab.corpora import tiny_hh as hh
+from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
 from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.lab.figures import explorer as module
+from marlhf_lite.lab.figures.explorer import explore, rule_figure
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
 from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.plotting import explorer as module
-from marlhf_lite.plotting.explorer import explore, rule_figure
 
 pytest.importorskip("ipywidgets")
 TEXTS = {
@@ -132,7 +132,7 @@ def test_static_figure_without_a_browser(tokenizer, monkeypatch, alone):
     assert isinstance(explore(tokenizer, TEXTS, ramp), Figure) is alone
 
 
-ASK = "from marlhf_lite.plotting.explorer import headless; print(headless())"
+ASK = "from marlhf_lite.lab.figures.explorer import headless; print(headless())"
 
 
 def test_a_kernel_that_runs_without_a_browser_knows_it():
@@ -153,5 +153,5 @@ def test_a_kernel_of_jupyterlab_shows_widgets():
 
 
 def test_importing_it_needs_no_widgets():
-    code = "import sys; sys.modules['ipywidgets'] = None; import marlhf_lite.plotting.explorer"
+    code = "import sys; sys.modules['ipywidgets'] = None; import marlhf_lite.lab.figures.explorer"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,7 @@ from test_credit import END, LIMIT, WORTH, Letters, policy, reward
 from torch import nn
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.evaluation.gradients import (
+from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
     Estimator,
     compare_gradients,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from marlhf_lite.macro.signal_kept import break_even, signal_kept
+from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "figures" / "interactive"

@@ -13,7 +13,7 @@ from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import HumanJudge, find_answers, printable, run_judge, wrap
 from marlhf_lite.evaluation.judgments import Comparison, combine, judge_pairs, read_judgments, summary
 from marlhf_lite.evaluation.responses import fingerprint
-from marlhf_lite.plotting.judging import judge_by_hand
+from marlhf_lite.lab.figures.judging import judge_by_hand
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder

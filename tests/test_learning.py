@@ -8,9 +8,9 @@ from matplotlib import pyplot as plt
 from scipy import stats
 
 from marlhf_lite.config.options import StudyConfig
-from marlhf_lite.experiments.learning import learning_figures, learning_report, learning_table, sweep
-from marlhf_lite.experiments.results import stored_results, t_interval
-from marlhf_lite.experiments.study import load_study, plan, run_study
+from marlhf_lite.lab.studies.learning import learning_figures, learning_report, learning_table, sweep
+from marlhf_lite.lab.studies.results import stored_results, t_interval
+from marlhf_lite.lab.studies.study import load_study, plan, run_study
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 

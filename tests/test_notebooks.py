@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from nbclient import NotebookClient
 from PIL import Image
 
-from marlhf_lite.plotting.notebook import Profile, _sized, profile
+from marlhf_lite.lab.figures.notebook import Profile, _sized, profile
 from marlhf_lite.utils.errors import InputError
 
 HERE = Path(__file__).resolve().parent
@@ -88,11 +88,12 @@ def execute(monkeypatch, tmp_path):
 def test_runs_in_the_smoke_profile(path, execute):
     cells = execute(*[cell.source for cell in code_cells(path)])
     assert not errors(cells)
-    assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lite.plotting.notebook.setup"
+    assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lite.lab.figures.notebook.setup"
 
 
 SETUP = (
-    "import sys; from matplotlib import pyplot as plt; from marlhf_lite.plotting.notebook import setup, show; setup()"
+    "import sys; from matplotlib import pyplot as plt; "
+    "from marlhf_lite.lab.figures.notebook import setup, show; setup()"
 )
 
 
@@ -224,7 +225,7 @@ def test_lessons_have_exercises_and_symbols(path):
     assert words > 0.5 * code, f"{words} words of prose to {code} of code"
 
 
-# marlhf_lite.plotting.notebook
+# marlhf_lite.lab.figures.notebook
 
 
 def test_profile_comes_from_the_environment(monkeypatch):

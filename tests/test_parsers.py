@@ -20,6 +20,7 @@ from small_tokenizers import Pieces
 
 from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.config.parser import parse
+from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base
 from marlhf_lite.parsing import (
@@ -37,7 +38,6 @@ from marlhf_lite.parsing.base import check_sentences, leaves
 from marlhf_lite.parsing.link_grammar import align, read_constituents
 from marlhf_lite.parsing.registry import make_parser, make_rule
 from marlhf_lite.parsing.stanza import read_sentence, read_tree
-from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
 from marlhf_lite.tasks.tiny_tldr.grammar import FILLERS, detokenize
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import NAMES, Pieces, small_tokenizer
 
+from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule
 from marlhf_lite.parsing import (
     GrammarParser,
@@ -23,7 +24,6 @@ from marlhf_lite.parsing import (
     split_sentences,
 )
 from marlhf_lite.parsing.base import place_leaves
-from marlhf_lite.tasks.tiny_tldr.corpus import Quality, make_post, make_summary, summary_text
 from marlhf_lite.utils.errors import InputError
 
 

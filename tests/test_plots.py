@@ -3,8 +3,8 @@ import pytest
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 
+from marlhf_lite.lab.figures.programs import outcome_shares
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.plotting.programs import outcome_shares
 from marlhf_lite.utils.errors import InputError
 
 

@@ -15,8 +15,8 @@ from small_runs import early_letters, halted, noisy, run_child, same_checkpoints
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
 from marlhf_lite.config.parser import MAY_CHANGE
+from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
 from marlhf_lite.macro import RandomizedNGram
-from marlhf_lite.tasks.tiny_tldr.corpus import make_pairs
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.run_folder import RunFolder
 

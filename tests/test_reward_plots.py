@@ -8,7 +8,7 @@ from figure_checks import check_layout
 from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.plotting.reward_model import (
+from marlhf_lite.lab.figures.reward_model import (
     accuracy_against,
     bin_pairs,
     correlation,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.macro.signal_kept import break_even, signal_kept
+from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
 from marlhf_lite.utils.errors import InputError
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
+from marlhf_lite.lab.figures.macro_actions import draw_spans, length_histograms, spans_html, spans_of, token_pieces
+from marlhf_lite.lab.figures.trees import tree_cut, tree_figure, tree_text
 from marlhf_lite.macro import FixedNGram, MacroActions, Whole
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing
-from marlhf_lite.plotting.macro_actions import draw_spans, length_histograms, spans_html, spans_of, token_pieces
-from marlhf_lite.plotting.trees import tree_cut, tree_figure, tree_text
 from marlhf_lite.utils.errors import InputError
 
 PIECES = [" My", " sis", "ter", " left", " <b>", "&", "\n", "$x$", ""]

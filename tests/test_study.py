@@ -21,9 +21,9 @@ from made_up_results import made_up
 
 from marlhf_lite.cli import COMMANDS, main
 from marlhf_lite.config.options import StudyConfig
-from marlhf_lite.experiments import study as study_module
-from marlhf_lite.experiments.results import read_result, study_table
-from marlhf_lite.experiments.study import STAGES, Commands, changed_option, load_study, log_end, plan, run_study
+from marlhf_lite.lab.studies import study as study_module
+from marlhf_lite.lab.studies.results import read_result, study_table
+from marlhf_lite.lab.studies.study import STAGES, Commands, changed_option, load_study, log_end, plan, run_study
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
@@ -342,7 +342,7 @@ from pathlib import Path
 from marlhf_lite.cli import main
 from marlhf_lite.cli import COMMANDS
 from marlhf_lite.config.options import StudyConfig
-from marlhf_lite.experiments import study
+from marlhf_lite.lab.studies import study
 
 def make_start(run, folder, commands, reward_model):
     commands.run([run.start, "forever"], Path("x.log"))

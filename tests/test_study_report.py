@@ -9,9 +9,9 @@ import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.experiments.reports import COST_LEGEND, LEGEND, markdown, study_figures, study_report
-from marlhf_lite.experiments.results import by_method, crossed_interval, stored_results, student, study_table
-from marlhf_lite.experiments.study import load_study
+from marlhf_lite.lab.studies.reports import COST_LEGEND, LEGEND, markdown, study_figures, study_report
+from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
+from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 

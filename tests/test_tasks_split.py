@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.pipeline import RunContext, held_out_evaluation
-from marlhf_lite.experiments.results import stored_results
+from marlhf_lite.lab.studies.results import stored_results
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.splits import Task, split_rows
 from marlhf_lite.utils.errors import InputError

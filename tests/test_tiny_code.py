@@ -13,11 +13,11 @@ from test_programs_attacks import ready
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig, StudyConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.experiments.results import read_result
-from marlhf_lite.experiments.study import load_study, plan, run_study
+from marlhf_lite.lab.corpora.tiny_code import document, load_tiny_code, make_problem, make_rows, write, write_with_bug
+from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES
+from marlhf_lite.lab.studies.results import read_result
+from marlhf_lite.lab.studies.study import load_study, plan, run_study
 from marlhf_lite.tasks.programs import TestRunner, read_problem
-from marlhf_lite.tasks.tiny_code.corpus import document, load_tiny_code, make_problem, make_rows, write, write_with_bug
-from marlhf_lite.tasks.tiny_code.families import FAMILIES
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines

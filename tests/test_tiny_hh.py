@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
-from marlhf_lite.tasks.tiny_hh.corpus import (
+from marlhf_lite.lab.corpora.tiny_hh import (
     ASKED,
     CHATTER,
     PLANS,
@@ -25,6 +23,8 @@ from marlhf_lite.tasks.tiny_hh.corpus import (
     make_pairs,
     mistake,
 )
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 from marlhf_lite.tasks.tiny_hh.gold import HARM, HARMFUL, OTHER, THINGS, WRONG, gold_scores, inspect
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.evaluation.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
-from marlhf_lite.evaluation.gradients import Estimator
-from marlhf_lite.experiments import first_wrong_step
-from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.parsing.base import split_sentences
-from marlhf_lite.tasks.tiny_steps.corpus import (
+from marlhf_lite.lab.corpora.tiny_steps import (
     CARRY_SLIPS,
     OTHER_SLIP,
     STEPS,
@@ -30,6 +24,12 @@ from marlhf_lite.tasks.tiny_steps.corpus import (
     one_slip,
     write,
 )
+from marlhf_lite.lab.credit import first_wrong_step_study as first_wrong_step
+from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
+from marlhf_lite.lab.credit.gradients import Estimator
+from marlhf_lite.macro import FixedNGram
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.parsing.base import split_sentences
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.outputs import ModelOutputs

@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
-from marlhf_lite.tasks.tiny_webgpt.corpus import (
+from marlhf_lite.lab.corpora.tiny_webgpt import (
     CHECKED,
     FACTS,
     OBJECTS,
@@ -27,6 +25,8 @@ from marlhf_lite.tasks.tiny_webgpt.corpus import (
     mistake,
     state,
 )
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 from marlhf_lite.tasks.tiny_webgpt.gold import OTHER, UNSUPPORTED, gold_scores, inspect
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from inspect import getdoc
 from xml.sax.saxutils import escape, quoteattr
 
-from marlhf_lite.plotting.macro_actions import PALE
+from marlhf_lite.lab.figures.macro_actions import PALE
 from marlhf_lite.plotting.training import method_styles
 
 WIDTH = 800

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.lab.figures.macro_actions import token_pieces
 from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing, Sentence
-from marlhf_lite.plotting.macro_actions import token_pieces
 from marlhf_lite.training.rollout import from_texts
 
 HERE = Path(__file__).parent

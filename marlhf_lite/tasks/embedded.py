@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+from marlhf_lite.lab.corpora.tiny_code import load_tiny_code
+from marlhf_lite.lab.corpora.tiny_hh import load_tiny_hh
+from marlhf_lite.lab.corpora.tiny_steps import load_tiny_steps
+from marlhf_lite.lab.corpora.tiny_tldr import load_tiny_tldr
+from marlhf_lite.lab.corpora.tiny_umbrella import decisive_token, load_tiny_umbrella
+from marlhf_lite.lab.corpora.tiny_webgpt import load_tiny_webgpt
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.tasks.tiny_code.corpus import load_tiny_code
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
-from marlhf_lite.tasks.tiny_hh.corpus import load_tiny_hh
-from marlhf_lite.tasks.tiny_steps.corpus import load_tiny_steps
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
-from marlhf_lite.tasks.tiny_tldr.corpus import load_tiny_tldr
-from marlhf_lite.tasks.tiny_umbrella.corpus import decisive_token, load_tiny_umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
-from marlhf_lite.tasks.tiny_webgpt.corpus import load_tiny_webgpt
 
 # Name -> function of (number of pairs or None for the task's own, seed, part or "").
 EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {

@@ -1,9 +1,6 @@
-"""What generated corpora share: sentences with open slots, written and read back, and a rater's noisy preference."""
+"""Sentences with open slots, written and read back, which generated tasks share."""
 
-import math
-import random
 import re
-from collections.abc import Callable, Sequence
 
 SLOT = re.compile(r"\{(\w+)\}")
 
@@ -22,23 +19,3 @@ def pattern(template: str) -> re.Pattern:
 def sentences(text: str) -> list[str]:
     """The sentences of a text without their end marks."""
     return [part.strip() for part in re.split(r"[.!?\n]+", text) if part.strip()]
-
-
-def rated_pair(
-    rng: random.Random,
-    prompt: str,
-    write: Callable[[], str],
-    rate: Callable[[Sequence[str]], Sequence[float]],
-    sharpness: float,
-) -> dict[str, str]:
-    """Two different responses that `write` makes, as a preference pair of a rater who errs.
-
-    Bradley and Terry on the scores of `rate`: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
-    """
-    first = second = write()
-    while second == first:
-        second = write()
-    a, b = rate((first, second))
-    if rng.random() > 1 / (1 + math.exp(-sharpness * (a - b))):
-        first, second = second, first
-    return {"prompt": prompt, "chosen": first, "rejected": second}

@@ -15,9 +15,9 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.statistics import updates_to_reach
-from marlhf_lite.experiments.reports import dots
-from marlhf_lite.experiments.results import t_interval
-from marlhf_lite.macro.signal_kept import signal_kept
+from marlhf_lite.lab.credit.signal_kept import signal_kept
+from marlhf_lite.lab.studies.reports import dots
+from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
 from marlhf_lite.utils.jsonl import write_json
@@ -30,8 +30,8 @@ LEGEND = (
     "all updates. Differences are from the first method of each table, paired by seed, in square brackets the 95 % "
     "t-interval over seeds; there a run that never gets there counts with all its updates. Credit seen and explained "
     "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
-    "credit in its advantage, by the closed formula (`macro.signal_kept`), for a critic that sees nothing, what it was "
-    "measured to see, and all; the first is also the share of noise that comes with the score. Where there is noise, "
+    "credit in its advantage, by the closed formula (`lab.credit.signal_kept`), for a critic that sees nothing, what it "
+    "was measured to see, and all; the first is also the share of noise that comes with the score. Where there is noise, "
     "the credit seen is a share of credit and noise together."
 )
 

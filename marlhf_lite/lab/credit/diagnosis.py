@@ -1,6 +1,6 @@
 """Why do two methods differ, or not? What critic and estimators get of the credit, at a few moments of two short runs.
 
-    python -m marlhf_lite.experiments.diagnosis --sft runs/sft --rm runs/rm --seed 0
+    python -m marlhf_lite.lab.credit.diagnosis --sft runs/sft --rm runs/rm --seed 0
 
 Token-level PPO and MA-PPO (n = 5) train with the options of the study `main`. Before, while and after this, a sample of
 held-out prompts tells what share of the credit the critic sees, and how far each estimator's gradient is from an
@@ -21,18 +21,18 @@ from transformers import set_seed
 
 from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.config.parser import flatten, parse
-from marlhf_lite.evaluation import credit
-from marlhf_lite.evaluation.gradients import (
+from marlhf_lite.evaluation.statistics import Interval
+from marlhf_lite.experiments import pipeline
+from marlhf_lite.lab.credit import credit
+from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
     compare_gradients,
     policy_gradients,
     preset_estimator,
     sample_replicates,
 )
-from marlhf_lite.evaluation.statistics import Interval
-from marlhf_lite.experiments import pipeline
-from marlhf_lite.experiments.results import rounded
-from marlhf_lite.experiments.study import load_study
+from marlhf_lite.lab.studies.results import rounded
+from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_tokenizer

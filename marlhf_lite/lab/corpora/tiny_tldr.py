@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import nltk
 
+from marlhf_lite.lab.corpora.statements import rated_pair
 from marlhf_lite.tasks.splits import Task, check_part, generated_task
-from marlhf_lite.tasks.statements import rated_pair
 from marlhf_lite.tasks.templates import tldr_prompt
 from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
 from marlhf_lite.tasks.tiny_tldr.grammar import (

@@ -10,8 +10,8 @@ import pandas as pd
 
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.scores import to_frame
+from marlhf_lite.lab.figures.macro_actions import spans_html, token_pieces
 from marlhf_lite.macro import TerminationRule
-from marlhf_lite.plotting.macro_actions import spans_html, token_pieces
 from marlhf_lite.utils.errors import InputError
 
 SCORES = {"rm_score": "RM score", "gold": "gold score", "kl": "KL (nats)", "tokens": "tokens", "ended": "EOS"}

@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from marlhf_lite.lab.corpora.statements import rated_pair
 from marlhf_lite.tasks.splits import Task, check_part, generated_task
-from marlhf_lite.tasks.statements import rated_pair
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_webgpt.gold import PHRASE, STATEMENT, WRONG, gold_scores, label_sentences
 

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.lab.figures.macro_actions import COLOURS, draw_spans, token_pieces
 from marlhf_lite.macro import describe, macro_values
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.plotting.macro_actions import COLOURS, draw_spans, token_pieces
 from marlhf_lite.utils.errors import InputError
 
 _HEADLESS = "--HistoryManager.hist_file=:memory:"  # nbclient, on which they all stand, starts a kernel with this

@@ -22,8 +22,8 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.config.parser import preset_file, read_yaml
-from marlhf_lite.evaluation.credit import RESAMPLES, continue_responses
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
+from marlhf_lite.lab.credit.credit import RESAMPLES, continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.outputs import ModelOutputs, OldOutputs

@@ -1,6 +1,6 @@
 """Which estimator blames the step that was wrong? A trained policy and its critic, on held-out `tiny-steps` prompts.
 
-    python -m marlhf_lite.experiments.first_wrong_step --sft runs/sft --policy runs/ppo
+    python -m marlhf_lite.lab.credit.first_wrong_step_study --sft runs/sft --policy runs/ppo
 
 The policy of a PPO run answers held-out prompts. For the responses that fail by a wrong step, the table has the share
 of the negative advantage that falls on the first wrong step, and on the steps before it, by estimator; all estimators
@@ -21,10 +21,10 @@ from transformers import set_seed
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import parse
-from marlhf_lite.evaluation.first_wrong_step import blame_by_estimator
-from marlhf_lite.evaluation.gradients import Estimator, preset_estimator
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.experiments import pipeline
+from marlhf_lite.lab.credit.first_wrong_step import blame_by_estimator
+from marlhf_lite.lab.credit.gradients import Estimator, preset_estimator
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, load_tokenizer

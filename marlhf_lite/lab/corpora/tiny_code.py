@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES, Family, Part, draw, draw_argument
 from marlhf_lite.tasks.splits import Task, check_part, generated_task
-from marlhf_lite.tasks.tiny_code.families import FAMILIES, Family, Part, draw, draw_argument
 
 DEFAULT_SIZE = 4000
 HIDDEN, EXAMPLES = 5, 2

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from marlhf_lite.plotting.macro_actions import COLOURS
+from marlhf_lite.lab.figures.macro_actions import COLOURS
 from marlhf_lite.utils.errors import InputError
 
 

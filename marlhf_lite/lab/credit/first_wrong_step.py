@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marlhf_lite.evaluation.gradients import Estimator, as_trainer
+from marlhf_lite.lab.credit.gradients import Estimator, as_trainer
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.tasks.tiny_steps.gold import verify
 from marlhf_lite.training.ppo import PPOTrainer

@@ -9,8 +9,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from marlhf_lite.lab.corpora.statements import rated_pair
 from marlhf_lite.tasks.splits import Task, check_part, generated_task
-from marlhf_lite.tasks.statements import rated_pair, slots
+from marlhf_lite.tasks.statements import slots
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
 

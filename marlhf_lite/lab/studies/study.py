@@ -1,6 +1,6 @@
 """A study: methods times seeds. Each run is a few `marlhf` command lines and leaves one small result file.
 
-The protocol is a YAML file, fixed before the first run; see studies/main.yaml. All methods of a seed start from the
+The protocol is a YAML file, fixed before the first run; see protocols/main.yaml. All methods of a seed start from the
 same SFT model and reward model, which are trained first. Runs that have a result are not repeated, and a study that
 was interrupted resumes when it is started again.
 """
@@ -30,13 +30,13 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.groups import GROUPS, OPTIONS
 from marlhf_lite.config.options import StudyConfig
 from marlhf_lite.config.parser import flatten, parse, preset_file, read_yaml
-from marlhf_lite.experiments.results import collect_curve, collect_result, read_result, rounded
+from marlhf_lite.lab.studies.results import collect_curve, collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG
 
-STUDIES = Path(str(files("marlhf_lite"))) / "experiments" / "studies"
+STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]
 # Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
 TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
@@ -88,7 +88,7 @@ class Study:
     target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
-    # A gold score: the outcome is how soon training gets there (`experiments.learning`), and nothing is evaluated.
+    # A gold score: the outcome is how soon training gets there (`lab.studies.learning`), and nothing is evaluated.
     threshold: float | None = None
 
     @property
@@ -114,7 +114,7 @@ def load_study(name: str) -> Study:
             close = difflib.get_close_matches(str(key), KEYS, n=1) or KEYS
             raise InputError(f"{path}: unknown key {key}: did you mean {', '.join(close)}?")
         if not isinstance(value, KEYS[key]):
-            raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in studies/main.yaml")
+            raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml")
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
     _check(study, path)
     for key in ("baseline", "target_method"):
@@ -306,8 +306,8 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
-    from marlhf_lite.experiments.learning import learning_report  # matplotlib takes seconds
-    from marlhf_lite.experiments.reports import study_report
+    from marlhf_lite.lab.studies.learning import learning_report  # matplotlib takes seconds
+    from marlhf_lite.lab.studies.reports import study_report
 
     figures = results / "figures" if custom else Path("figures") / study.name
     report = study_report if study.threshold is None else learning_report

@@ -1,0 +1,1 @@
+"""The laboratory: what this project's lessons and studies need, and nobody who trains."""

@@ -1,0 +1,25 @@
+"""A rater's noisy preference, which all generated corpora share."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+
+def rated_pair(
+    rng: random.Random,
+    prompt: str,
+    write: Callable[[], str],
+    rate: Callable[[Sequence[str]], Sequence[float]],
+    sharpness: float,
+) -> dict[str, str]:
+    """Two different responses that `write` makes, as a preference pair of a rater who errs.
+
+    Bradley and Terry on the scores of `rate`: P(a preferred to b) = sigmoid(sharpness · (score_a − score_b)).
+    """
+    first = second = write()
+    while second == first:
+        second = write()
+    a, b = rate((first, second))
+    if rng.random() > 1 / (1 + math.exp(-sharpness * (a - b))):
+        first, second = second, first
+    return {"prompt": prompt, "chosen": first, "rejected": second}

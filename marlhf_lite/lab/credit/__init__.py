@@ -1,0 +1,1 @@
+"""What estimators of advantages get of the credit."""

@@ -1,0 +1,1 @@
+"""Figures and set-up of the lessons."""

@@ -1,0 +1,1 @@
+"""Studies: protocols, runs, results and their tables."""

@@ -1,1 +1,0 @@
-"""The embedded task `tiny-code`: short programs from specifications of one line."""
