@@ -266,6 +266,30 @@ def test_critic_warm_up_trains_the_critic_alone(make, changes):
     assert steps == [2 * each, 2 * each + 2 * alone]  # no moments of updates that were not made
 
 
+@pytest.mark.parametrize("kind", ["constant", "linear"])
+def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
+    """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
+
+    def rates(updates, critic_warmup):
+        trainer, seen = (
+            make(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind),
+            [],
+        )
+        step = trainer.optimizer.step
+        trainer.optimizer.step = lambda: (
+            seen.append(
+                {g["name"]: g["lr"] / trainer.learning_rates[g["name"]] for g in trainer.optimizer.param_groups}
+            ),
+            step(),
+        )
+        trainer.train()
+        return [[row[name] for row in seen] for name in NAMES]
+
+    (policy, critic), (later, counted_on) = rates(4, 0), rates(6, 2)
+    assert later[2:] == pytest.approx(policy) and policy[:3] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert critic == policy and counted_on == pytest.approx(rates(6, 0)[1])
+
+
 def test_the_last_token_alone(make):
     trainer = make(macro_config=MacroConfig(last_token_alone=True))
     rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))

@@ -29,7 +29,7 @@ def make_optimizer(
 
 
 def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float:
-    """The share of the peak learning rate in an update, which counts from 0, of `total`.
+    """The share of the peak learning rate in an update of a role, which counts from 0, of `total` in which it moves.
 
     It rises linearly over the warm-up and stays, or falls to 0 behind the last update, linearly or as half a cosine.
     """

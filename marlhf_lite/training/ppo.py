@@ -442,9 +442,15 @@ class PPOTrainer:
         return torch.nan_to_num(x, 0.0, 0.0, 0.0)
 
     def _set_learning_rates(self) -> None:
-        """The schedule counts updates, however many optimizer steps each has."""
-        share = learning_rate_share(self.config, self.updates_done, self.total_updates)
+        """Each role's schedule counts the updates in which it moves, however many optimizer steps each has.
+
+        The critic counts all of them, so a critic that learns alone first has its full rate when the policy begins; the
+        policy counts from the first update after `critic_warmup`, so its own warm-up is the same with and without it.
+        """
         for group in self.optimizer.param_groups:
+            waits = self.config.critic_warmup if group["name"] == "policy" else 0
+            done = max(self.updates_done - waits, 0)  # no matter while it waits: it has no gradient then
+            share = learning_rate_share(self.config, done, self.total_updates - waits)
             group["lr"] = self.learning_rates[group["name"]] * share
 
     # -- after an update ----------------------------------------------------------------------------------------------
