@@ -43,9 +43,3 @@ class Cells:
             return json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table: the first column left, the others right."""
-    lines = [head, [":--"] + ["--:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

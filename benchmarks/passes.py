@@ -4,11 +4,11 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from cells import markdown
 from synthetic import options, shaped_trainer
 
 from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.training.rollout import generate
+from marlhf_lite.utils.tables import markdown
 
 ROLES = ("policy", "critic", "reference", "reward")
 CASES = {"one step": {}, "whitened": {"whiten": True}, "4 epochs": {"num_ppo_epochs": 4}}

@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
-from cells import RESULTS, Cells, markdown
+from cells import RESULTS, Cells
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from synthetic import SHAPES, check_lengths, make_prompts, make_trainer, options, write_model
@@ -30,6 +30,7 @@ from tqdm import tqdm
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.plotting.training import STYLE, WIDTH, caption, save
+from marlhf_lite.utils.tables import markdown
 
 FIGURE = Path(__file__).parents[1] / "figures" / "benchmarks" / "scaling.png"
 AXES = {

@@ -29,7 +29,7 @@ from unittest import mock
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from cells import RESULTS, Cells, markdown
+from cells import RESULTS, Cells
 from passes import CASES, count_passes, passes_table
 from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_trainer, write_model
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,6 +44,7 @@ from marlhf_lite.training import ppo as ppo_module
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.tables import markdown
 
 PHASES = ("generation", "scoring", "training", "macro operations", "parsing", "logging", "rest")
 

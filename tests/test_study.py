@@ -218,7 +218,6 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_stored_results_count_as_done(name, capsys):
-    """They were made before options were renamed."""
     run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
     *lines, last = capsys.readouterr().out.splitlines()
     assert all(line.endswith(" done") for line in lines) and last == f"{len(lines)} runs, {len(lines)} done"
@@ -240,9 +239,7 @@ def test_what_does_not_change_results_is_no_change(small):
     assert changed_option(other, stored) == ""
     del stored["options"]["gamma"]  # written before there was such an option
     assert changed_option(run, stored) == ""
-    stored["options"]["clip"] = stored["options"].pop("cliprange")  # written before it was renamed
-    assert changed_option(run, stored) == ""
-    stored["options"]["clip"] = 0.3
+    stored["options"]["cliprange"] = 0.3
     assert changed_option(run, stored) == "cliprange was 0.3, now 0.2"
 
 

@@ -33,8 +33,10 @@ from measuring import TURN
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
-from cells import RESULTS, Cells, markdown
+from cells import RESULTS, Cells
 from synthetic import SHAPES, make_prompts, write_model
+
+from marlhf_lite.utils.tables import markdown
 
 HERE = Path(__file__).parent
 VENV = HERE / ".venv"

@@ -20,6 +20,7 @@ from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.training.metrics import kl_terms
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
 
 SCORES = ("rm_score", "gold")
@@ -184,10 +185,7 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:
 
     A value that is an interval (mean, low, high) shows all three; behind a score stands its gain, if there is one.
     """
-    names = [name for name in columns if any(name in row for row in rows)]
-    lines = [[columns[name] for name in names], ["---"] * len(names)]
-    lines += [[_cell(row, name) for name in names] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return tables.table(rows, columns, _cell)
 
 
 def _cell(row: Mapping, name: str) -> str:
@@ -195,7 +193,12 @@ def _cell(row: Mapping, name: str) -> str:
     if value is None:
         return "-"
     if isinstance(value, Mapping):
-        return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
-    text = f"{value:.2f}" if isinstance(value, float) else str(value)
+        return _interval(value)
+    text = tables.number(value) if isinstance(value, float) else str(value)
     gain = row.get(f"{name}_gain")
-    return text + (f" ({gain['mean']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}])" if gain else "")
+    return text + (f" ({_interval(gain, '+.2f')})" if gain else "")
+
+
+def _interval(value: Mapping, form: str = ".2f") -> str:
+    mean, low, high = (tables.number(value[key], form) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"

@@ -20,6 +20,7 @@ from marlhf_lite.lab.studies.reports import dots
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
+from marlhf_lite.utils import tables
 from marlhf_lite.utils.jsonl import write_json
 
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, before it is compared with the threshold
@@ -30,9 +31,9 @@ LEGEND = (
     "all updates. Differences are from the first method of each table, paired by seed, in square brackets the 95 % "
     "t-interval over seeds; there a run that never gets there counts with all its updates. Credit seen and explained "
     "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
-    "credit in its advantage, by the closed formula (`lab.credit.signal_kept`), for a critic that sees nothing, what it "
-    "was measured to see, and all; the first is also the share of noise that comes with the score. Where there is noise, "
-    "the credit seen is a share of credit and noise together."
+    "credit in its advantage, by the closed formula (`lab.credit.signal_kept`), for a critic that sees nothing, what "
+    "it was measured to see, and all; the first is also the share of noise that comes with the score. Where there is "
+    "noise, the credit seen is a share of credit and noise together."
 )
 
 
@@ -119,27 +120,27 @@ def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], thres
     heads = ["method", f"updates to {threshold:g}", "difference", "area", "difference", *CRITIC.values(), "credit kept"]
     parts = []
     for group, names in groups.items():
-        lines = [heads, ["---"] * len(heads)] + [_line(row) for row in rows if row["group"] == group]
+        lines = [_line(row) for row in rows if row["group"] == group]
         title = [f"**{group}**, differences from {names[0]}"] if group else []
-        parts.append("\n".join([*title, "", *("| " + " | ".join(line) + " |" for line in lines)]))
+        parts.append("\n".join([*title, "", tables.markdown(heads, lines)]))
     return "\n\n".join([*parts, LEGEND.format(window=WINDOW, threshold=threshold)])
 
 
 def _line(row: Mapping) -> list[str]:
     reached, median = row["updates"]["by_seed"], row["updates"]["median"]
     updates = f"{'never' if median is None else f'{median:g}'} ({'; '.join(str(x or 'never') for x in reached)})"
-    area = f"{row['area']['mean']:.2f} ({'; '.join(f'{x:.2f}' for x in row['area']['by_seed'])})"
+    area = f"{tables.number(row['area']['mean'])} ({'; '.join(map(tables.number, row['area']['by_seed']))})"
     gaps = [_gap(row.get(f"{key}_difference"), form) for key, form in (("updates", "+.1f"), ("area", "+.2f"))]
-    critic = [f"{row[key]:.2f}" if key in row else "-" for key in CRITIC]
-    kept = " / ".join(f"{share:.2f}" for share in row["kept"]) if "kept" in row else "-"
+    critic = [tables.number(row[key]) if key in row else "-" for key in CRITIC]
+    kept = " / ".join(map(tables.number, row["kept"])) if "kept" in row else "-"
     return [row["method"], updates, gaps[0], area, gaps[1], *critic, kept]
 
 
 def _gap(value: Mapping | None, form: str) -> str:
     if value is None:
         return "-"
-    interval = "" if value["low"] is None else f" [{value['low']:{form}}, {value['high']:{form}}]"
-    return f"{value['mean']:{form}}{interval}"
+    interval = "" if value["low"] is None else f" [{', '.join(tables.number(value[x], form) for x in ('low', 'high'))}]"
+    return tables.number(value["mean"], form) + interval
 
 
 def learning_figures(

@@ -14,6 +14,7 @@ from marlhf_lite.lab.figures.programs import outcome_shares
 from marlhf_lite.lab.studies.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.tables import number, table
 
 LEGEND = (
     "After a mean: ± its standard deviation over seeds (N−1), in square brackets its 95 % interval for other seeds and "
@@ -45,30 +46,23 @@ def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str 
     costs = {"method": "method"} | {name: f"{text} to {target_method}'s final {score}" for name, text in COSTS.items()}
     costs |= {f"cost_{name}": f"{text} in all" for name, text in COSTS.items()}
     costs[EXPLAINED] = "critic: explained variance of the score"
-    parts = [_table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}), LEGEND]
+    parts = [table(rows, heads | {"kl": "KL (nats)", "tokens": "length"}, _cell), LEGEND]
     trained = [row for row in rows if "cost_updates" in row]
-    return "\n\n".join(parts + ([_table(trained, costs), COST_LEGEND] if trained else []))
+    return "\n\n".join(parts + ([table(trained, costs, _cell), COST_LEGEND] if trained else []))
 
 
-def _table(rows: Sequence[Mapping], heads: Mapping[str, str]) -> str:
-    names = [name for name in heads if any(name in row for row in rows)]
-    lines = [[heads[name] for name in names], ["---"] * len(names)]
-    lines += [[_cell(row.get(name), name) for name in names] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _cell(value, name: str) -> str:
-    is_cost = name.removeprefix("cost_") in COSTS
+def _cell(row: Mapping, name: str) -> str:
+    value, is_cost = row.get(name), name.removeprefix("cost_") in COSTS
     if not isinstance(value, Mapping):
         digits = 0 if is_cost else 2 if name == EXPLAINED else 1
-        return "-" if value is None else value if isinstance(value, str) else f"{value:.{digits}f}"
-    form = "{:.0f}" if is_cost else "{:.2f}"
-    seeds = "; ".join("never" if x is None else form.format(x) for x in value["by_seed"])
+        return "-" if value is None else value if isinstance(value, str) else number(value, f".{digits}f")
+    form = ".0f" if is_cost else ".2f"
+    seeds = "; ".join("never" if x is None else number(x, form) for x in value["by_seed"])
     if value["mean"] is None:
         return f"({seeds})"
-    text = form.format(value["mean"])
-    text += f" ± {value['std']:.2f}" if value.get("std") is not None else ""
-    text += f" [{form.format(value['low'])}, {form.format(value['high'])}]" if value.get("low") is not None else ""
+    text = number(value["mean"], form)
+    text += f" ± {number(value['std'])}" if value.get("std") is not None else ""
+    text += f" [{number(value['low'], form)}, {number(value['high'], form)}]" if value.get("low") is not None else ""
     return f"{text} ({seeds})"
 
 

@@ -56,21 +56,6 @@ OWN = {f.name for f in fields(GROUPS["run"])} - {"seed"}
 OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
 # Options that no result depends on.
 FREE = OWN | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
-# Option -> its name in results that are older than its renaming.
-RENAMED = {
-    "attn_implementation": "attention",
-    "cliprange": "clip",
-    "cliprange_value": "value_clip",
-    "dataset_streaming": "streaming",
-    "loss_type": "grpo_loss",
-    "lora_target_modules": "lora_targets",
-    "lr_scheduler_type": "sft_lr_scheduler",
-    "num_generations": "group_size",
-    "num_mini_batches": "minibatches",
-    "num_ppo_epochs": "ppo_epochs",
-    "per_device_train_batch_size": "sft_micro_batch_size",
-    "warmup_ratio": "sft_warmup_ratio",
-}
 
 
 # The protocol
@@ -254,7 +239,7 @@ def changed_option(run: Run, result: dict) -> str:
     """Name the first option that a stored result was made with another value of; empty if there is none."""
     stored = result["options"]
     for name, value in json.loads(json.dumps(run.options)).items():
-        before = stored.get(name, stored.get(RENAMED.get(name), value))  # a newer option had its default
+        before = stored.get(name, value)  # a newer option had its default
         if before != value:
             return f"{name} was {before}, now {value}"
     return ""

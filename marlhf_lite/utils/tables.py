@@ -1,0 +1,23 @@
+"""Markdown tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table of these cells."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows])
+
+
+def table(rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[Mapping, str], str]) -> str:
+    """Return a Markdown table with a line a row; `cell(row, name)` writes a cell.
+
+    `columns` are names in the rows, and their headings; those that no row has are left out.
+    """
+    names = [name for name in columns if any(name in row for row in rows)]
+    return markdown([columns[name] for name in names], [[cell(row, name) for name in names] for row in rows])
+
+
+def number(value: float, form: str = ".2f") -> str:
+    """Write a number; what rounds to −0 is written as 0. `form` is a format such as ".2f", or "+.1f" with a sign."""
+    sign = "+" if form.startswith("+") else ""
+    return format(value, f"{sign}z{form.removeprefix('+')}")
