@@ -75,6 +75,10 @@ class Study:
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
     # A gold score: the outcome is how soon training gets there (`lab.studies.learning`), and nothing is evaluated.
     threshold: float | None = None
+    window: int = 3  # updates in the mean that is compared with the threshold
+    # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D. The first
+    # one is the primary outcome, the others are exploration; within a factor of `margin` two methods are called equal.
+    contrasts: dict[str, dict] = field(default_factory=dict)
 
     @property
     def reward_model(self) -> bool:
@@ -83,7 +87,7 @@ class Study:
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
-KEYS |= {"figures": dict, "threshold": float}  # key of a protocol -> its type
+KEYS |= {"figures": dict, "threshold": float, "window": int, "contrasts": dict}  # key of a protocol -> its type
 
 
 def load_study(name: str) -> Study:
@@ -133,6 +137,12 @@ def _check(study: Study, path: Path) -> None:
     for figure, names in study.figures.items():
         if not isinstance(names, list) or not set(names) <= set(study.methods):
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
+    for name, contrast in study.contrasts.items():
+        ratio = contrast.get("ratio", []) if isinstance(contrast, dict) else []
+        if len(ratio) not in (2, 4) or not set(ratio) <= set(study.methods) or study.threshold is None:
+            raise InputError(
+                f"{path}: contrasts, {name}: {contrast}: give a ratio of two or four methods, and a threshold"
+            )
 
 
 def run_name(method: str, seed: int) -> str:
