@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram, Shuffled, TerminationRule, Whole
+from marlhf_lite.macro import FixedNGram, Listed, MacroActions, RandomizedNGram, Shuffled, TerminationRule, Whole
 
 quick = settings(max_examples=60, deadline=None)
 ragged = st.tuples(st.lists(st.integers(0, 80), max_size=6), st.integers(0, 5))
@@ -38,6 +38,20 @@ def test_fixed_by_hand_without_an_empty_last_macro_action():
     assert FixedNGram(3)(mask_of([7, 6, 1, 0])).spans() == [[(0, 3), (3, 6), (6, 7)], [(0, 3), (3, 6)], [(0, 1)], []]
     for n in (1, 2, 3, 4, 12):
         assert FixedNGram(n)(mask_of([13])).lengths.min() >= 1
+
+
+@quick
+@given(ragged, st.lists(st.integers(1, 12), min_size=1, max_size=5))
+def test_listed_matches_a_loop(shape, lengths):
+    counts, tail = shape
+    expected = []
+    for count in counts:
+        left, row = count, []
+        while left:
+            row.append(min(left, lengths[min(len(row), len(lengths) - 1)]))
+            left -= row[-1]
+        expected.append(row)
+    assert lengths_of(Listed(tuple(lengths))(mask_of(counts, tail))) == expected
 
 
 def test_infinity_whole_and_large_n_agree():
@@ -99,7 +113,7 @@ def test_randomized_order_is_uniform():
     assert len({tuple(row) for row in macro.lengths[:200].tolist()}) == 200
 
 
-@pytest.mark.parametrize("rule", [FixedNGram(3), FixedNGram(math.inf), RandomizedNGram(), Whole()])
+@pytest.mark.parametrize("rule", [FixedNGram(3), FixedNGram(math.inf), Listed((1, 3)), RandomizedNGram(), Whole()])
 def test_rules_share_the_protocol(rule):
     assert isinstance(rule, TerminationRule)
     mask = mask_of([4, 2])

@@ -183,6 +183,7 @@ class MacroConfig(Checked):
     termination: Literal[
         "fixed",
         "randomized",
+        "listed",
         "whole",
         "perplexity",
         "sentence",
@@ -192,8 +193,9 @@ class MacroConfig(Checked):
         "cutpoints",
     ] = option(
         "fixed",
-        "Termination rule of macro actions (section 3.2.1); value_change, cutpoints: where the critic's value changes "
-        "most, or the policy was least sure; sentence_shuffled: lengths of sentences in random order, a control.",
+        "Termination rule of macro actions (section 3.2.1); listed: --lengths in order, the last again and again; "
+        "value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
+        "sentence_shuffled: lengths of sentences in random order, a control.",
     )
     n: str = option(
         "5",
@@ -201,7 +203,7 @@ class MacroConfig(Checked):
         "token-level PPO.",
     )
     last_token_alone: bool = option(False, "The last token always as a macro action of its own (released code).")
-    lengths: str = option("2,3,5,10", "Lengths for randomized, comma-separated (released code: 1,2,3,5,10).")
+    lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10) and listed, comma-separated.")
     perplexity_rule: Literal["macro", "prefix", "token"] = option(
         "macro",
         "Perplexity that may not rise, for perplexity: the macro action's (section 3.2.1), that of the response so far "

@@ -22,6 +22,7 @@ from marlhf_lite.macro.perplexity import Perplexity
 from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import (
     FixedNGram,
+    Listed,
     RandomizedNGram,
     Shuffled,
     TerminationRule,
@@ -33,6 +34,7 @@ from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, ma
 __all__ = [
     "FixedNGram",
     "LargestChange",
+    "Listed",
     "MacroActions",
     "Perplexity",
     "RandomizedNGram",

@@ -100,6 +100,24 @@ class RandomizedNGram:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """Lengths in the order of a list, the last one again and again: (1, 11, 8) cuts behind tokens 1, 12, 20, 28, ..."""
+
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise InputError("lengths: expected at least one length")
+        for place, n in enumerate(self.lengths):
+            check_int(f"lengths[{place}]", n, least=1)
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        check_mask(mask)
+        ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
+        return MacroActions.from_starts(starts_at(ends.expand(len(mask), -1), mask.shape[1]), mask)
+
+
+@dataclass(frozen=True)
 class Shuffled:
     """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
 

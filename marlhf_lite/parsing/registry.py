@@ -7,7 +7,16 @@ from collections.abc import Callable
 from functools import cache
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Shuffled, TerminationRule, Whole
+from marlhf_lite.macro import (
+    FixedNGram,
+    LargestChange,
+    Listed,
+    Perplexity,
+    RandomizedNGram,
+    Shuffled,
+    TerminationRule,
+    Whole,
+)
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
 
@@ -20,6 +29,7 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
     "fixed": lambda config, seed: FixedNGram(_tokens(config.n)),
     "randomized": lambda config, seed: RandomizedNGram(_integers("lengths", config.lengths.split(",")), seed=seed),
+    "listed": lambda config, seed: Listed(_integers("lengths", config.lengths.split(","))),
     "whole": lambda config, seed: Whole(),
     "perplexity": lambda config, seed: Perplexity(config.perplexity_rule, config.perplexity_early),
     "sentence": lambda config, seed: Sentence(),
