@@ -1,4 +1,4 @@
-"""The site of `make book`: README, lessons, solutions, figures to play with and glossary, made by Sphinx.
+"""The site of `make book`: README, docs, lessons, solutions, figures to play with and glossary, made by Sphinx.
 
 Outputs of notebooks stand as committed: nothing is executed. The site needs no network, neither to build nor to read.
 """
@@ -19,9 +19,10 @@ copyright = "marlhf_lite contributors; MIT licence, for text and code"
 html_title = "MA-RLHF, taught and reproduced"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
 root_doc = "README"
-include_patterns = ["*.md", "notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md", "data/results/**/*.md"]
+include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md"]
+include_patterns += ["notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
 exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
-suppress_warnings = ["toc.not_included"]  # result tables are reached from README
+suppress_warnings = ["toc.not_included"]  # result tables are reached from docs/results
 
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"  # tables and formulas in outputs
@@ -52,7 +53,8 @@ def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
     lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
     solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
-    reference = [f"{PLAY}/README", "GLOSSARY", "CHANGELOG"]
+    reference = ["docs/results", "docs/guide", "docs/tasks", "docs/scaling", "benchmarks/README"]
+    reference += [f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
     return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())
 

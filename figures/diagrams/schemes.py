@@ -141,14 +141,14 @@ def house(c: Canvas) -> None:
             c.arrow((x, y + 22), (x - 15, y + 22))
     c.arrow((704, 142), (704, 175))
     c.text(28, 282, "A room imports only from rooms before it:", bold=True, anchor="start")
-    names = "utils config macro tasks parsing models training evaluation plotting experiments cli.py".split()
+    names = "utils config macro tasks parsing models training evaluation plotting experiments lab cli.py".split()
     for i, name in enumerate(names):
         x, y = 28 + 125.6 * (i % 6), 300 + 44 * (i // 6)
         c.box(x, y, 116, 34, name, MACRO if name == "macro" else FAINT)
     c.note(
         404,
         "Orange: macro/, the idea itself, pure tensor functions without a model. experiments/ strings the steps "
-        "together into runs and studies, cli.py is the command line.",
+        "together into runs, lab/ holds what lessons and studies need, cli.py is the command line.",
     )
 
 
