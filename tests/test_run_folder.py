@@ -38,7 +38,7 @@ def test_environment_says_what_ran():
     found = environment()
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["torch"] == torch.__version__
-    assert found["threads"] == torch.get_num_threads()
+    assert found["threads"] == torch.get_num_threads() and found["processor"]
     assert set(run_folder.PACKAGES) <= set(found)
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(found["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
@@ -66,6 +66,14 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     git("add", ".")
     git("commit", "-m", "this project")
     (tmp_path / "untracked").write_text("")
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, False)
+    result = tmp_path / "data" / "results" / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text("")
+    git("add", ".")
+    git("commit", "-m", "a result")
+    result.write_text("of another run")
     commit = git("rev-parse", "HEAD").stdout.strip()
     assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, False)
     copy.write_text("changed")

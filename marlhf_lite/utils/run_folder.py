@@ -165,15 +165,16 @@ def _read_config(path: Path) -> dict:
 
 
 def environment() -> dict:
-    """Everything a result depends on besides its config: versions, commit, date (UTC), platform and threads.
+    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processor and threads.
 
     A missing package has version None; outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that
-    a tracked file differs from the commit.
+    a tracked file differs from the commit; results and figures, which studies write and no run reads, do not count.
     """
     import torch  # here, because reading run folders needs no torch
 
     commit = _git("rev-parse", "HEAD") if _git("ls-files", "--error-unmatch", Path(__file__).name) else None
-    status = _git("status", "--porcelain", "--untracked-files=no") if commit else None
+    read = (":/", *(f":(top,exclude){folder}" for folder in ("data/results", "figures")))
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", *read) if commit else None
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -181,8 +182,20 @@ def environment() -> dict:
         "git_dirty": None if status is None else bool(status),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _processor() -> str:
+    """The processor's model. Another one sums in another order, so that the same seed parts from a stored run there."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    names = ("model name", "cpu family", "model", "stepping")
+    return ", ".join(f"{name} {found[name]}".removeprefix("model name ") for name in names if name in found)
 
 
 def _version(package: str) -> str | None:
