@@ -250,7 +250,7 @@ def _compare(options: SimpleNamespace, folders: dict[str, Path]) -> None:
 
 
 def _judge(options: SimpleNamespace, folders: dict[str, Path]) -> None:
-    from marlhf_lite.evaluation.judges import run_judge
+    from marlhf_lite.evaluation.judge_answers import run_judge
 
     if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, not once a process
         run_judge(options)
@@ -361,7 +361,7 @@ COMMANDS = {
         "marlhf compare --answers runs/a,runs/b --baseline SFT",
     ),
     "judge": Command(
-        "Win rates by a judge: gold, rm, an endpoint, a local model, or you.",
+        "Win rates by a judge: gold, rm, an endpoint, or you.",
         ("judge", "endpoint", "rm_input", "model", "length", "seed"),
         _judge,
         "marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human",

@@ -6,15 +6,15 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from marlhf_lite.evaluation.judge_prompts import CRITERIA, instructions, letter_prompt, mark, material, parse_judgment
+from marlhf_lite.evaluation.judge_prompts import CRITERIA, instructions, mark, material, parse_judgment
 from marlhf_lite.evaluation.judgments import (
     Comparison,
     Judge,
     Judgment,
     NotJudged,
-    combine,
     draw_pairs,
     judge_pairs,
     make_pairs,
@@ -77,35 +77,26 @@ def test_pairs_match_by_prompt_whatever_the_order_of_rows():
     assert {p.id for p in make_pairs(shuffled, "SFT", "P")} == {p.id for p in pairs}  # of the prompt, not of the run
 
 
-def test_pairs_match_by_id_where_there_is_one_so_that_a_prompt_may_come_twice():
-    orders = (("M", (0, 1)), ("P", (1, 0)))
-    table = [{"id": i, "prompt": "same", "method": m, "response": f"{m}{i}"} for m, order in orders for i in order]
-    assert [(p.id, p.first, p.second) for p in make_pairs(table, "M", "P")] == [("0", "M0", "P0"), ("1", "M1", "P1")]
-
-
 @pytest.mark.parametrize(
-    "table, words",
+    "table, word",
     [
-        ([*rows("M"), *rows("P", prompts=("p",))], ["M and P", "(1, such as 'q')"]),
-        ([*rows("M", prompts=("p",)), *rows("P")], ["M and P", "(1, such as 'q')"]),
-        ([*rows("M"), *rows("M"), *rows("P")], ["different prompts", "2, such as"]),
-        ([*rows("M", id=7), *rows("P", id=7)], ["M has one id twice"]),
-        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("q",), id=1)], ["different prompts"]),
-        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("p",), id=2)], ["different prompts"]),
-        (rows("M"), ["no method 'P'", "there are: M"]),
-        ([], ["no method 'M'", "none"]),
+        ([*rows("M"), *rows("P", prompts=("p",))], "different prompts"),
+        ([*rows("M", prompts=("p",)), *rows("P")], "different prompts"),
+        ([*rows("M"), *rows("M"), *rows("P")], "different prompts"),
+        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("q",), id=1)], "different prompts"),
+        ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("p",), id=2)], "different prompts"),
+        ([*rows("M", id=7), *rows("P", id=7)], "M has one id twice"),
+        (rows("M"), "there are: M"),
     ],
 )
-def test_answers_that_make_no_pairs(table, words):
-    message = refused(make_pairs, table, "M", "P")
-    assert all(word in message for word in words), message
+def test_answers_that_make_no_pairs(table, word):
+    assert word in refused(make_pairs, table, "M", "P")
 
 
 def test_a_draw_repeats_and_keeps_the_order():
     drawn = draw_pairs(PAIRS, 5, seed=3)
     assert len(drawn) == 5 and drawn == draw_pairs(PAIRS, 5, seed=3) == sorted(drawn, key=PAIRS.index)
-    assert len({tuple(draw_pairs(PAIRS, 5, seed)) for seed in range(5)}) > 1
-    assert draw_pairs(PAIRS, None) == draw_pairs(PAIRS, 99) == PAIRS
+    assert draw_pairs(PAIRS, 5, seed=4) != drawn and draw_pairs(PAIRS, None) == PAIRS
 
 
 # Orders
@@ -151,16 +142,7 @@ def test_equal_texts_are_a_counted_tie_that_nobody_is_asked_about(tmp_path):
     judge = Longer(first=True)
     judgments = judge_pairs(judge, [Comparison("e", "p", "same", "same"), PAIRS[1]], tmp_path, "both")
     assert [row["winner"] for row in judgments if row["pair"] == "e"] == ["tie"]
-    assert set(judge.prompts) == {PAIRS[1].prompt}
-    assert summary(judgments)["position"]["decided"] == 2 and summary(judgments)["identical"] == 1
-
-
-@pytest.mark.parametrize(
-    "pairs, order, word",
-    [([], "both", "0 pairs"), (PAIRS, "given", "random, both"), ([PAIRS[0]] * 2, "both", "an id of its own")],
-)
-def test_arguments_that_cannot_be_judged(tmp_path, pairs, order, word):
-    assert word in refused(judge_pairs, Longer(), pairs, tmp_path, order)
+    assert set(judge.prompts) == {PAIRS[1].prompt} and summary(judgments)["identical"] == 1
 
 
 # What is stored
@@ -177,22 +159,14 @@ def test_a_repeated_run_asks_nothing_and_gives_the_same(tmp_path, pairs):
     assert read_judgments(tmp_path / "longer.jsonl") == before
 
 
-@pytest.mark.parametrize("change", [{"prompt": "new"}, {"first": "new"}, {"second": "new"}, {}])
-def test_any_change_of_content_is_a_new_question(tmp_path, change):
+def test_texts_and_judge_are_what_was_paid_for_names_and_ids_are_not(tmp_path):
     pair = Comparison("1", "p", "one", "two two")
-    judge_pairs(Longer(), [pair], tmp_path)
-    judge = Longer(version=1 if change else 2)
-    judge_pairs(judge, [replace(pair, **change)], tmp_path)
-    assert len(judge.asked) == 1
-
-
-def test_names_and_ids_are_no_content_so_a_renamed_pair_and_one_that_comes_twice_are_free(tmp_path):
-    judge = Longer()
-    twice = [Comparison(name, "p", "one", "two two", (name, "P")) for name in "12"]
-    for pairs in (twice, [Comparison("9", "p", "one", "two two", ("X", "Y"))]):
-        judgments = judge_pairs(judge, pairs, tmp_path, "both")
-        assert len(judge.asked) == 2 and {row["winner"] for row in judgments} == {"second"}
-    assert {row["pair"] for row in judgments} == {"9"} and judgments[0]["methods"] == ["X", "Y"]
+    judge_pairs(Longer(), [pair], tmp_path, "both")
+    for change in ({"prompt": "new"}, {"first": "new"}, {"second": "new"}, {}, {"id": "2", "methods": ("X", "Y")}):
+        judge = Longer(version=1 if change else 2)
+        (row, _) = judge_pairs(judge, [replace(pair, **change)], tmp_path, "both")
+        assert len(judge.asked) == (0 if "id" in change else 2)
+    assert (row["pair"], row["methods"]) == ("2", ["X", "Y"])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, InputError])
@@ -265,42 +239,15 @@ def said(pair, winner, shown="first", scores=None, judge="j"):
     return about | {"scores": scores}
 
 
-TOGETHER = {
-    "first": ["first first"],
-    "second": ["second second"],
-    "tie": ["tie tie", "first second", "first tie"],
-    "malformed": ["second malformed", "malformed malformed"],
-    "skipped": ["tie skipped", "malformed skipped"],
-}
-
-
-@pytest.mark.parametrize("together", TOGETHER)
-def test_what_two_orders_mean_together(together):
-    for one, other in map(str.split, TOGETHER[together]):
-        for x, y in ((one, other), (other, one)):
-            (row,) = combine([said("1", x, "first"), said("1", y, "second")])
-            assert row["winner"] == together and row["shown"] == "both"
-
-
-def test_log_probabilities_decide_by_their_mean():
-    def scores(a, b):
-        return {"first": {"logprob": a}, "second": {"logprob": b}}
-
-    strong, weak = scores(-1.0, -3.0), scores(-2.0, -1.0)  # means −1.5 and −2
-    (row,) = combine([said("1", "first", "first", strong), said("1", "second", "second", weak)])
-    assert row["winner"] == "first" and row["scores"] == scores(-1.5, -2.0)
-    mirror = scores(-3.0, -1.0)
-    assert combine([said("1", "first", "first", strong), said("1", "second", "second", mirror)])[0]["winner"] == "tie"
-
-
 def test_counts_against_a_plain_loop():
     draw = random.Random(0)
     judgments = []
     for i in range(300):
         for shown in draw.choice((["first"], ["second"], ["first", "second"], ["none"])):
             winner = draw.choice(("first", "second", "tie", "malformed", "skipped"))
-            judgments.append(said(str(i), winner, shown))
-    counts = summary(judgments)
+            scores = {side: {"x": draw.random()} for side in ("first", "second")} if winner != "malformed" else None
+            judgments.append(said(str(i), winner, shown, scores))
+    counts, xs = summary(judgments), []
     final, decided, hits, both, same = Counter(), 0, 0, 0, 0
     for i in range(300):
         mine = [row for row in judgments if row["pair"] == str(i)]
@@ -311,6 +258,7 @@ def test_counts_against_a_plain_loop():
             final["malformed"] += 1
         else:
             final[names[0] if len(set(names)) == 1 else "tie"] += 1
+            xs.append(np.mean([row["scores"]["first"]["x"] for row in mine]))
             both += len(mine) == 2
             same += len(mine) == 2 and names[0] == names[1]
         for row in mine:
@@ -319,24 +267,11 @@ def test_counts_against_a_plain_loop():
     assert [counts[k] for k in ("win", "lose", "tie", "malformed", "skipped")] == [
         final[k] for k in ("first", "second", "tie", "malformed", "skipped")
     ]
-    assert counts["pairs"] == 300 and counts["judged"] == final["first"] + final["second"] + final["tie"]
+    assert counts["scores"]["first"]["x"] == pytest.approx(np.mean(xs)) and counts["pairs"] == 300
+    assert counts["judged"] == final["first"] + final["second"] + final["tie"]
     assert counts["position"] == {
         "decided": decided, "first_shown_share": hits / decided, "both_orders": both, "consistency": same / both
     }  # fmt: skip
-
-
-def test_mean_scores_leave_out_what_is_no_verdict():
-    numbers = {"first": (8, 2), "tie": (4, 4), "skipped": (100, 100)}
-    scores = {name: {"first": {"x": a}, "second": {"x": b}} for name, (a, b) in numbers.items()}
-    judgments = [said(name, name, scores=scores.get(name)) for name in ("malformed", *numbers)]
-    assert summary(judgments)["scores"] == {"first": {"x": 6}, "second": {"x": 3}}
-    assert summary(judgments[:1])["scores"] is None and summary(judgments[:1])["position"]["first_shown_share"] is None
-
-
-def test_no_judgments_and_judgments_that_do_not_belong_together():
-    assert summary([])["pairs"] == 0
-    assert "two in one order" in refused(combine, [said("1", "first"), said("1", "second")])
-    assert "several judges" in refused(summary, [said("1", "first"), said("2", "first", judge="other")])
 
 
 # What is asked, and how the answer is read
@@ -351,13 +286,6 @@ def test_what_is_asked_names_every_criterion_and_marks_the_texts(name):
     word = mark(*texts)
     inside = [part.strip("<>/ \n").split("\n")[0] for part in given_.split(word)]
     assert word in told and len(inside) == 7 and tuple(inside[1::2]) == texts
-    assert letter_prompt(criteria, *texts).endswith(", A or B, is:")
-
-
-def test_the_paper_s_criteria():
-    assert list(CRITERIA["tldr"].aspects) == ["relevance", "coherence", "consistency", "fluency"]
-    assert list(CRITERIA["hh"].aspects) == ["helpfulness"]
-    assert list(CRITERIA["webgpt"].aspects) == ["accuracy", "coherence", "usefulness"]
 
 
 def test_a_text_cannot_close_its_own_marks():

@@ -433,10 +433,10 @@ class CompareConfig(Checked):
 class JudgeConfig(OutputConfig):
     """The judge, and the answers that it compares."""
 
-    judge: Literal["auto", "gold", "rm", "endpoint", "local", "human"] = option(
+    judge: Literal["auto", "gold", "rm", "endpoint", "human"] = option(
         "auto",
-        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible), "
-        "local (--model), human; auto is gold where the answers have gold scores, else rm.",
+        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible, "
+        "also on your own machine), human; auto is gold where the answers have gold scores, else rm.",
     )
     judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
     judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")

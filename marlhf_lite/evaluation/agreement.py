@@ -71,9 +71,8 @@ def win_rate(winners: Sequence[str | None]) -> WinRate:
 
 def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> list[str]:
     """Verdicts of a scorer: the higher score wins; scores at most `margin` apart are a tie (paper, section 4.2)."""
-    first, second = finite("first", first), finite("second", second)
-    if len(first) != len(second):
-        raise InputError(f"first has {len(first)} scores and second {len(second)}: give one of each for every pair")
+    first = finite("first", first)
+    second = finite("second", second, count=len(first))
     tie = np.abs(first - second) <= margin
     return np.select([tie, first > second], ["tie", "first"], "second").tolist()
 

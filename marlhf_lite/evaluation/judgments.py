@@ -106,11 +106,11 @@ class Judge:
     """A judge is called with a prompt and responses A and B, never with the methods' names; it gives a `Judgment`.
 
     Subclasses set: `name`, which names the file; `identity`, all that a judgment depends on besides the texts, without
-    secrets (empty: judgments are never reused); `ordered`, whether it sees one response before the other; `seed_name`,
-    from which orders are drawn besides the seed; `workers`, the number of threads that may call it at the same time.
+    secrets (empty: judgments are never reused); `ordered`, whether it sees one response before the other; `workers`,
+    the number of threads that may call it at the same time.
     """
 
-    name, criteria, identity, seed_name = "judge", "", "", ""
+    name, criteria, identity = "judge", "", ""
     ordered, workers, progress_bar = True, 1, True
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
@@ -140,8 +140,8 @@ def judge_pairs(
     Args:
         pairs: from `make_pairs`; their ids differ.
         folder: holds one file of judgments for each judge, NAME.jsonl.
-        order: `random` shows one of the two responses first, drawn from `seed` and the pair's id; `both` asks in both
-            orders. A judge that sees no order is asked once.
+        order: `random` shows one of the two responses first, drawn from `seed`, the judge's name and the pair's id;
+            `both` asks in both orders. A judge that sees no order is asked once.
 
     Returns:
         One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
@@ -239,7 +239,7 @@ class JudgmentStore:
             return ("none",)
         if order == "both":
             return ("first", "second")
-        return (random.Random(ascii((seed, self.judge.seed_name, pair.id))).choice(("first", "second")),)
+        return (random.Random(ascii((seed, self.judge.name, pair.id))).choice(("first", "second")),)
 
     def _key(self, comparison: Comparison) -> str:
         texts = [comparison.prompt, comparison.first, comparison.second, comparison.shown]
@@ -278,8 +278,7 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
     """One row for each pair, from one order or from both.
 
     Of two judgments on a pair, in the two orders: skipped if one is skipped, else malformed if one is malformed, else
-    the winner that both name; where they disagree, or one is a tie, a tie. A judge whose scores are log-probabilities
-    (`logprob`) decides by their mean over both orders instead. Scores are averaged.
+    the winner that both name; where they disagree, or one is a tie, a tie. Scores are averaged.
 
     Raises `InputError` for judgments of several judges, and for a pair that has two in one order.
     """
@@ -287,14 +286,11 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
         raise InputError("judgments: of several judges: combine one judge's at a time")
     combined = []
     for group in _by_pair(rows):
-        winners, scores = {row["winner"] for row in group}, _mean_scores(group)
-        if scores and "logprob" in scores["first"] and winners <= set(VALID):
-            first, second = scores["first"]["logprob"], scores["second"]["logprob"]
-            winners = {"tie" if first == second else "first" if first > second else "second"}
+        winners = {row["winner"] for row in group}
         faults = [fault for fault in ("skipped", "malformed") if fault in winners]
         winner = faults[0] if faults else winners.pop() if len(winners) == 1 else "tie"
         shown = "both" if len(group) == 2 else group[0]["shown"]
-        combined.append(dict(group[0]) | {"winner": winner, "shown": shown, "scores": scores})
+        combined.append(dict(group[0]) | {"winner": winner, "shown": shown, "scores": _mean_scores(group)})
     return combined
 
 

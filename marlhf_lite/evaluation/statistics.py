@@ -69,19 +69,16 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
     Raises:
         InputError: different lengths, or as `bootstrap_mean`.
     """
-    a, b = finite("a", a), finite("b", b)
-    if len(a) != len(b):
-        raise InputError(f"a has {len(a)} values and b {len(b)}: give one value of each for every prompt")
-    return bootstrap_mean(a - b)
+    a = finite("a", a)
+    return bootstrap_mean(a - finite("b", b, count=len(a)))
 
 
 def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray:
     """[U] mean of each value and the `window` − 1 before it; at the start, of those there are.
 
-    None and NaN are left out of the mean; NaN where the window holds no value. Raises `InputError` for something that
-    is not a list of numbers.
+    None and NaN are left out of the mean; NaN where the window holds no value.
     """
-    return pd.Series(_numbers("values", values)).rolling(window, min_periods=1).mean().to_numpy()
+    return pd.Series(values, dtype=float).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def updates_to_reach(values: Sequence[float | None], target: float, window: int = 5) -> int | None:
@@ -90,47 +87,36 @@ def updates_to_reach(values: Sequence[float | None], target: float, window: int 
     Only whole windows count, so that one lucky first update does not; a curve shorter than that is one window. For
     `target` the weaker method's `final_score`, the ratio of two methods' updates is the paper's "times faster" (§4.2).
     `values` [U] hold one number for each update, in order; None and NaN are left out of the mean.
-
-    Raises `InputError` for no values, and as `trailing_mean`.
     """
-    means = trailing_mean(_some(values), window)
+    means = trailing_mean(values, window)
     first = min(window, len(means)) - 1
     reached = np.flatnonzero(means[first:] >= target)
     return int(reached[0]) + first + 1 if len(reached) else None
 
 
 def final_score(values: Sequence[float | None], window: int = 5) -> float:
-    """Mean of the last `window` values (of all, where there are fewer); None and NaN are left out.
+    """Mean of the last `window` values (of all, where there are fewer), without None and NaN.
 
-    Raises `InputError` for no values, for none among the last `window`, and as `trailing_mean`.
+    Raises `InputError` where none of them is a number.
     """
-    score = float(trailing_mean(_some(values), window)[-1])
+    score = float(pd.Series(values[-window:], dtype=float).mean())
     if np.isnan(score):
         raise InputError(f"values: none of the last {window} is a number, so there is no final score")
     return score
 
 
-def finite(name: str, values: Sequence[float]) -> np.ndarray:
-    """`values` [N] as float64; InputError, calling them `name`, if there are none or one is missing or not finite."""
-    array = _some(values, name)
-    bad = np.flatnonzero(~np.isfinite(array))
-    if len(bad):
-        raise InputError(f"{name}[{bad[0]}] is {array[bad[0]]}: leave out prompts without a finite score")
-    return array
+def finite(name: str, values: Sequence[float], count: int | None = None) -> np.ndarray:
+    """`values` as float64 [N].
 
-
-def _some(values: Sequence[float | None], name: str = "values") -> np.ndarray:
-    array = _numbers(name, values)
-    if not len(array):
-        raise InputError(f"{name}: no values, give at least one")
-    return array
-
-
-def _numbers(name: str, values: Sequence[float | None]) -> np.ndarray:
+    Raises `InputError`, calling them `name`, unless they are finite numbers: `count` of them, or at least one.
+    """
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(f"{name}: expected a list of numbers") from None
-    if array.ndim != 1:
-        raise InputError(f"{name}: expected a list of numbers, got shape {array.shape}")
+    if array.ndim != 1 or not array.size or count not in (None, array.size):
+        raise InputError(f"{name}: shape {array.shape}: give a list of {count or 'numbers, at least one'}")
+    if not np.isfinite(array).all():
+        place = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InputError(f"{name}[{place}] is {array[place]}: leave out prompts without a finite score")
     return array

@@ -1,0 +1,131 @@
+"""The command `marlhf judge`: two methods' stored answers, compared by a judge."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+
+from marlhf_lite.evaluation.agreement import win_rate
+from marlhf_lite.evaluation.judge_prompts import CRITERIA
+from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, printable, stored_judge
+from marlhf_lite.evaluation.judgments import Judge, combine, draw_pairs, file_name, judge_pairs, make_pairs, summary
+from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
+from marlhf_lite.evaluation.scores import name_temperatures, to_records
+from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+from marlhf_lite.tasks.tokenization import encode_responses
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, check_writable
+
+
+def run_judge(options: SimpleNamespace) -> tuple[list[dict], dict]:
+    """Judge what the options name (groups judge, endpoint, rm_input, model, length, seed) and print the counts.
+
+    Returns the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are written
+    beside the judgments. Everything is checked before a model is loaded or anything is paid for.
+    """
+    chosen, seed = options.judge, options.seed.seed
+    names = [name.strip() for name in chosen.judge_methods.split(",") if name.strip()]
+    if len(names) != 2:
+        raise InputError(f"--judge_methods {chosen.judge_methods!r}: give two names, such as MA-PPO,PPO")
+    rows, first, second = find_answers(chosen.judge_answers, *names)
+    pairs = draw_pairs(make_pairs(rows, first, second), chosen.size, seed)
+    folder = Path(chosen.output_dir or "runs/judging").expanduser()
+    check_writable("--output_dir", folder)
+    judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])
+    if identical := sum(pair.first == pair.second for pair in pairs):
+        print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
+    judgments = judge_pairs(judge, pairs, folder, chosen.judge_order, seed)
+    counts = summary(judgments) | {"criteria": judge.criteria, "order": chosen.judge_order, "seed": seed}
+    if counts["judged"]:
+        counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
+    if judgments:  # else the counts of an earlier sitting stay
+        write_json(folder / f"{file_name(f'{judge.name}-{first}-against-{second}')}.json", counts)
+        print(f"{report(counts, judgments)}\njudgments: {folder}")
+    if counts["pairs"] < len(pairs):
+        print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: the same command goes on")
+    return judgments, counts
+
+
+def find_answers(places: str, *methods: str) -> tuple:
+    """`(rows, name of each method among the rows)`: the first answer of every method to each prompt.
+
+    `places` are folders and files, comma-separated; see `read_responses`. Where there are several temperatures, methods
+    are named with theirs, such as "SFT T=0.4"; a method that is asked for without one is taken at the training
+    temperature, which the config of the evaluation holds. Raises `InputError` for a place without answers.
+    """
+    paths = [Path(part.strip()).expanduser() for part in places.split(",") if part.strip()]
+    if not paths:
+        raise InputError("--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers")
+    answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
+    rows = to_records(name_temperatures(answers[answers["sample"] == 0]))
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    training = [RunFolder.open(folder).config.get("temperature") for folder in folders if (folder / CONFIG).is_file()]
+    there = {row["method"] for row in rows}
+    found = [next((n for n in (m, *(f"{m} T={t}" for t in training)) if n in there), m) for m in methods]
+    return rows, *found
+
+
+def make_judge(options: SimpleNamespace, rows: Sequence[Mapping]) -> Judge:
+    """The judge that `--judge` names, for these answers. Raises `InputError` where the judge lacks something."""
+    criteria, has_gold = CRITERIA[options.judge.judge_criteria], all(row.get("gold") is not None for row in rows)
+    kind = options.judge.judge
+    if kind == "auto":
+        kind = "gold" if has_gold else "rm"
+    if kind == "gold" and not has_gold:
+        raise InputError("--judge gold: the answers have no gold score, for their task has no known truth: take rm")
+    if kind == "gold":
+        return stored_judge(rows, "gold", "gold")
+    if kind == "rm":
+        return stored_judge(_with_rm_scores(options, rows), "rm_score", "rm")
+    return EndpointJudge(options.endpoint, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
+
+
+def _with_rm_scores(options: SimpleNamespace, rows: Sequence[Mapping]) -> Sequence[Mapping]:
+    """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
+    scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
+    stored = len(scored_by) == 1 and None not in scored_by
+    folder = resolve_adapter_dir("rm", options.rm_input.rm) if options.rm_input.rm or not stored else None
+    if stored and (folder is None or scored_by == {fingerprint(folder)}):
+        return rows
+    reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options.model), folder)))
+    return score_answers(reward, load_tokenizer(options.model.model), rows, options.length.max_response_length)
+
+
+def score_answers(reward: ModelReward, tokenizer, rows: Sequence[Mapping], limit: int) -> list[dict]:
+    """The same answers with `rm_score`, a reward model's score at the last token of each.
+
+    An answer is scored on the very tokens that were sampled, if they are stored: one that was cut has no EOS. Other
+    answers are cut at `limit` tokens, or end with EOS.
+    """
+    ids = encode_responses(tokenizer, [row["response"] for row in rows], limit)
+    sampled = [{"token_ids": tokens, "ended": True} | dict(row) for row, tokens in zip(rows, ids, strict=True)]
+    scores = reward(restore(tokenizer, sampled)).tolist()
+    return [dict(row) | {"rm_score": score} for row, score in zip(rows, scores, strict=True)]
+
+
+def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
+    """The counts in a few lines, and why judgments are missing."""
+    first, second = counts["methods"]
+    numbers = ", ".join(f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped"))
+    lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
+    if "win_rate" in counts:
+        rate = counts["win_rate"]
+        interval = f"95 % interval {rate['low']:.0%} to {rate['high']:.0%}"
+        lines.append(f"win rate, ties as half: {rate['mean']:.0%}, {interval}")
+    place = counts["position"]
+    if place["decided"]:
+        lines.append(f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions")
+    if place["both_orders"]:
+        lines.append(f"both orders agree on {place['consistency']:.0%} of {place['both_orders']} pairs")
+    for word in ("skipped", "malformed"):
+        raw = dict.fromkeys(row["raw"] for row in judgments if row["winner"] == word and row["raw"])
+        lines += [f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}" for text in list(raw)[:3]]
+    return "\n".join(lines)

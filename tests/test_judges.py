@@ -1,0 +1,259 @@
+"""Scores and people as judges, and the command `marlhf judge`."""
+
+import io
+import json
+import re
+
+import pytest
+import torch
+
+from marlhf_lite.cli import main
+from marlhf_lite.evaluation.judge_answers import score_answers
+from marlhf_lite.evaluation.judge_prompts import CRITERIA
+from marlhf_lite.evaluation.judges import HumanJudge, ScoreJudge
+from marlhf_lite.evaluation.judgments import Comparison, judge_pairs, read_judgments, summary
+from marlhf_lite.evaluation.responses import fingerprint
+from marlhf_lite.lab.figures.judging import judge_by_hand
+from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.models.loading import load_score_model
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import append_lines
+from marlhf_lite.utils.run_folder import RunFolder
+
+PAIRS = [Comparison(str(i), f"post {i}", f"first {i}", f"second {i}", ("MA-PPO", "PPO")) for i in range(30)]
+
+# Scores
+
+
+def lengths(prompts, responses):
+    return [len(r) for r in responses]
+
+
+def test_the_higher_score_wins_whatever_the_order_and_an_edited_function_is_asked_again(tmp_path):
+    pairs = [Comparison(str(i), "p", "a" * (i % 4), "b" * (i % 3 + 1)) for i in range(12)]
+    judgments = judge_pairs(ScoreJudge(lengths), pairs, tmp_path, "both")
+    for row, pair in zip(judgments, pairs, strict=True):
+        gap = len(pair.first) - len(pair.second)
+        assert row["winner"] == ("tie" if gap == 0 else "first" if gap > 0 else "second")
+        assert row["scores"] == {"first": {"score": len(pair.first)}, "second": {"score": len(pair.second)}}
+        assert row["shown"] == "none"
+    after = judge_pairs(ScoreJudge(lambda p, r: [-len(x) for x in r]), pairs, tmp_path)
+    turned = {"first": "second", "second": "first", "tie": "tie"}
+    assert [v["winner"] for v in after] == [turned[v["winner"]] for v in judgments]
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")], ["x", 1.0]])
+def test_scores_that_cannot_be_compared(tmp_path, scores):
+    with pytest.raises(InputError, match="judge mine"):
+        judge_pairs(ScoreJudge(lambda prompts, responses: scores, "mine"), PAIRS[:1], tmp_path)
+
+
+def test_answers_are_scored_at_the_last_token_and_a_cut_one_has_no_eos(base, rm, tokenizer):
+    reward = ModelReward(ScalarHeadModel(load_score_model(base, rm)))
+    pieces = [tokenizer.convert_tokens_to_ids(piece) for piece in "these"]  # its text has fewer tokens than it has
+    text = tokenizer.decode(pieces)
+    assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(pieces) == 5
+    sampled = {"prompt": "p", "response": text, "token_ids": pieces, "ended": False}
+    rows = [sampled, *({"prompt": pair.prompt, "response": pair.first} for pair in PAIRS[:9])]
+    for row, scored in zip(rows, score_answers(reward, tokenizer, rows, limit=5), strict=True):
+        ids = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        tokens = tokenizer(row["prompt"])["input_ids"] + row.get("token_ids", ids[:5])
+        with torch.no_grad():  # without padding
+            expected = reward.model(torch.tensor([tokens]), torch.ones(1, len(tokens)).long())[0, -1].item()
+        assert scored == row | {"rm_score": pytest.approx(expected, abs=1e-4)}
+
+
+# A person, in a terminal and in a notebook
+
+
+def sit(keys, tmp_path, name="anna", pairs=PAIRS, **options):
+    """A sitting in a terminal: judgments and what was shown."""
+    lines, given = [], iter(keys.split())
+
+    def ask(question):
+        key = next(given, None)
+        if key is None:
+            raise EOFError
+        return key
+
+    judge = HumanJudge(name, CRITERIA["tldr"], ask, lines.append)
+    return judge_pairs(judge, pairs, tmp_path, **options), "\n".join(lines)
+
+
+def shown_first(text):
+    """Pair id to the response that stood as number 1."""
+    found = re.findall(r"post (\d+)\n\nsummary 1\n-+\n(\w+) \d+\n\nsummary 2\n-+\n(\w+) ", text)
+    assert all({one, other} == {"first", "second"} for _, one, other in found)
+    return {name: one for name, one, _ in found}
+
+
+def test_keys_become_judgments_on_methods_whose_names_are_not_shown(tmp_path):
+    judgments, text = sit("1 2 T s x 1 q", tmp_path)
+    first = shown_first(text)
+    other = {"first": "second", "second": "first"}
+    assert [row["winner"] for row in judgments] == [first["0"], other[first["1"]], "tie", "skipped", first["4"]]
+    assert [row["shown"] for row in judgments] == [first[row["pair"]] for row in judgments]
+    assert "PPO" not in text and all(aspect in text for aspect in CRITERIA["tldr"].aspects)
+
+
+def test_a_sitting_goes_on_where_the_last_one_stopped(tmp_path):
+    before, _ = sit("1 2", tmp_path)  # the end of the input stops as q does
+    after, text = sit("t " * 40, tmp_path)
+    assert len(before) == 2 and after[:2] == before and len(after) == 30
+    assert "post 0" not in text and "post 1\n" not in text and "28 pairs" in text
+    assert sit("", tmp_path) == (after, "")  # nothing left: nothing is shown or read
+    assert read_judgments(tmp_path / "human-anna.jsonl") == after
+
+
+def test_every_annotator_has_an_order_and_a_file(tmp_path):
+    orders = {name: shown_first(sit("1 " * 30, tmp_path, name)[1]) for name in ("anna", "ben")}
+    assert orders["anna"] != orders["ben"] and set(orders["anna"].values()) == {"first", "second"}
+    assert {path.name for path in tmp_path.iterdir()} == {"human-anna.jsonl", "human-ben.jsonl"}
+    assert shown_first(sit("1 " * 30, tmp_path / "again", "anna")[1]) == orders["anna"]
+    assert shown_first(sit("1 " * 30, tmp_path / "more", "anna", seed=1)[1]) != orders["anna"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "...", "Zoë 1"])
+def test_no_name_leaves_the_folder(tmp_path, name):
+    sit("1 q", tmp_path / "in", name)
+    (path,) = (p for p in tmp_path.rglob("*") if p.is_file())
+    assert path.parent == tmp_path / "in" and path.suffix == ".jsonl"
+    assert read_judgments(path)[0]["judge"] == f"human-{name}"
+
+
+def test_a_response_cannot_drive_the_terminal_and_is_wrapped_at_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    evil = "\x1b[2J\x1b]0;title\x07 red \u202e\r over \x9b31m"
+    plain = "These words, é 中 \u00df, are to be read by people in narrow terminals. " * 3
+    _, text = sit("1", tmp_path, pairs=[Comparison("1", "a line\n\nanother", evil, plain)])
+    assert not set(text) & set("\x1b\x07\u202e\r\x9b") and " red " in text
+    assert max(map(len, text.splitlines())) <= 40 and "a line\n\nanother" in text
+    assert set(plain.split()) <= set(text.split())
+
+
+def click(box, *keys):
+    for key in keys:
+        box.children[1].children["12ts".index(key)].click()
+
+
+def test_buttons_do_the_same_as_a_terminal_and_share_its_judgments(tmp_path):
+    box = judge_by_hand(PAIRS[:6], tmp_path / "widget", "anna")
+    for count, key in enumerate("12ts1", 1):
+        click(box, key)  # each click is on disk
+        assert len(read_judgments(tmp_path / "widget" / "human-anna.jsonl")) == count
+    assert "5 of 6" in box.children[0].value and not box.children[1].children[0].disabled
+    judgments, _ = sit("1 2 t s 1 q", tmp_path / "terminal", pairs=PAIRS[:6])
+    assert read_judgments(tmp_path / "widget" / "human-anna.jsonl") == judgments
+    both, text = sit("q", tmp_path / "widget", pairs=PAIRS[:6])
+    assert both == judgments and "post 5" in text
+    click(box, "1")
+    assert box.children[1].children[0].disabled
+
+
+def test_the_page_is_blind_and_escapes_what_it_shows(tmp_path):
+    evil = "<script>alert(1)</script> <img src=x onerror=y> & \x1b[31m"
+    box = judge_by_hand([Comparison("1", evil, evil, "fair", ("MA-PPO", "PPO"))], tmp_path)
+    page = box.children[0].value
+    assert "<script" not in page and "<img" not in page and page.count("&lt;script&gt;") == 2 and "\x1b" not in page
+    assert "PPO" not in page
+
+
+# Command
+
+
+def answers(method, texts, **more):
+    return [{"prompt": f"POST {i}", "method": method, "response": text, **more} for i, text in enumerate(texts)]
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Runs `marlhf judge` on a run with two methods' answers and a file with a third's: status, counts, words."""
+    folder = RunFolder.create(tmp_path / "run", {"temperature": 0.8})
+    folder.log_samples([*answers("PPO", ["a"] * 6), *answers("MA-PPO", ["bb"] * 6)])
+    append_lines(tmp_path / "sft.jsonl", answers("SFT", ["a", "b", "c", "d", "e", "f"], gold=1.0))
+    kept = tmp_path / "kept"
+
+    def judge(kind="rm", places="", methods="MA-PPO, PPO", model="no/such-model", **options):
+        options = {"output_dir": kept, "seed": 3, "model": model} | options
+        places = places or f"{tmp_path / 'run'},{tmp_path / 'sft.jsonl'}"
+        command = ["judge", f"--judge={kind}", f"--judge_answers={places}", f"--judge_methods={methods}"]
+        status = main([*command, *(f"--{name}={value}" for name, value in options.items())])
+        words = capsys.readouterr()
+        files = sorted(kept.glob("*-against-*.json"))
+        return status, json.loads(files[0].read_text()) if files else None, words.out + words.err
+
+    judge.folder = tmp_path
+    return judge
+
+
+def test_a_person_by_command_who_stops_and_goes_on(run, monkeypatch):
+    for keys, done in (("q\n", None), ("1\n2\nq\n", 2), ("t\ns\n1\n1\n", 6)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(keys))
+        status, counts, words = run("human")
+        assert status == 0 and (counts and counts["pairs"]) == done
+        assert (f"{done or 0} of 6 pairs so far" in words) == (done != 6)
+    assert counts["tie"] == 1 and counts["skipped"] == 1 and counts["seed"] == 3
+    wins, judged = counts["win"] + counts["tie"] / 2, counts["judged"]
+    assert counts["win_rate"]["low"] < counts["win_rate"]["mean"] == wins / judged < counts["win_rate"]["high"]
+    judgments = read_judgments(run.folder / "kept" / "human-annotator-1.jsonl")
+    assert summary(judgments).items() <= counts.items()
+
+
+@pytest.mark.parametrize("kind", ["gold", "auto"])
+def test_identical_pairs_are_ties_that_are_counted(run, kind):
+    append_lines(run.folder / "gold.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"], gold=2.0))
+    places = f"{run.folder / 'sft.jsonl'},{run.folder / 'gold.jsonl'}"
+    _, counts, words = run(kind, places, "M,SFT")
+    assert (counts["judge"], counts["win"], counts["tie"], counts["identical"]) == ("gold", 3, 3, 3)
+    assert "3 of 6 pairs" in words
+
+
+def test_scores_of_the_same_reward_model_are_not_made_again(run, rm, tiny):
+    scored = [
+        row | {"rm_score": score, "rm": fingerprint(rm)}
+        for method, score in (("M", 1.0), ("P", 2.0))
+        for row in answers(method, [f"{method} {i}" for i in range(4)])
+    ]
+    append_lines(run.folder / "scored.jsonl", scored)
+    for kind, folder in (("auto", ""), ("rm", rm)):  # the model does not exist, so it is not loaded
+        _, counts, _ = run(kind, run.folder / "scored.jsonl", "M,P", rm=folder)
+        assert (counts["judge"], counts["lose"]) == ("rm", 4)
+    append_lines(run.folder / "other.jsonl", [row | {"rm": "another"} for row in scored])
+    status, counts, _ = run("rm", run.folder / "other.jsonl", "M,P", tiny.model, rm=rm)
+    assert status == 0 and counts["scores"]["first"]["score"] not in (1.0, 2.0)
+
+
+def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(run):
+    folder = RunFolder.create(run.folder / "heat", {"temperature": 0.8})
+    for name, better in (("SFT", 0.0), ("MA-PPO", 1.0)):
+        for t in (0.4, 0.8):
+            texts = [f"{name} {t} {i}" for i in range(3)]
+            folder.log_samples(answers(name, texts, gold=better * (t - 0.6), temperature=t))
+    for asked, methods, won in (
+        ("MA-PPO,SFT", ["MA-PPO T=0.8", "SFT T=0.8"], "win"),
+        ("MA-PPO T=0.4, SFT", ["MA-PPO T=0.4", "SFT T=0.8"], "lose"),
+    ):
+        _, counts, _ = run("gold", run.folder / "heat", asked, output_dir=run.folder / "kept")
+        assert counts["methods"] == methods and counts[won] == 3
+        next((run.folder / "kept").glob("*.json")).unlink()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"methods": "PPO"}, "--judge_methods"),
+        ({"methods": "PPO,PPO"}, "--judge_methods"),
+        ({"methods": "PPO,XPO"}, "PPO, MA-PPO, SFT"),
+        ({"places": ","}, "--judge_answers"),
+        ({"places": "/no/such.jsonl"}, "/no/such.jsonl"),
+        ({"kind": "endpoint"}, "--judge_model"),
+        ({"kind": "gold"}, "--judge gold"),
+        ({"kind": "auto"}, "--rm"),
+        ({"kind": "local"}, "--judge"),
+        ({"output_dir": __file__}, f"--output_dir {__file__}"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run, options, words):
+    status, counts, said = run(**options)
+    assert status == 2 and counts is None and words in said and len(said.splitlines()) == 1
