@@ -1,7 +1,6 @@
 """Values by Monte Carlo and what critics see, against values by enumeration and closed forms."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,22 +8,15 @@ import torch
 from conftest import PROMPTS
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from marlhf_lite.lab.credit.credit import (
-    compare_rankings,
+from marlhf_lite.lab.credit.credit import credit_seen, explainable, explained_by_quarter, token_noise, token_values
+from marlhf_lite.lab.credit.monte_carlo import (
     continue_responses,
-    credit_seen,
     even_cuts,
-    explainable,
-    explained_by_quarter,
     monte_carlo_scores,
-    next_tokens,
     prefixes_at,
-    quarters,
-    rank_next_tokens,
     state_scores,
-    token_noise,
-    token_values,
 )
+from marlhf_lite.lab.credit.ranking import compare_rankings, next_tokens, rank_next_tokens
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.training.rollout import Sampling, from_tokens, generate
 from marlhf_lite.utils.errors import InputError
@@ -151,12 +143,9 @@ def test_the_share_seen_is_not_biased_by_noise_of_critic_or_continuations(seen, 
     assert np.mean([i.low <= seen <= i.high for i in found]) > 0.75
     truth, scores = synthetic()
     change = (scores.mean(-1) - scores.mean(-1)[:, :1])[:, 1:]
+    assert np.isnan(credit_seen(torch.randn(5, 2), torch.ones(5, 2, 4)).mean), "values that do not vary"
     naive = np.cov((truth[:, 1:] - truth[:, :1]).flatten(), change.flatten())[0, 1] / change.var().item()
     assert naive < 0.5, "the plain variance would count the noise of four continuations as credit"
-
-
-def test_share_seen_is_nan_where_values_do_not_vary():
-    assert np.isnan(credit_seen(torch.randn(5, 2), torch.ones(5, 2, 4)).mean)
 
 
 def test_explained_variance_by_quarter_against_a_loop():
@@ -174,7 +163,6 @@ def test_explained_variance_by_quarter_against_a_loop():
         ]
         y, v = np.array(pairs).T
         assert found[quarter].mean == pytest.approx(1 - np.var(y - v) / np.var(y))
-    assert (quarters(mask)[~mask] == -1).all()
     perfect = explained_by_quarter(scores[:, None].expand(6, 12), scores, mask)
     assert [i[:3] for i in perfect] == [(1, 1, 1)] * 4
     assert np.isnan(explained_by_quarter(values, torch.ones(6), mask)[0].mean)
@@ -213,18 +201,8 @@ def test_ranking_of_an_oracle_end_to_end(policy):
     torch.manual_seed(4)
     rollout = responses(policy, 24)
     cuts = torch.zeros(24, 1, dtype=torch.long)
-    found = rank_next_tokens(
-        policy,
-        Oracle(policy),
-        Letters(),
-        rollout,
-        cuts,
-        reward,
-        SAMPLING,
-        alternatives=3,
-        continuations=200,
-        progress="",
-    )
+    given = (policy, Oracle(policy), Letters(), rollout, cuts, reward, SAMPLING)
+    found = rank_next_tokens(*given, alternatives=3, continuations=200, progress="")
     assert found.critic.mean > 0.8 and found.alternatives == 3
     tokens = next_tokens(policy, Letters(), ["c"] * 50, [[]] * 50, SAMPLING, 3)
     assert all(len(set(row)) == 3 and END not in row for row in tokens.tolist())
@@ -247,36 +225,14 @@ def test_states_of_a_rollout(policy):
     assert token_values(places, rollout).tolist() == [[0, 1, 2, 3], [1, 2, 0, 0]]
 
 
-FAULTS = {
-    "continuations 3": lambda f: f.run(continuations=3),
-    "continuations 5": lambda f: f.run(continuations=5),
-    "2 prompts and 1 prefixes": lambda f: f.run(prompts=["c", "d"]),
-    "the limit of a response is 3": lambda f: f.run(prefixes=[[2, 3, 4]]),
-    "ends with an end token": lambda f: f.run(prefixes=[[2, 1]]),
-    "scores: nan": lambda f: f.run(reward=lambda rollout: torch.full((len(rollout),), torch.nan)),
-    "its tokens are numbered 0 to 1": lambda f: prefixes_at(f.rollout, torch.tensor([[0], [2]])),
-    "give \\[responses, cuts\\]": lambda f: prefixes_at(f.rollout, torch.tensor([0, 1])),
-    "fewer than 2": lambda f: even_cuts(torch.tensor([4, 1])),
-    "alternatives 1": lambda f: f.rank(alternatives=1),
-    "alternatives 5": lambda f: f.rank(alternatives=5),
-    "no responses": lambda f: credit_seen(torch.zeros(0, 2), torch.zeros(0, 2, 4)),
-}
-
-
-@pytest.mark.parametrize("message", FAULTS)
-def test_faults_are_one_line(policy, message):
-    rollout = from_tokens(Letters(), ["c", "d"], [[2, 3], [4, 4]], [END])
-
-    def run(prompts=("c",), prefixes=((),), reward=reward, continuations=4):
-        return monte_carlo_scores(policy, Letters(), prompts, prefixes, reward, SAMPLING, continuations, progress="")
-
-    def rank(alternatives):
-        given = (policy, Oracle(policy), Letters(), rollout, torch.zeros(2, 1, dtype=torch.long), reward, SAMPLING)
-        return rank_next_tokens(*given, alternatives=alternatives, continuations=4, progress="")
-
-    with pytest.raises(InputError, match=message) as error:
-        FAULTS[message](SimpleNamespace(run=run, rank=rank, rollout=rollout))
-    assert "\n" not in str(error.value)
+def test_what_cannot_be_sampled_or_scored_is_refused(policy):
+    states = (policy, Letters(), ["c"])
+    with pytest.raises(InputError, match="prefix"):
+        monte_carlo_scores(*states, [[2, 3, 4]], reward, SAMPLING, continuations=4, progress="")
+    with pytest.raises(InputError, match="scores"):
+        monte_carlo_scores(*states, [[]], lambda r: torch.full((len(r),), torch.nan), SAMPLING, 4, progress="")
+    with pytest.raises(InputError, match="alternatives 5"):
+        next_tokens(*states, [[]], SAMPLING, 5)
 
 
 def test_responses_continue_as_if_they_were_read_anew(roles, tokenizer):

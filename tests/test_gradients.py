@@ -22,7 +22,7 @@ from marlhf_lite.lab.credit.gradients import (
     sample_replicates,
     total_returns,
 )
-from marlhf_lite.macro import FixedNGram, Whole
+from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, position_ids
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.errors import InputError
@@ -169,14 +169,3 @@ def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
     half = compare_gradients(one, other, batch_share=0.5)
     assert half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
     assert half.batch.mean < found.batch.mean
-
-
-def test_faults_are_one_line(trainer):
-    rollout = sample_replicates(trainer, PROMPTS, 4)
-    with pytest.raises(InputError, match="replicates 3: give at least 4"):
-        sample_replicates(trainer, PROMPTS, 3)
-    with pytest.raises(InputError, match="24 responses are not a multiple"):
-        policy_gradients(trainer, rollout, 5, {}, progress="")
-    with pytest.raises(InputError, match="give as many of both, at least 4"):
-        compare_gradients(torch.ones(4, 2), torch.ones(5, 2))
-    assert policy_gradients(trainer, rollout, 4, {"whole": Estimator(trainer.config, MacroConfig(), Whole())}).keys()

@@ -24,7 +24,7 @@ from marlhf_lite.lab.corpora.tiny_steps import (
     one_slip,
     write,
 )
-from marlhf_lite.lab.credit import first_wrong_step_study as first_wrong_step
+from marlhf_lite.lab.credit import first_wrong_step
 from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
 from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, gae, macro_rewards, macro_values
-from marlhf_lite.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,12 @@ class Episodes:
 class Chain:
     """Token t is 1 with probability p = sigmoid(θ_t); the score is c·Σ(a_t − p) + noise·N(0, 1), with c = `credit`.
 
-    Then V(s_t) = c·Σ_{k<t}(a_k − p) and A(s_t, a_t) = c·(a_t − p), with nothing left to estimate.
+    0 < p < 1. Then V(s_t) = c·Σ_{k<t}(a_k − p) and A(s_t, a_t) = c·(a_t − p), with nothing left to estimate.
     """
 
     T: int = 100
     p: float = 0.5
     noise: float = 0.5  # standard deviation of the part of the score that depends on no token
-
-    def __post_init__(self) -> None:
-        if self.T < 1 or not 0 < self.p < 1 or self.noise < 0:
-            raise InputError(f"{self}: expected T >= 1, p between 0 and 1, noise >= 0")
 
     @property
     def credit(self) -> float:
@@ -67,17 +62,14 @@ class Chain:
 class Critic:
     """A critic with given errors: V̂(s_t) = sees·V(s_t) + offset + noise·ε_t.
 
-    ε is standard normal, independent of the tokens. Neighbours have correlation `smooth`, tokens k apart smooth^k.
+    ε is standard normal, independent of the tokens. Neighbours have correlation `smooth` (0 to below 1), tokens k apart
+    smooth^k.
     """
 
     sees: float = 1.0  # share of the true value that it recognises: 1 all of it, 0 nothing but the mean
     offset: float = 0.0
     noise: float = 0.0
     smooth: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.noise < 0 or not 0 <= self.smooth < 1:
-            raise InputError(f"{self}: expected noise >= 0 and smooth from 0 to below 1")
 
     def __call__(self, values: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Estimate from the true `values` [N,T]: [N,T]."""

@@ -23,7 +23,7 @@ from marlhf_lite.config.groups import GROUPS
 from marlhf_lite.config.parser import flatten, parse
 from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.lab.credit import credit
+from marlhf_lite.lab.credit import credit, monte_carlo
 from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
     compare_gradients,
@@ -31,6 +31,7 @@ from marlhf_lite.lab.credit.gradients import (
     preset_estimator,
     sample_replicates,
 )
+from marlhf_lite.lab.credit.ranking import rank_next_tokens
 from marlhf_lite.lab.studies.results import rounded
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.models.actor_critic import build_models
@@ -46,7 +47,7 @@ from marlhf_lite.utils.run_folder import environment
 
 COMMAND = ("run", "model", "data", "inputs", "reward", "macro", "ppo")
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
-LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")
+LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")  # presets of estimators, explained in `gradients`
 CURVE = ("update", "rm_score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
 
 
@@ -136,9 +137,9 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
     models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
     rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
-    some, cuts = rollout.select(rows), credit.even_cuts(rollout.lengths[rows], sizes.places)
+    some, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
     sampled = {"reward": trainer.reward, "sampling": trainer.sampling, "continuations": sizes.continuations}
-    scores = credit.state_scores(models.policy, trainer.tokenizer, some, cuts, **sampled, progress="cuts")
+    scores = monte_carlo.state_scores(models.policy, trainer.tokenizer, some, cuts, **sampled, progress="cuts")
     at = values[rows].gather(1, cuts)
     noise = credit.token_noise(at[:, 1:], scores[:, 1:])
     places = cuts[:, 1::2]
@@ -152,9 +153,7 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
         "explainable": credit.explainable(scores),
         "noise": dict(zip(("critic", "truth"), noise, strict=True)),
-        "ranking": vars(
-            credit.rank_next_tokens(*given, **sampled, alternatives=sizes.alternatives, progress="next tokens")
-        ),
+        "ranking": vars(rank_next_tokens(*given, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
     }
 
 

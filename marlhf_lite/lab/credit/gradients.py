@@ -1,7 +1,13 @@
 """Policy gradients of advantage estimators, compared with an unbiased one: direction and noise.
 
-An estimator (λ, macro actions, σ, ...) turns the scores and values of a rollout into advantages, and these into a
-gradient of the policy. The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no
+An estimator turns the scores and values of a rollout into advantages, and these into a
+gradient of the policy. The ladder of
+estimators (presets `estimators/E0` …) changes one thing on each rung: E0 is token-level PPO; E1 has λ^(1/5) for λ; E2
+has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the value of
+their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a macro action.
+Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic of its own λ (value calibration, arXiv 2503.01491).
+
+The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no
 critic, and its expectation is the gradient of the objective, score minus β·KL. This holds where log-probabilities are
 those of the sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
 
@@ -23,14 +29,14 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.config.parser import preset_file, read_yaml
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
-from marlhf_lite.lab.credit.credit import RESAMPLES, continue_responses
+from marlhf_lite.lab.credit.credit import RESAMPLES
+from marlhf_lite.lab.credit.monte_carlo import continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import check_scores, shape_scores
 from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
-from marlhf_lite.utils.errors import InputError
 
 REFERENCE = "RLOO"
 
@@ -58,9 +64,7 @@ def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
 
 
 def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int) -> Rollout:
-    """Scored responses of the trainer's policy, row k·P + p is answer k to prompt p. Raises `InputError` for K < 4."""
-    if replicates < 4:
-        raise InputError(f"replicates {replicates}: give at least 4 answers to each prompt, better 16")
+    """Scored responses of the trainer's policy: row k·P + p is answer k to prompt p; K is at least 4, better 16."""
     policy, tokenizer = trainer.models.policy, trainer.tokenizer
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
@@ -90,8 +94,6 @@ def policy_gradients(
     `rollout` is that of `sample_replicates`. Losses, values and advantages are the trainer's own; all replicates share
     one normalizer, so that their mean is the gradient of all of them.
     """
-    if len(rollout) % replicates:
-        raise InputError(f"replicates {replicates}: {len(rollout)} responses are not a multiple of it")
     trainers = {name: as_trainer(trainer, estimator) for name, estimator in estimators.items()}
     reference = as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
     normalizers = {
@@ -178,12 +180,7 @@ def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float =
     Returns:
         Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN where noise
         hides the signal: sample more replicates.
-
-    Raises:
-        InputError: too few replicates, or two numbers of them.
     """
-    if len(gradients) != len(reference) or len(gradients) < 4:
-        raise InputError(f"replicates: {len(gradients)} and {len(reference)}: give as many of both, at least 4")
     own, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
     count = len(gradients)
     weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(float)

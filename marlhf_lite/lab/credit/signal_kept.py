@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 
-from marlhf_lite.utils.errors import InputError
-
 
 def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal") -> float:
     """Return the share of a token's credit that its advantage holds, with macro actions of `n` tokens from the start.
@@ -27,14 +25,9 @@ def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigm
         lam: GAE's λ per macro action; γ is 1.
         seen: the share s of the credit that the critic sees, 0 to 1.
         sigma: weights of a macro action's value: "equal" (MA-PPO), or "start", the value at its first token. The latter
-            holds for segment borders alone too (λ = 1 inside a segment, arXiv 2601.07320).
-
-    Raises:
-        InputError: a token outside the response, or a share or λ outside 0 to 1.
+            holds for segment-level advantage estimation too (λ = 1 inside a segment, arXiv 2601.07320).
     """
     averaged, steps = _place(index, length, n)
-    if not (0 <= seen <= 1 and 0 <= lam <= 1):
-        raise InputError(f"seen {seen}, lam {lam}: give numbers from 0 to 1")
     return seen * (averaged if sigma == "equal" else 1.0) + (1 - seen) * lam**steps
 
 
@@ -51,8 +44,6 @@ def break_even(index: int, length: int, n: float, lam: float) -> float:
 
 def _place(index: int, length: int, n: float) -> tuple[float, int]:
     """Return (i + 1)/n in the token's own macro action, and how many macro actions follow."""
-    if not 0 <= index < length or n < 1:
-        raise InputError(f"index {index}, length {length}, n {n}: give a token of the response, and n from 1 up")
     n = min(n, length)
     first = int(index // n * n)
     size = min(n, length - first)
