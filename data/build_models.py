@@ -40,7 +40,6 @@ from marlhf_lite.lab.corpora import tiny_code as code
 from marlhf_lite.lab.corpora import tiny_hh as hh
 from marlhf_lite.lab.corpora import tiny_steps as steps
 from marlhf_lite.lab.corpora import tiny_tldr as tldr
-from marlhf_lite.lab.corpora import tiny_umbrella as umbrella
 from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.tasks.templates import hh_prompt
@@ -48,6 +47,7 @@ from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_umbrella import gold as umbrella_gold
+from marlhf_lite.tasks.tiny_umbrella import stories as umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 
 OUT = Path(__file__).parent

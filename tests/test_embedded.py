@@ -1,10 +1,7 @@
 """The embedded task: its grammar, its truth, its raters, and the embedded tokenizer and model it is made for."""
 
 import math
-import os
 import random
-import subprocess
-import sys
 from statistics import mean
 
 import datasets
@@ -19,12 +16,11 @@ from marlhf_lite.lab.corpora import tiny_tldr as embedded
 from marlhf_lite.lab.corpora.tiny_tldr import (
     RATER_SHARPNESS,
     Quality,
-    load_tiny_tldr,
-    make_pairs,
     make_post,
     make_summary,
 )
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy
+from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
 from marlhf_lite.tasks.tiny_tldr.grammar import (
     FACTS,
@@ -40,9 +36,9 @@ from marlhf_lite.tasks.tiny_tldr.grammar import (
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 
-PAIRS = make_pairs(2000, 7)
+PAIRS = read_file(shipped("tiny-tldr.jsonl.gz"))[:2000]
 SPECIAL = ("<bos>", "<eos>", "<pad>", "<unk>", "<mask>")
 # Tokenizers of this family write a space as U+2581, so that character alone does not come back.
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581"), max_size=80).filter(
@@ -53,33 +49,6 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u25
 def posts(count, seed=0):
     rng = random.Random(seed)
     return [make_post(rng) for _ in range(count)]
-
-
-# Randomness
-
-
-def test_same_seed_same_pairs():
-    assert make_pairs(20, 3) == make_pairs(20, 3)
-    assert make_pairs(20, 3)[:5] == make_pairs(5, 3)
-    assert make_pairs(20, 3) != make_pairs(20, 4)
-
-
-def test_pairs_do_not_depend_on_the_process():
-    code = "from marlhf_lite.lab.corpora.tiny_tldr import make_pairs; import hashlib, json;"
-    code += "print(hashlib.sha256(json.dumps(make_pairs(50, 7)).encode()).hexdigest())"
-    prints = set()
-    for hash_seed in ("0", "12345"):
-        env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        made = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-        prints.add(made.stdout)
-    assert len(prints) == 1
-
-
-def test_the_global_generator_is_left_alone():
-    random.seed(5)
-    before = random.getstate()
-    make_pairs(3, 0)
-    assert random.getstate() == before
 
 
 # Grammar
@@ -288,24 +257,6 @@ def test_first_and_second_summary_are_alike():
     assert all(row["chosen"] != row["rejected"] for row in PAIRS)
     longer = mean(len(row["chosen"]) > len(row["rejected"]) for row in PAIRS)
     assert 0.4 < longer < 0.7
-
-
-# Task
-
-
-def test_splits_share_no_prompt():
-    task = load_tiny_tldr(600, 1234)
-    parts = {part: set(rows["prompt"]) for part, rows in task.splits.items()}
-    assert list(map(len, task.splits.values())) == [108, 216, 216, 60]
-    assert len(set().union(*parts.values())) == sum(map(len, parts.values())) == 600
-    assert task.gold is gold_scores
-    assert task.counts == {"read": 600, "kept": 600, "sft": 108, "rm": 216, "ppo": 216, "test": 60}
-
-
-def test_too_few_pairs_name_the_option():
-    with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
-        load_tiny_tldr(3, 0)
-    assert load_tiny_tldr(4, 0).counts["test"] == 1
 
 
 # Tokenizer and model

@@ -170,9 +170,8 @@ def test_console_script_points_at_a_function():
 
 def test_wheel_carries_the_package_the_model_and_the_results():
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    carried = (*EMBEDDED_MODELS, "results")
-    assert wheel["sources"] == {f"data/{name}": f"marlhf_lite/_data/{name}" for name in carried}
-    assert set(wheel["include"]) == {"/marlhf_lite", *(f"/data/{name}" for name in carried)}
+    assert wheel["sources"] == {"data": "marlhf_lite/_data"}
+    assert set(wheel["include"]) == {"/marlhf_lite", "/data/tiny-*", "/data/results"}
     for name, dataset in EMBEDDED_MODELS.items():
         model = ROOT / "data" / name
         assert (model / "config.json").is_file()

@@ -142,7 +142,7 @@ def asked(hub, monkeypatch, tmp_path_factory):
     calls = []
 
     def load_dataset(name, *, revision=None, **arguments):
-        if Path(name).is_absolute() or name in loading.READERS.values():
+        if Path(name).is_absolute():
             return LOAD_DATASET(name, **arguments)
         calls.append((name, arguments | ({"revision": revision} if revision else {})))
         return LOAD_DATASET(str(hub / name), **arguments)
@@ -501,7 +501,7 @@ def test_what_is_not_streamed_stays_the_same(tmp_path):
 
 def test_faults_in_a_stream(monkeypatch):
     stream(monkeypatch, train=[webgpt(i) | {"score_0": None} for i in range(30)])
-    fails(lambda: load_task(WEBGPT_NAME, size=5, streaming=True), f"{WEBGPT_NAME}: row 1 of the stream: 'score_0'")
+    fails(lambda: load_task(WEBGPT_NAME, size=5, streaming=True), f"{WEBGPT_NAME} (streamed): row 1: 'score_0'")
 
     stream(monkeypatch, ConnectionError("lost\nthe host"), train=[webgpt(i) for i in range(15)])
     lost = f"--dataset {WEBGPT_NAME}: cannot be read (ConnectionError: lost the host): run it again"

@@ -9,33 +9,30 @@ import datasets
 import pandas
 import pytest
 
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.tasks.embedded import EMBEDDED
-from marlhf_lite.tasks.loading import READERS, SUFFIXES, drop_long_prompts, load_task, read_file
+from marlhf_lite.tasks.files import SUFFIXES, read_file
+from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.shipped import shipped
 
 LOAD_DATASET = datasets.load_dataset
 ROWS = [
     {"prompt": "Häuser?\nTwo lines, one comma", "chosen": ' "quoted"', "rejected": " no\u2028separator"},
-    {"prompt": "007", "chosen": "NA", "rejected": " no 🐈"},
+    {"prompt": "007", "chosen": "NA", "rejected": " no 🐈" + "z" * 200_000},
 ]
 
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch):
-    def local_files_alone(name, *args, **kwargs):
-        assert name in READERS.values(), f"went to the hub for {name}"
-        return LOAD_DATASET(name, *args, **kwargs)
+    def offline(name):
+        raise ConnectionError(f"Couldn't reach the host\n(asked for {name})")
 
-    monkeypatch.setattr(datasets, "load_dataset", local_files_alone)
+    monkeypatch.setattr(datasets, "load_dataset", offline)
 
 
-def write_any(path, rows):
-    """Write rows as the path's suffix says."""
+def write(path, rows):
+    """Write rows as the path's suffix says; return its name."""
     if ".parquet" in path.name:
         pandas.DataFrame(rows).to_parquet(path)
-        return path
+        return str(path)
     opener = gzip.open if path.name.endswith(".gz") else open
     with opener(path, "wt", encoding="utf-8", newline="") as file:
         if ".jsonl" in path.name:
@@ -46,153 +43,102 @@ def write_any(path, rows):
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-    return path
+    return str(path)
 
 
 def make(count, start=0):
     return [{"prompt": f"Q{i}?", "chosen": " yes", "rejected": " no"} for i in range(start, start + count)]
 
 
-def write(path, rows):
-    return str(write_any(path, rows))
-
-
 def fails(run, *parts):
-    """Check the message of one line, and return it."""
+    """Check that the message is one line with these parts."""
     with pytest.raises(InputError) as caught:
         run()
-    message = str(caught.value)
-    assert "\n" not in message
+    assert "\n" not in str(caught.value)
     for part in parts:
-        assert part in message, message
-    return message
-
-
-def file_fails(path, content, *parts):
-    """Check the message about a file with this content; it begins with the file's name."""
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert fails(lambda: read_file(path), *parts).startswith(f"{path}: ")
+        assert part in str(caught.value)
 
 
 # Files
 
 
-@pytest.mark.parametrize("name", [*(f"pairs{suffix}" for suffix in SUFFIXES), "[1] odd*?.jsonl"])
-def test_round_trip_in_order(tmp_path, name):
-    path = write_any(tmp_path / name, ROWS * 20)
-    assert read_file(path) == read_file(str(path)) == ROWS * 20
+@pytest.mark.parametrize("name", [*(f"pairs{suffix}" for suffix in SUFFIXES), "[1] odd*?.jsonl", "PAIRS.CSV.GZ"])
+def test_every_format_gives_the_same_rows_and_the_same_task(tmp_path, name):
+    rows = ROWS + make(20)
+    path = tmp_path / name
+    write(path.with_name(name.lower()), rows)
+    path.with_name(name.lower()).rename(path)
+    assert read_file(path) == read_file(str(path)) == rows
+    splits = load_task(str(path)).splits
+    assert sorted((row for split in splits.values() for row in split), key=str) == sorted(rows, key=str)
 
 
 def test_other_forms_of_the_same(tmp_path):
-    path = write_any(tmp_path / "pairs.jsonl", ROWS)
-    path.rename(tmp_path / "PAIRS.JSONL")
-    assert read_file(tmp_path / "PAIRS.JSONL") == ROWS
     path = tmp_path / "pairs.json"
     for text in (json.dumps({"version": 1, "data": ROWS}), "\n".join(map(json.dumps, ROWS)), f" {json.dumps(ROWS)}"):
         path.write_text(text)
-        rows = read_file(path)
-        assert rows == ROWS and rows.place(1) == "row 2"
+        assert read_file(path) == ROWS
+    path.write_text(json.dumps(ROWS[0]))
+    assert read_file(path) == ROWS[:1]
+    table = tmp_path / "pairs.csv"  # with a byte order mark
+    table.write_bytes(b'\xef\xbb\xbfa,b\r\n"one\r\ntwo",x\r\n\r\ny,NA\r\n')
+    assert read_file(table) == [{"a": "one\r\ntwo", "b": "x"}, {"a": "y", "b": "NA"}]
 
 
-def test_values_that_are_missing_or_of_several_types_are_kept(tmp_path):
+def test_values_keep_their_types(tmp_path):
     path = tmp_path / "pairs.jsonl"
-    path.write_text('{"a": "x"}\n{"a": 3}\n{"b": ["y"]}\n{"a": ["z"]}\n')
-    assert [row["a"] for row in read_file(path)] == ["x", 3, None, ["z"]]
+    path.write_text('{"a": "x"}\n\n{"a": 12345678901234567890123}\n{"b": ["y"]}\n{"a": null}\n')
+    assert read_file(path) == [{"a": "x"}, {"a": 12345678901234567890123}, {"b": ["y"]}, {"a": None}]
+    pandas.DataFrame({"a": [[{"role": "user"}], None]}).to_parquet(tmp_path / "pairs.parquet")
+    assert read_file(tmp_path / "pairs.parquet") == [{"a": [{"role": "user"}]}, {"a": None}]
 
 
-def test_places_are_lines(tmp_path):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n')
-    assert read_file(path).place(1) == "line 3"
-    table = tmp_path / "pairs.csv"
-    table.write_bytes(b'\xef\xbb\xbfa,b\r\n"one\r\ntwo",x\r\n\r\ny,' + b"z" * 200_000 + b"\r\n")  # a byte order mark
-    rows = read_file(table)
-    assert rows[0] == {"a": "one\r\ntwo", "b": "x"} and len(rows[1]["b"]) == 200_000
-    assert [rows.place(0), rows.place(1)] == ["line 2", "line 5"]
+FAULTY = [
+    ("a.jsonl", None, "no such file"),
+    ("a.xlsx", "x", "'.xlsx'"),
+    *((f"a{suffix}", b"", "") for suffix in SUFFIXES),
+    *((f"a{suffix}", gzip.compress(b"\n"), "") for suffix in SUFFIXES if suffix.endswith(".gz")),
+    ("a.json", "[]", "no rows"),
+    ("a.json", '{"data": []}', "no rows"),
+    ("a.csv", "prompt,chosen\n", "no rows"),
+    *((f"a{suffix}", b'{"a": "x"}\n{"a": "caf\xe9"}\n', "0xe9") for suffix in (".jsonl", ".csv", ".json")),
+    ("a.jsonl", '{"a": 1}\n\n{"a": 1,}\n', "line 3"),
+    ("a.jsonl", '{"a": 1}\n{"a": "cut of', "line 2"),
+    ("a.jsonl", '{"a": 1}\n' + "[" * 200_000, "line 2"),
+    ("a.jsonl", '{"a": 1}\n[1]\n', "row 2"),
+    ("a.json", '[{"a": 1},\n {"a" 2}]', "line 2"),
+    ("a.json", '"x"', "row 1"),
+    ("a.csv", 'a,b\n"1\n1",2\n3\n', "row 2"),
+    ("a.csv", "a,b\n1,2,3\n4,5,6\n", "row 1"),
+    ("a.csv", 'a,b\n1,2\n"3,4\n5,6\n', "unexpected end of data"),
+    ("a.jsonl", gzip.compress(b'{"a": 1}\n', mtime=0), "0x8b"),
+]
 
 
-def test_no_such_file(tmp_path):
-    file_fails(tmp_path / "none.jsonl", None, "no such file", "check the path")
-    file_fails(tmp_path, None, "directory", "name one file")
-    file_fails(tmp_path / "pairs.xlsx", "x", "unknown extension '.xlsx'", *SUFFIXES)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_files_without_rows(tmp_path, suffix):
-    path = tmp_path / f"pairs{suffix}"
-    file_fails(path, b"", "the file is empty")
-    if suffix.endswith(".gz"):
-        file_fails(path, gzip.compress(b"\n"), "the file holds no rows")
-
-
-@pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("b.csv", "prompt,chosen\n"), ("c.json", '{"data": []}')])
-def test_no_rows(tmp_path, name, text):
-    file_fails(tmp_path / name, text, "holds no rows")
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".jsonl.gz", ".csv.gz"])
-def test_not_utf8(tmp_path, suffix):
-    data = b'{"a": "x"}\n{"a": "caf\xe9"}\n'
-    content = gzip.compress(data) if suffix.endswith(".gz") else data
-    file_fails(tmp_path / f"pairs{suffix}", content, "line 2", "not UTF-8 (byte 0xe9)", "save the file as UTF-8")
+@pytest.mark.parametrize(("name", "content", "part"), FAULTY)
+def test_faulty_files(tmp_path, capfd, name, content, part):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    fails(lambda: read_file(path), f"{path}: ", part)
+    assert not "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".json.gz", ".csv.gz", ".parquet"])
 def test_damaged_files(tmp_path, suffix):
-    path = write_any(tmp_path / f"pairs{suffix}", ROWS * 50)
+    path = tmp_path / f"pairs{suffix}"
+    write(path, make(2000))
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:20] + bytes(20) + whole[40:-9], b'{"a": 1}\n'):
-        file_fails(path, content, "cannot be read (", "check that it is whole")
+        path.write_bytes(content)
+        fails(lambda: read_file(path), f"{path}: cannot be read (")
 
 
-FAULTY = [
-    ("a.jsonl", '{"a": 1}\n\n{"a": 1,}\n', "line 3: invalid JSON (", "correct or delete the line"),
-    ("a.jsonl", '{"a": 1}\n{"a": "cut of', "line 2: invalid JSON (Unterminated string"),
-    ("a.jsonl", '{"a": 1}\n' + "[" * 200_000, "line 2: invalid JSON ("),
-    ("a.jsonl", '{"a": 1}\n{"a": "\\ud83d"}\n', "line 2: invalid JSON (", "surrogates"),
-    ("a.jsonl", '{"a": 1}\n[1]\n', 'line 2: not an object such as {"prompt": ...}'),
-    ("a.jsonl", '{"a": 1}\n"x"\n', "line 2: not an object"),
-    ("a.json", '[{"a": 1},\n {"a" 2}]', "line 2: invalid JSON ("),
-    ("a.csv", 'a,b\n"1\n1",2\n3\n', "line 4: 1 fields where the header has 2", "double quotes"),
-    ("a.csv", "a,b\n1,2,3\n", "line 2: 3 fields"),
-    ("a.csv", 'a,b\n1,2\n"3,4\n5,6\n', "line 3: not CSV", "correct the double quotes"),
-    ("a.csv", "a,a\n1,2\n", "repeated in ['a', 'a']: name every column once"),
-    ("a.csv", "a,\n1,2\n", "empty or repeated"),
-    ("a.jsonl", gzip.compress(b'{"a": 1}\n', mtime=0), "line 1: not UTF-8"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "parts"), [(name, content, parts) for name, content, *parts in FAULTY])
-def test_faulty_files(tmp_path, capfd, name, content, parts):
-    file_fails(tmp_path / name, content, *parts)
-    assert not "".join(capfd.readouterr())  # datasets logs nothing beside our line
+def test_a_folder_is_no_file(tmp_path):
+    fails(lambda: read_file(tmp_path), f"{tmp_path}: ", "directory")
 
 
 # Any data set
-
-
-CHOICES = ("tiny-tldr", "local file", "name on the hub")
-
-
-def load_fails(dataset, *parts, **options):
-    fails(lambda: load_task(dataset, **options), *parts)
-
-
-def test_every_embedded_task_has_a_model_and_loads_by_its_name():
-    assert set(EMBEDDED) == set(EMBEDDED_DEFAULTS)
-    for name in EMBEDDED:
-        task = load_task(name, size=40, seed=3)
-        assert task.name == name and task.counts["kept"] == 40
-        assert task.gold is not None or all(task.splits["test"]["tests"])  # `with_tests` makes a gold score of these
-        assert (shipped(EMBEDDED_DEFAULTS[name]["model"]) / "build.json").is_file()
-
-
-def test_embedded_name():
-    task = load_task("tiny-tldr", size=60, seed=3)
-    assert task.counts["kept"] == 60 and len(task.splits["test"]) == 6
-    row = task.splits["test"][0]
-    assert task.gold([row["prompt"]], [row["chosen"]])[0] > -10
 
 
 def test_local_file(tmp_path):
@@ -213,42 +159,32 @@ def test_size_draws_by_seed(tmp_path):
     assert prompts[0] == prompts[1] != prompts[2] and len(prompts[0]) == 20
     assert one.counts["beyond_size"] == 80 and one.counts["kept"] == 100
     assert load_task(name, size=500).counts["beyond_size"] == 0
-    load_fails(name, "--size 0: give a number of rows", size=0)
-    load_fails(name, f"{name}: 3 rows are too few", "give at least 4", size=3)
 
 
 def test_bad_rows(tmp_path):
     bad = [{"prompt": "", "chosen": "x", "rejected": "y"}, {"prompt": "a", "chosen": 3, "rejected": "y"}]
-    name = write(tmp_path / "pairs.jsonl", [*make(20), *bad])
-    load_fails(name, f"{name}: line 21: the prompt is empty")
+    name = write(tmp_path / "pairs.jsonl.gz", [*make(20), *bad])
+    fails(lambda: load_task(name), f"{name}: row 21: ", "--bad_rows drop")
     task = load_task(name, bad_rows="drop")
     assert task.counts["empty_prompt"] == task.counts["not_text"] == 1 and task.counts["test"] == 2
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "./missing", "/no/where", "~/no_such_thing_here", "a/b.csv.gz"])
-def test_missing_file(name):
-    load_fails(name, "no such file")
+UNKNOWN = [
+    *((name, {}, name.strip("~./")) for name in ("missing.jsonl", "./missing", "/no/where", "a/b.csv.gz", "~/nothing")),
+    *((name, {}, f"--dataset {name}: ") for name in ("qqqq", "", "a/b/c", "owner/", "x" * 5000, "owner/name")),
+    ("tiny-tldrr", {}, "did you mean tiny-tldr?"),
+    ("owner/name", {}, "ConnectionError: Couldn't reach the host ("),
+    ("tiny-tldr", {"size": 0}, "--size 0"),
+    ("tiny-tldr", {"size": 3}, "tiny-tldr: 3 rows"),
+    ("tiny-tldr", {"streaming": True}, "--dataset_streaming"),
+    ("owner/name", {"streaming": True}, "--dataset_streaming"),
+    ("tiny-tldr", {"part": "cnn_dm"}, "--part cnn_dm"),
+]
 
 
-@pytest.mark.parametrize("name", ["qqqq", "", "a/b/c", "owner/", "x" * 5000])
-def test_unknown_names(name):
-    load_fails(name, f"--dataset {name}: unknown: give an embedded corpus", *CHOICES)
-
-
-def test_a_name_that_is_nearly_right(tmp_path):
-    load_fails("tiny-tldrr", "--dataset tiny-tldrr: unknown: did you mean tiny-tldr?", *CHOICES)
-    (tmp_path / "pairs.txt").write_text("x")
-    load_fails(str(tmp_path / "pairs.txt"), "unknown extension '.txt'")
-
-
-def test_hub_failure(monkeypatch, tmp_path):
-    def offline(name):
-        raise ConnectionError("Couldn't reach the host\n(offline)")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    reason = "ConnectionError: Couldn't reach the host ("
-    load_fails("owner/name", "--dataset owner/name: cannot be loaded", reason, *CHOICES)
-    load_fails(str(tmp_path), f"--dataset {tmp_path} (a folder): cannot be loaded", reason)
+@pytest.mark.parametrize(("dataset", "options", "part"), UNKNOWN)
+def test_what_cannot_be_loaded(dataset, options, part):
+    fails(lambda: load_task(dataset, **options), part)
 
 
 def test_hub_splits(monkeypatch):
@@ -269,11 +205,12 @@ def test_hub_splits(monkeypatch):
     assert task.counts["read"] == task.counts["kept"] == 39 and task.counts["prompt_in_test"] == 5
     small = load_task("owner/two", size=20)
     assert small.counts["test"] == 2 and small.counts["beyond_size"] == 19
-    load_fails("owner/none", "no split named train, found dev")
-    load_fails("owner/bad", "owner/bad (test): row 1: the prompt is empty")
+    fails(lambda: load_task("owner/none"), "owner/none: ", "train", "dev")
+    fails(lambda: load_task("owner/bad"), "owner/bad (test): row 1: ")
 
 
 def test_folders(tmp_path, monkeypatch):
+    fails(lambda: load_task(str(tmp_path)), f"--dataset {tmp_path} (a folder): ")
     rows = datasets.Dataset.from_list(make(40))
     rows.save_to_disk(tmp_path / "one")
     assert load_task(str(tmp_path / "one")).counts["test"] == 4
@@ -297,14 +234,13 @@ class Words:
 
 
 def test_drop_long_prompts():
-    rows = [{"prompt": "word " * (1 + i % 4)} for i in range(2100)]
-    split = datasets.Dataset.from_list(rows)
+    split = datasets.Dataset.from_list([{"prompt": "word " * (1 + i % 4)} for i in range(2100)])
     short, dropped = drop_long_prompts(split, Words(), 3)
     assert (len(short), dropped) == (1050, 1050)
     assert max(len(prompt.split()) for prompt in short["prompt"]) == 2
     assert drop_long_prompts(split, Words(), 5) == (split, 0)
     assert drop_long_prompts(split.select([]), Words(), 5)[1] == 0
-    fails(lambda: drop_long_prompts(split, Words(), 1), "--max_prompt_length 1: all 2100 prompts are longer: raise it")
+    fails(lambda: drop_long_prompts(split, Words(), 1), "--max_prompt_length 1: ")
 
 
 @pytest.mark.skipif("MARLHF_HH_SAMPLE" not in os.environ, reason="MARLHF_HH_SAMPLE names no file")

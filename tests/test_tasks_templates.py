@@ -1,5 +1,3 @@
-import gzip
-import json
 import os
 
 import pytest
@@ -7,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marlhf_lite.tasks import templates
-from marlhf_lite.tasks.loading import read_file
 from marlhf_lite.utils.errors import InputError
 
 GOOD = {"prompt": "Why?", "chosen": " Because.", "rejected": " No."}
@@ -182,11 +179,3 @@ def test_no_row_left():
 
 def test_bad_rows_option():
     fails([GOOD], "--bad_rows 'skip': choose error or drop", bad_rows="skip")
-
-
-def test_place_from_file(tmp_path):
-    path = tmp_path / "pairs.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.write(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "prompt": ""}) + "\n")
-    with pytest.raises(InputError, match=r"pairs\.jsonl\.gz: line 3: the prompt is empty"):
-        templates.to_preferences(read_file(path), str(path))

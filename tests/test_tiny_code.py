@@ -13,10 +13,11 @@ from test_programs_attacks import ready
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig, StudyConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.lab.corpora.tiny_code import document, load_tiny_code, make_problem, make_rows, write, write_with_bug
+from marlhf_lite.lab.corpora.tiny_code import document, make_problem, write, write_with_bug
 from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import load_study, plan, run_study
+from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.errors import InputError
@@ -100,15 +101,12 @@ def test_a_tokenizer_keeps_lines_and_indentation():
 
 def test_the_task():
     ready("monty")
-    task = with_tests(load_tiny_code(200, 0), ProgramConfig())
+    task = with_tests(load_task("tiny-code", size=200), ProgramConfig())
     sizes = {part: len(rows) for part, rows in task.splits.items()}
     assert sizes == {"sft": 36, "rm": 0, "ppo": 144, "test": 20}
     rows = task.splits["test"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * 20
     assert set(rows["difficulty"]) <= {"lists", "texts", "numbers"}
-    assert make_rows(20, 3) == make_rows(20, 3) != make_rows(20, 4)
-    with pytest.raises(InputError, match="--size 1: "):
-        load_tiny_code(1, 0)
 
 
 # End to end, with the committed model

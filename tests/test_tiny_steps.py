@@ -18,7 +18,6 @@ from marlhf_lite.lab.corpora.tiny_steps import (
     OTHER_SLIP,
     STEPS,
     demonstrate,
-    load_tiny_steps,
     make_problem,
     make_rows,
     one_slip,
@@ -30,12 +29,12 @@ from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing.base import split_sentences
+from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.outputs import ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import from_tokens
-from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 
 ROWS = make_rows(600, 7)
@@ -190,12 +189,8 @@ def test_prompts_of_another_form_are_not_read(prompt):
 # Task
 
 
-def test_same_seed_same_rows():
-    assert make_rows(20, 3)[:5] == make_rows(5, 3) != make_rows(5, 4)
-
-
 def test_task():
-    task = load_tiny_steps(600, 1234)
+    task = load_task("tiny-steps", size=600)
     assert {part: len(rows) for part, rows in task.splits.items()} == {"sft": 108, "rm": 216, "ppo": 216, "test": 60}
     assert len({prompt for rows in task.splits.values() for prompt in rows["prompt"]}) == 600
     for part, rows in task.splits.items():
@@ -203,8 +198,6 @@ def test_task():
         chosen = mean(task.gold(rows["prompt"], rows["chosen"]))
         assert chosen == 1 if part != "sft" else 0.3 < chosen < 0.6  # teachers slip
         assert not any(task.gold(rows["prompt"], rows["rejected"]))
-    with pytest.raises(InputError, match=r"^--size 3: .*give at least 4$"):
-        load_tiny_steps(3, 0)
 
 
 def test_a_line_is_a_sentence():

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.corpora.tiny_umbrella import (
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
+from marlhf_lite.tasks.tiny_umbrella.stories import (
     LENGTHS,
     decisive_token,
     load_tiny_umbrella,
     make_prompt,
     parse_part,
 )
-from marlhf_lite.models.loading import load_base, load_tokenizer
-from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
 

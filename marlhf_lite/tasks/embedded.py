@@ -1,28 +1,28 @@
 """The embedded tasks by name. `config.embedded` names the model that belongs to each."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from marlhf_lite.lab.corpora.tiny_code import load_tiny_code
-from marlhf_lite.lab.corpora.tiny_hh import load_tiny_hh
-from marlhf_lite.lab.corpora.tiny_steps import load_tiny_steps
-from marlhf_lite.lab.corpora.tiny_tldr import load_tiny_tldr
-from marlhf_lite.lab.corpora.tiny_umbrella import decisive_token, load_tiny_umbrella
-from marlhf_lite.lab.corpora.tiny_webgpt import load_tiny_webgpt
-from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.files import read_file
+from marlhf_lite.tasks.splits import Task, check_part, make_task
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
+from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
+from marlhf_lite.tasks.tiny_umbrella.stories import decisive_token, load_tiny_umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
+from marlhf_lite.utils.shipped import shipped
 
-# Name -> function of (number of pairs or None for the task's own, seed, part or "").
-EMBEDDED: dict[str, Callable[[int | None, int, str], Task]] = {
-    "tiny-tldr": load_tiny_tldr,
-    "tiny-umbrella": load_tiny_umbrella,
-    "tiny-steps": load_tiny_steps,
-    "tiny-code": load_tiny_code,
-    "tiny-hh": load_tiny_hh,
-    "tiny-webgpt": load_tiny_webgpt,
+# Name -> gold scores of (prompts, responses), for what is stored as `data/<name>.jsonl.gz`, which `lab.corpora` made.
+# A program has no gold score before its unit tests run: see `training.program_tests`.
+STORED: dict[str, Callable[[list[str], list[str]], list[float]] | None] = {
+    "tiny-tldr": tldr_gold.gold_scores,
+    "tiny-steps": steps_gold.gold_scores,
+    "tiny-code": None,
+    "tiny-hh": hh_gold.gold_scores,
+    "tiny-webgpt": webgpt_gold.gold_scores,
 }
+EMBEDDED = (*STORED, "tiny-umbrella")
 
 # Name -> function of the part: place of the token that decides the score, from 0, and tokens of a response; None where
 # it has no fixed place.
@@ -34,3 +34,22 @@ INSPECT: dict[str, Callable[[str, str], Any]] = {
     "tiny-hh": hh_gold.inspect,
     "tiny-webgpt": webgpt_gold.inspect,
 }
+
+
+def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Task:
+    """Load the first `size` rows (None: all) of an embedded task and split them as the paper does, 10 % held out.
+
+    A `demonstration`, where rows have one, stands in the SFT part in the place of `chosen`: SFT teaches the form,
+    slips and bugs included, and what is right is learned from the reward. Programs have no `rejected` and so no part
+    for a reward model. Raises `InputError` for an unknown `part`, and for too small a size.
+    """
+    if name == "tiny-umbrella":  # made as it is loaded: `part` chooses the stories' length
+        return load_tiny_umbrella(size, seed, part)
+    check_part(name, part)
+    rows = read_file(shipped(f"{name}.jsonl.gz"))[:size]
+    columns = [column for column in rows[0] if column != "demonstration"]
+    fractions = (0.2, 0.4, 0.4) if "rejected" in columns else (0.2, 0.0, 0.8)
+    task = make_task(name, rows, seed, fractions=fractions, gold=STORED[name])
+    if "demonstration" in rows[0]:
+        task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
+    return replace(task, splits=task.splits.select_columns(columns))

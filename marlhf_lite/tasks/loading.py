@@ -1,11 +1,6 @@
 """Load the preference data of a task: an embedded corpus, a local file or folder, or a data set on the hub."""
 
-import csv
 import difflib
-import glob
-import gzip
-import itertools
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +10,14 @@ from pathlib import Path
 import datasets
 from tqdm.auto import tqdm
 
-from marlhf_lite.tasks.embedded import EMBEDDED
+from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
+from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
-from marlhf_lite.tasks.splits import Task, check_part, draw, split_rows
+from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError
 
-READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-SUFFIXES = tuple(READERS) + tuple(f"{kind}.gz" for kind in READERS if kind != ".parquet")
 SHUFFLE_BUFFER = 1000  # rows of a stream that are read before the first one is used
 _TEST_SPLITS = ("test", "validation", "valid")
 
@@ -45,7 +39,8 @@ def load_task(
             `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub (`owner/name`). Its columns are those
             that `to_preferences` takes, or those of one of the paper's data sets (`paper_datasets`). Where no split is
             called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
-        size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all.
+        size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Embedded rows are
+            in random order: the first ones are used.
         bad_rows: `error` or `drop`, see `to_preferences`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
@@ -60,29 +55,32 @@ def load_task(
     """
     _check_size(size, streaming)
     if dataset in EMBEDDED:
-        return EMBEDDED[dataset](size, seed, part)
+        return load_embedded(dataset, size, seed, part)
+    # 1. Where the rows are, and their form.
     rows, test = _find_rows(dataset, seed if streaming else None)
     form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
     form = form.released or form if template == "released" else form
     check_part(dataset, part, form.parts)
-    source = rows if test is None else test  # of a named part
-    most = None if size is None else max(round(size * form.test_fraction), 1)
-    test_size = most if test is not None else 0
-    limits = (max(size - test_size, 1), most) if streaming else (None, None)
-    rows, counts = to_preferences(_wanted(rows, form), dataset, bad_rows, form, limits[0])
+    # 2. How many of them. A separate test set gives as many as would be held out without it.
+    held_out = None if size is None else max(round(size * form.test_fraction), 1)
+    train_size = None if size is None else max(size - held_out, 1) if test is not None else size
+    limits = (train_size, held_out) if streaming else (None, None)
+    # 3. Convert them to the columns of a task; a part has rows that `convert` drops.
+    source, others = (f"{dataset} (streamed)" if streaming else dataset), rows if test is None else test
+    rows, counts = to_preferences(_wanted(rows, form), source, bad_rows, form, limits[0])
     if test is not None:
-        form = replace(form, convert=form.convert_test or form.convert)
-        test, test_counts = to_preferences(_wanted(test, form), f"{dataset} (test)", bad_rows, form, limits[1])
-        counts = Counter(counts) + Counter(test_counts)
-    if size is not None:  # a separate test set gets as many of the rows as would be held out without it
-        test = None if test is None else draw(test, most, seed)
-        rows = draw(rows, max(size - len(test or ()), 0), seed)
-    task = _split(dataset, rows, test, form, seed, counts)
+        test_form = replace(form, convert=form.convert_test or form.convert)
+        test, test_counts = to_preferences(_wanted(test, form), f"{source} (test)", bad_rows, test_form, limits[1])
+        test, counts = (test if size is None else draw(test, held_out, seed)), Counter(counts) + Counter(test_counts)
+    # 4. Split them.
+    rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
+    shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
+    task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
     if not part:
         return task
     form = replace(form, convert=form.parts[part])
-    rows, _ = to_preferences(_wanted(source, form), f"{dataset} ({part})", bad_rows, form, limits[1])
-    return _with_test(task, part, draw(rows, most, seed))
+    rows, _ = to_preferences(_wanted(others, form), f"{source} ({part})", bad_rows, form, limits[1])
+    return _with_test(task, part, draw(rows, held_out, seed))
 
 
 def _check_size(size: int | None, streaming: bool) -> None:
@@ -97,17 +95,6 @@ def _with_test(task: Task, part: str, rows: list[dict]) -> Task:
     splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
     counts = {name: n for name, n in task.counts.items() if name != part} | {"test": len(rows)}
     return replace(task, splits=splits, counts=counts)
-
-
-def _split(name: str, rows: list, test: list | None, form: Form, seed: int, counts: dict) -> Task:
-    used = len(rows) + len(test or ())
-    try:
-        splits = split_rows(rows, seed, form.fractions, form.test_fraction, test)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    sizes = {part: len(split) for part, split in splits.items()}
-    unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
-    return Task(name, splits, None, dict(counts) | unused | sizes)
 
 
 def _wanted(rows, form: Form):
@@ -182,10 +169,6 @@ class Stream:
         self.column_names = split.column_names or list(next(iter(split), {}))
         self._rows = split.reshard().shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER, max_buffer_input_shards=1)
 
-    def place(self, index: int) -> str:
-        """Return where a row stands, for error messages."""
-        return f"row {index + 1} of the stream"
-
     def __iter__(self) -> Iterator[dict]:
         try:
             yield from tqdm(self._rows, desc=self.source, unit=" rows", leave=False)
@@ -204,141 +187,3 @@ def _choices() -> str:
         f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
         f"or a name on the hub (owner/name; needs the network)"
     )
-
-
-# Local files
-
-
-class FileRows(list):
-    """Rows (dicts) of a local file, in its order."""
-
-    def __init__(self, rows: Iterable[dict], path: Path):
-        super().__init__(rows)
-        self.path = path
-
-    def place(self, index: int) -> str:
-        """Return where row `index` stands, for error messages: its line in JSON lines and CSV, else its number."""
-        lines = [line for line, _ in _records(self.path, _suffix(self.path))]
-        return f"line {lines[index]}" if lines else f"row {index + 1}"
-
-
-def read_file(path: str | Path) -> FileRows:
-    """Read the rows of a local file with `datasets.load_dataset`; nothing is copied to its cache.
-
-    `.jsonl` has one object a line, `.json` a list of objects or `{"data": [...]}`, `.csv` a header and
-    comma-separated fields, all in UTF-8 and also gzipped; `.parquet` is a flat table. Columns are not checked here
-    (see `to_preferences`); a value that a row lacks is None.
-
-    Raises:
-        InputError: where the file is missing, empty, damaged or of unknown kind; it names the line where it can.
-    """
-    path = Path(os.path.expanduser(path))
-    suffix = _suffix(path)
-    source = {"data_files": glob.escape(str(path)), "split": "train", "streaming": True}
-    level = datasets.utils.logging.get_verbosity()
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)  # faults are reported below, in one line
-    try:
-        options = _csv_options(path) if suffix == ".csv" else {}
-        rows = list(datasets.load_dataset(READERS[suffix], **source, **options))
-    except StopIteration:  # the JSON reader found no row
-        rows = []
-    except Exception as error:
-        raise _file_error(path, suffix, error) from None
-    finally:
-        datasets.utils.logging.set_verbosity(level)
-    if suffix == ".json" and len(rows) == 1 and isinstance(rows[0].get("data"), list):
-        rows = rows[0]["data"]
-    if not rows:
-        raise InputError(f"{path}: the file holds no rows: give at least one preference pair")
-    return FileRows(rows, path)
-
-
-def _suffix(path: Path) -> str:
-    """Return the kind of a file, without `.gz`. Raises `InputError` where it is no file of a known kind."""
-    known = ", ".join(SUFFIXES)
-    if os.path.isdir(path):
-        raise InputError(f"{path}: this is a directory, not a file: name one file in it ({known})")
-    if not os.path.exists(path):
-        raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
-    suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
-    if suffix is None:
-        raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {known}")
-    if path.stat().st_size == 0:
-        raise InputError(f"{path}: the file is empty: give at least one preference pair")
-    return suffix.removesuffix(".gz")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file. Raises `InputError` where one is not UTF-8."""
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                byte = f"byte 0x{line[error.start]:02x}"
-                raise InputError(f"{path}: line {number}: not UTF-8 ({byte}): save the file as UTF-8") from None
-
-
-def _records(path: Path, suffix: str) -> Iterator[tuple[int, str | list[str]]]:
-    """Yield `(line, text)` for each row of a JSON lines file, `(line, fields)` for each row of a CSV file."""
-    if suffix == ".jsonl":
-        yield from ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
-    if suffix == ".csv":
-        yield from itertools.islice(_csv_records(path), 1, None)  # without the header
-
-
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
-    reader, line = csv.reader(_lines(path), strict=True), 1
-    try:
-        for fields in reader:
-            if fields:
-                yield line, fields
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise InputError(f"{path}: line {line}: not CSV ({error}): correct the double quotes") from None
-
-
-def _csv_options(path: Path) -> dict:
-    """Ask pandas for every field as text. Raises `InputError` where a row lacks a field, which pandas would fill."""
-    _, header = next(_csv_records(path))
-    if not all(name.strip() for name in header) or len(set(header)) < len(header):
-        raise InputError(f"{path}: a column name is empty or repeated in {header}: name every column once")
-    for line, fields in _records(path, ".csv"):
-        if len(fields) != len(header):
-            raise InputError(
-                f"{path}: line {line}: {len(fields)} fields where the header has {len(header)}: "
-                f"put fields that hold commas or line breaks in double quotes"
-            )
-    text = datasets.Features({name: datasets.Value("string") for name in header})
-    return {"features": text, "keep_default_na": False}
-
-
-def _file_error(path: Path, suffix: str, error: Exception) -> InputError:
-    """Name the broken line of a file that `datasets` could not read, else give the reason that it had."""
-    if isinstance(error, InputError):
-        return error
-    try:
-        if READERS[suffix] == "json":
-            _check_json(path, suffix)
-    except InputError as fault:
-        return fault
-    except Exception as fault:  # such as a damaged gzip file
-        error = fault
-    return InputError(f"{path}: cannot be read ({_reason(error)}): check that it is whole and what its name says")
-
-
-def _check_json(path: Path, suffix: str) -> None:
-    """Raise `InputError` for the first line that is not JSON, or in JSON lines not an object."""
-    whole = [(1, "".join(_lines(path)))] if suffix == ".json" else []
-    for line, text in whole or _records(path, suffix):
-        try:
-            value = json.loads(text)
-            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
-        except (ValueError, RecursionError) as error:
-            line += getattr(error, "lineno", 1) - 1 if suffix == ".json" else 0
-            reason = " ".join(getattr(error, "msg", str(error)).split())
-            raise InputError(f"{path}: line {line}: invalid JSON ({reason}): correct or delete the line") from None
-        if suffix == ".jsonl" and not isinstance(value, dict):
-            raise InputError(f'{path}: line {line}: not an object such as {{"prompt": ...}}: correct or delete it')

@@ -74,16 +74,27 @@ def split_rows(
     return splits
 
 
-def generated_task(
-    name: str, rows: Sequence[dict], seed: int, gold: Callable | None, fractions: Sequence[float] = (0.2, 0.4, 0.4)
+def make_task(
+    name: str,
+    rows: Sequence[dict],
+    seed: int,
+    *,
+    counts: Mapping[str, int] | None = None,
+    gold: Callable | None = None,
+    **how,
 ) -> Task:
-    """Return the task of rows that were generated, 10 % held out. Raises `InputError` for too few of them."""
+    """Return the task of these rows, split as `split_rows(**how)` says; `counts`: rows read, kept and dropped.
+
+    Raises `InputError`, which names the task, where rows are too few.
+    """
     try:
-        splits = split_rows(rows, seed, fractions)
+        splits = split_rows(rows, seed, **how)
     except InputError as error:
-        raise InputError(f"--size {len(rows)}: {error}") from None
-    counts = {"read": len(rows), "kept": len(rows)} | {part: len(split) for part, split in splits.items()}
-    return Task(name, splits, gold, counts)
+        raise InputError(f"{name}: {error}") from None
+    used, sizes = len(rows) + len(how.get("test") or ()), {part: len(split) for part, split in splits.items()}
+    counts = dict(counts or {"read": used, "kept": used})
+    unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
+    return Task(name, splits, gold, counts | unused | sizes)
 
 
 def draw(rows: Sequence[dict], size: int | None, seed: int) -> list[dict]:

@@ -80,8 +80,8 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Split two whole transcripts into `(prompt, chosen, rejected)`.
 
     The prompt is what both share, up to and including the last `\\n\\nAssistant:` in it; a response is all that
-    follows. Nothing is stripped: prompt + response is the transcript, to the character. Raises `InputError`, which
-    begins with `where` (file and row), if no assistant turn is shared.
+    follows. Nothing is stripped: prompt + response is the transcript, to the character. Raises `BadRow` if no
+    assistant turn is shared.
     """
     end = chosen.rfind(ASSISTANT)
     while end >= 0:
@@ -147,9 +147,8 @@ def to_preferences(
             kept.append(_convert(row, form))
         except BadRow as bad:
             if bad_rows == "error" and bad.reason not in form.known:
-                place = rows.place(index) if hasattr(rows, "place") else f"row {index + 1}"
                 hint = "correct or delete the row, or drop such rows with --bad_rows drop"
-                raise InputError(f"{source}: {place}: {bad}: {hint}") from None
+                raise InputError(f"{source}: row {index + 1}: {bad}: {hint}") from None
             counts[bad.reason] += 1
         if len(kept) == limit:
             break

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES, Family, Part, draw, draw_argument
-from marlhf_lite.tasks.splits import Task, check_part, generated_task
 
-DEFAULT_SIZE = 4000
 HIDDEN, EXAMPLES = 5, 2
 BUGS = 0.4  # share of the programs with a bug, where people wrote them
 FAILS = object()  # the output of a program that gives none
@@ -137,16 +135,3 @@ def make_rows(size: int, seed: int) -> list[dict[str, str]]:
         texts = {"prompt": problem.prompt, "chosen": right, "demonstration": written, "tests": problem.tests}
         rows.append(texts | {"difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]})
     return rows
-
-
-def load_tiny_code(size: int | None, seed: int, part: str = "") -> Task:
-    """The task with `size` problems (default 4000): 20 % for SFT, 80 % for PPO, 10 % held out; it has no `part`.
-
-    In the SFT part the chosen response is a demonstration, bugs and all: SFT teaches the form, and what is right is
-    learned from the tests. The gold score is the share of the hidden tests that pass.
-    """
-    check_part("tiny-code", part)
-    rows = make_rows(size or DEFAULT_SIZE, seed)
-    task = generated_task("tiny-code", rows, seed, None, fractions=(0.2, 0.0, 0.8))
-    task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
-    return replace(task, splits=task.splits.select_columns(["prompt", "chosen", "tests", "difficulty"]))

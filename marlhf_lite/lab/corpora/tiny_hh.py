@@ -9,13 +9,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from marlhf_lite.lab.corpora.statements import rated_pair
-from marlhf_lite.tasks.splits import Task, check_part, generated_task
+from marlhf_lite.lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.statements import slots
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
 
-DEFAULT_SIZE = 3000
 PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the second
 RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
 
@@ -129,9 +127,3 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
     """`size` preference pairs; the same seed gives the same pairs."""
     rng = random.Random(f"tiny-hh-{seed}")
     return [make_pair(rng) for _ in range(size)]
-
-
-def load_tiny_hh(size: int | None, seed: int, part: str = "") -> Task:
-    """The task with `size` pairs (default 3000), split as the paper does, 10 % held out; it has no `part`."""
-    check_part("tiny-hh", part)
-    return generated_task("tiny-hh", make_pairs(size or DEFAULT_SIZE, seed), seed, gold_scores)

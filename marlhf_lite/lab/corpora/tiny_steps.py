@@ -7,13 +7,10 @@ they forget the carry of an addition, the borrow of a subtraction, or the carry 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
-from marlhf_lite.tasks.splits import Task, check_part, generated_task
-from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply, gold_scores
+from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply
 
 STEPS = (4, 8, 16)
-DEFAULT_SIZE = 5000
 SIGNS = "++--*"  # with equal chance; `*` doubles
 CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, where there is one
 OTHER_SLIP = 0.01  # chance to be one too high or too low, elsewhere
@@ -83,15 +80,3 @@ def make_rows(size: int, seed: int) -> list[dict[str, str]]:
     """`size` rows; the same seed gives the same rows."""
     rng = random.Random(f"tiny-steps-{seed}")
     return [make_row(rng) for _ in range(size)]
-
-
-def load_tiny_steps(size: int | None, seed: int, part: str = "") -> Task:
-    """The task with `size` rows (default 5000), split as the paper does, 10 % held out; it has no `part`.
-
-    In the SFT part the chosen response is a demonstration: SFT teaches the form, and the model goes on to slip as its
-    teachers do. What is right it learns from the reward.
-    """
-    check_part("tiny-steps", part)
-    task = generated_task("tiny-steps", make_rows(size or DEFAULT_SIZE, seed), seed, gold_scores)
-    task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")
-    return replace(task, splits=task.splits.select_columns(["prompt", "chosen", "rejected"]))

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import nltk
 
-from marlhf_lite.lab.corpora.statements import rated_pair
-from marlhf_lite.tasks.splits import Task, check_part, generated_task
+from marlhf_lite.lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.templates import tldr_prompt
 from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
 from marlhf_lite.tasks.tiny_tldr.grammar import (
@@ -29,7 +28,6 @@ from marlhf_lite.tasks.tiny_tldr.grammar import (
 )
 
 SUBREDDITS = ("advice", "family", "roommates", "pets", "travel", "money", "cooking", "tifu")
-DEFAULT_SIZE = 5000
 FACTS_PER_POST = 5  # besides who it is about
 RATER_SHARPNESS = 1.0  # P(a preferred to b) = sigmoid(RATER_SHARPNESS * (gold_a - gold_b))
 
@@ -124,9 +122,3 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
     """`size` preference pairs; the same seed gives the same pairs."""
     rng = random.Random(f"tiny-tldr-{seed}")
     return [make_pair(rng) for _ in range(size)]
-
-
-def load_tiny_tldr(size: int | None, seed: int, part: str = "") -> Task:
-    """The embedded task with `size` pairs (default 5000), split as the paper does, 10 % held out; it has no `part`."""
-    check_part("tiny-tldr", part)
-    return generated_task("tiny-tldr", make_pairs(size or DEFAULT_SIZE, seed), seed, gold_scores)

@@ -11,12 +11,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from marlhf_lite.lab.corpora.statements import rated_pair
-from marlhf_lite.tasks.splits import Task, check_part, generated_task
+from marlhf_lite.lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.templates import hh_prompt
-from marlhf_lite.tasks.tiny_webgpt.gold import PHRASE, STATEMENT, WRONG, gold_scores, label_sentences
+from marlhf_lite.tasks.tiny_webgpt.gold import PHRASE, STATEMENT, WRONG, label_sentences
 
-DEFAULT_SIZE = 3000
 SOURCES, FACTS = 5, 2  # sources of a question, and facts of each
 CHECKED = 0.3  # share of the statements that a rater compares with the sources
 RATER_SHARPNESS = 5.0  # one sentence of ten more or less is worth a factor of e^0.5 in the odds
@@ -142,9 +140,3 @@ def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
     """`size` preference pairs; the same seed gives the same pairs."""
     rng = random.Random(f"tiny-webgpt-{seed}")
     return [make_pair(rng) for _ in range(size)]
-
-
-def load_tiny_webgpt(size: int | None, seed: int, part: str = "") -> Task:
-    """The task with `size` pairs (default 3000), split as the paper does, 10 % held out; it has no `part`."""
-    check_part("tiny-webgpt", part)
-    return generated_task("tiny-webgpt", make_pairs(size or DEFAULT_SIZE, seed), seed, gold_scores)

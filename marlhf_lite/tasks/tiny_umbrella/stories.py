@@ -14,7 +14,7 @@ import re
 
 import datasets
 
-from marlhf_lite.tasks.splits import Task, generated_task
+from marlhf_lite.tasks.splits import Task, make_task
 from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, RIGHT, WRONG, gold_scores
 from marlhf_lite.utils.errors import InputError
 
@@ -101,6 +101,7 @@ def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     length, place, kappa = parse_part(part)
     rng = random.Random(f"tiny-umbrella-{seed}")
     pairs = [make_pair(rng, length // LINE_TOKENS, place) for _ in range(size or DEFAULT_SIZE)]
-    task = generated_task("tiny-umbrella", pairs, seed, functools.partial(gold_scores, place=place, kappa=kappa))
+    gold = functools.partial(gold_scores, place=place, kappa=kappa)
+    task = make_task("tiny-umbrella", pairs, seed, gold=gold)
     task.splits["sft"] = _undecided(task.splits["sft"], rng)
     return task

@@ -1,0 +1,103 @@
+"""Read the rows of a local file: JSON lines, JSON, CSV or Parquet."""
+
+import csv
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet
+
+from marlhf_lite.utils.errors import InputError
+
+
+def read_file(path: str | Path) -> list[dict]:
+    """Return the rows of a local file (one of `SUFFIXES`) in its order; columns are checked by `to_preferences`.
+
+    `.jsonl` has one object a line, `.json` a list of objects, `{"data": [...]}` or one object a line, `.csv` a header
+    and comma-separated fields, which stay text; all in UTF-8 and also gzipped. `.parquet` is a flat table.
+
+    Raises:
+        InputError: where the file is missing, empty, damaged or of unknown kind; it names the row where it can.
+    """
+    path = Path(os.path.expanduser(path))
+    read = READERS[_suffix(path)]
+    try:
+        rows = read(path)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except Exception as error:  # such as text that is not UTF-8, or an archive that is cut off
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise InputError(f"{path}: cannot be read ({reason}): check that it is whole and what its name says") from None
+    if not rows:
+        raise InputError(f"{path}: the file holds no rows: give at least one preference pair")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
+    return rows
+
+
+def _open(path: Path):
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
+
+
+def _json_lines(path: Path) -> list:
+    rows = []
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
+    return rows
+
+
+def _json(path: Path) -> list:
+    with _open(path) as file:
+        text = file.read()
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # a second object
+            return _json_lines(path)
+        raise
+    value = value.get("data", [value]) if isinstance(value, dict) else value
+    return value if isinstance(value, list) else [value]
+
+
+def _csv(path: Path) -> list[dict]:
+    csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
+    with _open(path) as file:
+        rows = list(csv.DictReader(file, strict=True))
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            hint = "put fields that hold commas or line breaks in double quotes"
+            raise InputError(f"row {number}: its number of fields is not that of the header: {hint}")
+    return rows
+
+
+def _parquet(path: Path) -> list[dict]:
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+READERS: dict[str, Callable[[Path], list]] = {
+    **{suffix + end: read for suffix, read in {".jsonl": _json_lines, ".json": _json, ".csv": _csv}.items()
+       for end in ("", ".gz")},
+    ".parquet": _parquet,
+}  # fmt: skip
+SUFFIXES = tuple(READERS)
+
+
+def _suffix(path: Path) -> str:
+    """Return the kind of a file. Raises `InputError` where it is no file of a known kind."""
+    known = ", ".join(SUFFIXES)
+    if os.path.isdir(path):
+        raise InputError(f"{path}: this is a directory, not a file: name one file in it ({known})")
+    if not os.path.exists(path):
+        raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
+    suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
+    if suffix is None:
+        raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {known}")
+    return suffix
