@@ -193,9 +193,9 @@ def lines(*rows):
 
 
 BAD_DATA = {
-    "empty": (b"", "d.jsonl", ["d.jsonl: the file is empty", "give at least one"]),
+    "empty": (b"", "d.jsonl", ["d.jsonl: the file holds no rows", "give at least one"]),
     "missing column": (lines(HALF), "d.jsonl", ["d.jsonl", "columns found: prompt, chosen", "rejected"]),
-    "one row lacks it": (lines(GOOD, HALF), "d.jsonl", ["line 2", "no 'rejected'", "--bad_rows drop"]),
+    "one row lacks it": (lines(GOOD, HALF), "d.jsonl", ["row 2", "no 'rejected'", "--bad_rows drop"]),
     "cut gzip": (gzip.compress(lines(*[GOOD] * 50))[:-12], "d.jsonl.gz", ["d.jsonl.gz", "cannot be read", "whole"]),
     "unknown kind": (lines(GOOD), "d.txt", ["d.txt", "unknown extension", ".jsonl"]),
     "too few": (lines(*THREE), "d.jsonl", ["d.jsonl: 3 rows are too few", "at least 4"]),
