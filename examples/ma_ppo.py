@@ -1,4 +1,7 @@
-"""MA-PPO from beginning to end on the embedded task: python examples/ma_ppo.py [--updates 20] [--size 2000]"""
+"""MA-PPO from beginning to end with the library: python examples/ma_ppo.py [--updates 20] [--size 2000]
+
+The algorithm itself, written out without the library, is in ma_ppo_single_file.py.
+"""
 
 import argparse
 from pathlib import Path
