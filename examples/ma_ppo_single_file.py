@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MODEL, PAIRS = DATA / "tiny-gemma", DATA / "tiny-tldr.jsonl.gz"  # the base model; rows of prompt, chosen, rejected
-MAX_PROMPT, MAX_RESPONSE, TEST_ROWS = 100, 64, 64  # tokens, tokens, rows
+MAX_PROMPT, MAX_RESPONSE = 100, 64  # tokens
 SFT_RATE, RM_RATE, POLICY_RATE, CRITIC_RATE = 2e-4, 1e-3, 3e-4, 5e-4  # learning rates
 TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 1.0  # of sampling
 BETA = 0.05  # β, the weight of the KL penalty
@@ -107,7 +107,7 @@ def gae(R, V):
 
 def update(policy, critic, reference, rm, optimizer, experience, n):
     """One update on `experience` (tokens, attention, mask), with macro actions of n tokens; returns metrics."""
-    mask = experience[2]
+    *_, mask = experience
     count = mask.sum()  # tokens of all responses: both losses are means over them
 
     with torch.no_grad():
@@ -192,8 +192,7 @@ def main():
     parser.add_argument("--n", type=int, default=5, help="tokens in a macro action of MA-PPO")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=20, help="responses an update, and rows a step before it")
-    parser.add_argument("--sft_rows", type=int, default=100)
-    parser.add_argument("--rm_rows", type=int, default=400)
+    parser.add_argument("--rows", type=int, nargs=3, default=(64, 100, 400), help="of the test, of SFT, of the RM")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     set_seed(args.seed)
@@ -205,16 +204,15 @@ def main():
         rows = [json.loads(line) for line in file]
     rows = [row for row in rows if len(tokenizer(row["prompt"])["input_ids"]) <= MAX_PROMPT]
     random.shuffle(rows)
-    sizes = (TEST_ROWS, args.sft_rows, args.rm_rows)
-    test_rows, sft_rows, rm_rows = ([rows.pop() for _ in range(size)] for size in sizes)
+    test_rows, sft_rows, rm_rows = ([rows.pop() for _ in range(count)] for count in args.rows)
     prompts = [row["prompt"] for row in rows]
 
     # 1. SFT: −log π(y | x) of the chosen responses, mean over tokens.
     sft = AutoModelForCausalLM.from_pretrained(MODEL)
 
     def sft_loss(rows):
-        batch = encode(tokenizer, rows, "chosen")
-        return -log_probs(sft, *batch).sum() / batch[2].sum()
+        tokens, attention, mask = encode(tokenizer, rows, "chosen")
+        return -log_probs(sft, tokens, attention, mask).sum() / mask.sum()
 
     train("SFT", sft, SFT_RATE, sft_loss, sft_rows, args.batch_size)
 
@@ -241,7 +239,7 @@ def main():
             print(f"{name} {i + 1}: " + ", ".join(f"{key} {x:.3f}" for key, x in metrics.items()), flush=True)
 
     print_curves(curves)
-    print(f"\nRM score on {TEST_ROWS} prompts that no stage has seen (± standard error)")
+    print(f"\nRM score on {len(test_rows)} prompts that no stage has seen (± standard error)")
     for name, policy in policies.items():
         with torch.no_grad():
             scores = reward(rm, *sample(policy, tokenizer, [row["prompt"] for row in test_rows]))

@@ -90,7 +90,7 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
 
 
 def test_the_script_runs_by_itself():
-    words = ["--n", "3", "--updates", "2", "--batch_size", "2", "--sft_rows", "2", "--rm_rows", "2"]
+    words = ["--n", "3", "--updates", "2", "--batch_size", "2", "--rows", "2", "2", "2"]
     command = [sys.executable, str(SCRIPT), *words]
     environment = os.environ | {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
