@@ -496,3 +496,4 @@ class StudyConfig(OutputConfig):
     seeds: str = option("", "Seeds instead of the study's, comma-separated.")
     only: str = option("", "Methods to run, comma-separated. Default: all.")
     dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
+    audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")

@@ -90,12 +90,18 @@ KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target
 KEYS |= {"figures": dict, "threshold": float, "window": int, "contrasts": dict}  # key of a protocol -> its type
 
 
-def load_study(name: str) -> Study:
-    """Load a study of the library by its name, or a YAML file. Raises `InputError` for a fault in it."""
+def protocol_file(name: str) -> Path:
+    """The file of a study of the project, by its name, or a YAML file. Raises `InputError` where there is none."""
     known = sorted(path.stem for path in STUDIES.glob("*.yaml"))
     path = STUDIES / f"{name}.yaml" if name in known else Path(name).expanduser()
     if not path.is_file():
         raise InputError(f"--name {name}: no such study: choose from {', '.join(known)}, or give a YAML file")
+    return path
+
+
+def load_study(name: str) -> Study:
+    """Load a study of the project by its name, or a YAML file. Raises `InputError` for a fault in it."""
+    path = protocol_file(name)
     values = read_yaml(path, str(path))
     values = {key: value for key, value in values.items() if value is not None}
     for key, value in values.items():
@@ -258,8 +264,30 @@ def changed_option(run: Run, result: dict) -> str:
 # Running it
 
 
+def check_committed(path: Path) -> None:
+    """Refuse a study of the project whose protocol, as it is, is in no commit; for a user's own file print a note."""
+    git = ["git", "--no-optional-locks", "-C", str(path.absolute().parent)]
+    questions = (["log", "-1", "--format=%H"], ["status", "--porcelain"])
+    try:
+        answers = [subprocess.run([*git, *q, "--", path.name], capture_output=True, text=True) for q in questions]
+    except OSError:  # no git here
+        return
+    commit, changes = (answer.stdout.strip() for answer in answers)
+    checkout = not any(answer.returncode for answer in answers)
+    if checkout and commit and not changes:
+        return
+    if checkout and path.parent == STUDIES:
+        raise InputError(f"{path}: not committed: a protocol is fixed before the first run: commit it")
+    print(f"note: {path} is in no commit: nobody can see later that it was fixed before the first run")
+
+
 def run_study(options: StudyConfig) -> None:
     """Run what has no result yet, then write table and figures. Raises `InputError` if a run failed."""
+    if options.audit:
+        from marlhf_lite.lab.studies.audit import write_page
+
+        print(write_page(STUDIES.parents[3]))
+        return
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
@@ -273,6 +301,8 @@ def run_study(options: StudyConfig) -> None:
         if what:
             raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --output_dir")
     todo = [run for run in runs if not stored[run.name]]
+    if todo:
+        check_committed(protocol_file(options.name))
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
     failures = _run_all(study, todo, Path("runs") / f"study-{study.name}", results, options.workers) if todo else []
     _report(study, plan(study, seeds), results, custom=bool(options.output_dir))

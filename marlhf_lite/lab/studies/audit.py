@@ -1,0 +1,170 @@
+"""Where results come from: when protocols were committed and changed, when runs began, and from which commit.
+
+All of it is read from files and from git's history. What cannot be read there, such as why a run was done again, is in
+`data/results/history.yaml`: study -> fact -> note; a fact without a note is a fault.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from marlhf_lite.lab.studies.study import STUDIES, run_name
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.tables import markdown
+
+RESULTS, PAGE = "data/results", "docs/provenance.md"
+FACTS = {
+    "older": "runs that began before their protocol was committed",
+    "lacking": "runs whose commit does not hold their protocol",
+    "changed": "what of the protocol changed after the first run began",
+    "dirty": "runs of a work tree with changes that were not committed",
+    "rerun": "runs that were done again, and their first results overwritten",
+    "added": "runs that the protocol did not name when the first run began",
+    "missing": "runs that it named and that are not here",
+}
+HEAD = """# Where the results come from
+
+Written by `marlhf study --audit` from the files and git's history alone. A protocol is committed before its first run;
+where a study departs from that, was changed, run again or extended, the facts are listed below, each with a note.
+"Begun" is when the training of a run began. All times are UTC.
+"""
+
+
+def write_page(root: Path) -> str:
+    """Write the page of all studies to `docs/`. Returns it. Raises `InputError` for a fact without a note."""
+    rows, notes = audit(root), yaml.safe_load((root / RESULTS / "history.yaml").read_text(encoding="utf-8"))
+    text = page(rows, notes)
+    (root / PAGE).write_text(text, encoding="utf-8")
+    facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
+    if faults := sorted(facts ^ {f"{study}: {fact}" for study, said in notes.items() for fact in said}):
+        raise InputError(f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact")
+    return text
+
+
+def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
+    """The table of all studies, and their facts with notes, in Markdown."""
+    heads = ["study", "protocol committed", "runs", "begun", "commits", "facts"]
+    cells = [[*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"] for row in rows]
+    text = [HEAD + "\n" + markdown(heads, cells)]
+    for row in (row for row in rows if row["facts"]):
+        said = notes.get(row["study"], {})
+        found = [f"* *{fact}*, {FACTS[fact]}: {what}. {said.get(fact, '')}" for fact, what in row["facts"].items()]
+        text.append("\n".join([f"## {row['study']}\n", *found]))
+    return "\n\n".join(text) + "\n"
+
+
+def audit(root: Path) -> list[dict]:
+    """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding)."""
+    stored = _stored(root)
+    folders: dict[Path, dict] = {}
+    for path in sorted(stored):
+        if path.is_file():
+            folders.setdefault(path.parent, {})[path.stem] = stored[path]
+    return [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
+
+
+def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:
+    """`stored`: name of a run -> environments of its result's versions, oldest first."""
+    name, last = study.split("/")[0], {run: found[-1] for run, found in stored.items()}
+    begun, first = (
+        sorted(run["date"] for run in last.values()),
+        min(r["date"] for found in stored.values() for r in found),
+    )
+    facts = {"dirty": _share(stored, lambda found: found[-1]["git_dirty"])}
+    facts["rerun"] = _share(stored, lambda found: len({run["date"] for run in found}) > 1)
+    versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[3]) / f"{name}.yaml")
+    if versions:
+        dates, paths, texts = zip(*versions, strict=True)
+        then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])  # when the first run began
+        methods = then["methods"].items()
+        planned = {run_name(name, seed) for name, how in methods for seed in how.get("seeds", then["seeds"])}
+        holding = {c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)}
+        facts["older"] = _share(stored, lambda found: found[-1]["date"] < dates[0])
+        facts["lacking"] = _share(stored, lambda found: found[-1]["git_commit"] not in holding)
+        facts["changed"] = _changes(dates, texts, first)
+        facts["added"] = _listing(set(last) - planned)
+        facts["missing"] = _listing(planned - set(last)) if study == name else ""
+    commits = sorted({str(run["git_commit"])[:7] for run in last.values()})
+    row = {"study": study, "protocol": _short(versions[0][0]) if versions else "none", "runs": len(last)}
+    row |= {"begun": f"{_short(begun[0])} – {_short(begun[-1])}", "commits": ", ".join(commits)}
+    return row | {"facts": {fact: facts[fact] for fact in FACTS if facts.get(fact)}}
+
+
+def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
+    found = sum(bool(has(versions)) for versions in stored.values())
+    return f"{found} of {len(stored)}" if found else ""
+
+
+def _listing(runs: Iterable[str]) -> str:
+    """Methods, and how many runs of each, as `E1 (5)`."""
+    return ", ".join(f"{name} ({n})" for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items())
+
+
+def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
+    """What changed in each version after the first run began: its text (comments), or keys such as methods."""
+    parts = [
+        yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
+        for text in texts
+    ]
+    found = []
+    for date, before, after in zip(dates[1:], parts[:-1], parts[1:], strict=True):
+        keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+        found += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
+    return "; ".join(found)
+
+
+def _short(date: str) -> str:
+    return date[:16].replace("T", " ")
+
+
+# Git
+
+
+def _git(root: Path, *arguments: str, given: str | None = None) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    answer = subprocess.run(command, check=False, capture_output=True, input=given, text=True, encoding="utf-8")
+    if answer.returncode:
+        raise InputError(
+            f"--audit: git {arguments[0]}: {answer.stderr.strip()}: run it in a clone with all its history"
+        )
+    return answer.stdout
+
+
+def _versions(root: Path, path: Path) -> list[tuple[str, str, str]]:
+    """(Date, path, text) of a file's versions, oldest first, through renames; none where it was never committed."""
+    found = []
+    for entry in _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).split("\0")[1:]:
+        (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
+        utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
+        found.append((utc, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}")))
+        if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
+            break
+    return found[::-1]
+
+
+def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
+    return " blob " in _git(root, "cat-file", "--batch-check", given="".join(f"{commit}:{p}\n" for p in set(paths)))
+
+
+def _stored(root: Path) -> dict[Path, list[dict]]:
+    """Path of a result -> environments of its versions in history, oldest first, and of the file that is there."""
+    log = _git(
+        root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS
+    ).splitlines()
+    blobs = [(line.split()[3], line.split("\t")[1]) for line in log if re.search(r"[AM]\t.*-seed\d+\.json$", line)]
+    answer = _git(root, "cat-file", "--batch", given="".join(f"{blob}\n" for blob, _ in blobs))
+    texts = re.split(r"^[0-9a-f]{40} blob \d+\n", answer, flags=re.MULTILINE)[1:]
+    pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
+    pairs += [(path, path.read_text("utf-8")) for path in sorted((root / RESULTS).rglob("*-seed*.json"))]
+    found: dict[Path, list[dict]] = {}
+    for path, text in pairs:
+        found.setdefault(path, []).append(json.loads(text)["environment"])
+    return found

@@ -1,0 +1,96 @@
+"""The audit of stored results: its facts, from a small history, and the page that the project keeps of its own."""
+
+import json
+import subprocess
+
+import pytest
+import yaml
+
+from marlhf_lite.lab.studies import audit
+from marlhf_lite.lab.studies.study import STUDIES
+from marlhf_lite.utils.errors import InputError
+
+ROOT = STUDIES.parents[3]
+PROTOCOL = "marlhf_lite/lab/studies/protocols/s.yaml"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A function that writes files, commits them with a date, and returns the commit."""
+
+    def commit(hour, **files):
+        for name, text in files.items():
+            path = tmp_path / (PROTOCOL if name == "protocol" else f"data/results/s/{name}.json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        date = f"2030-01-01T{hour}:00+00:00"
+        names = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+        for words in (["init", "-q"], ["add", "."], ["commit", "-q", "--allow-empty", "-m", "-", f"--date={date}"]):
+            subprocess.run(["git", *names, *words], cwd=tmp_path, check=True)
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    return commit
+
+
+def protocol(text="# A prediction.", seeds=(0, 1), methods=("A", "B")):
+    return (
+        f"{text}\n{yaml.safe_dump({'seeds': list(seeds), 'methods': {name: {'command': 'ppo'} for name in methods}})}"
+    )
+
+
+def run(commit, hour, dirty=False):
+    return json.dumps(
+        {"environment": {"date": f"2030-01-01T{hour}:00+00:00", "git_commit": commit, "git_dirty": dirty}}
+    )
+
+
+def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
+    fixed = project("01:00", protocol=protocol())
+    project("03:00", **{f"{name}-seed{seed}": run(fixed, "02:00") for name in "AB" for seed in (0, 1)})
+    (row,) = audit.audit(tmp_path)
+    assert row["facts"] == {} and (row["protocol"], row["runs"]) == ("2030-01-01 01:00", 4)
+
+
+def test_every_departure_is_a_fact(project, tmp_path):
+    before = project("00:00")
+    fixed = project("01:00", protocol=protocol())
+    runs = {"A-seed0": run(fixed, "02:00"), "B-seed0": run(before, "00:30"), "B-seed1": run(fixed, "02:30", dirty=True)}
+    project("03:00", **runs)
+    project("04:00", protocol=protocol("# A softer one.", methods="ABC"))
+    project("05:00", **{"A-seed0": run(fixed, "04:30"), "C-seed0": run(fixed, "04:40")})
+    (row,) = audit.audit(tmp_path)
+    assert row["facts"] == {
+        "older": "1 of 4",
+        "lacking": "1 of 4",
+        "changed": "methods, text (2030-01-01 04:00)",
+        "dirty": "1 of 4",
+        "rerun": "1 of 4",
+        "added": "C (1)",
+        "missing": "A (1)",
+    }
+    notes = tmp_path / "data" / "results" / "history.yaml"
+    (tmp_path / "docs").mkdir()
+    notes.write_text(yaml.safe_dump({"s": dict.fromkeys(audit.FACTS, "Why.")}))
+    assert audit.write_page(tmp_path).count("Why.") == 7
+    notes.write_text(yaml.safe_dump({"s": dict.fromkeys([*audit.FACTS][1:], "Why."), "t": {"dirty": "Why."}}))
+    with pytest.raises(InputError, match="s: older; t: dirty"):
+        audit.write_page(tmp_path)
+
+
+def test_every_stored_study_is_on_the_page():
+    page = (ROOT / audit.PAGE).read_text(encoding="utf-8")
+    studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json")}
+    assert all(f"\n| {study} | " in page for study in studies)
+
+
+def test_the_page_is_what_the_history_says(tmp_path):
+    """And every fact has its note."""
+    shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
+    if shallow.returncode:
+        pytest.skip("a clone with all the project's history is needed")
+    stored = (ROOT / audit.PAGE).read_text(encoding="utf-8")
+    rows, notes = audit.audit(ROOT), yaml.safe_load((ROOT / audit.RESULTS / "history.yaml").read_text("utf-8"))
+    assert stored == audit.page(rows, notes), "run `marlhf study --audit`"
+    assert {(row["study"], fact) for row in rows for fact in row["facts"]} == {(s, f) for s in notes for f in notes[s]}
