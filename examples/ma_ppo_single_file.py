@@ -159,7 +159,7 @@ def make_optimizer(*models_and_rates):
 
 
 def step(optimizer, loss):
-    """One step down the gradient of the loss, which is clipped for each model apart."""
+    """One step down the gradient of the loss; its norm is limited for each model apart."""
     loss.backward()
     for group in optimizer.param_groups:
         torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)
@@ -183,7 +183,7 @@ def print_curves(curves):
     for i, scores in enumerate(zip(*curves.values(), strict=True)):
         line = [" "] * 61
         for name, score in zip(curves, scores, strict=True):
-            line[round(60 * (score - low) / (high - low))] = name[0]
+            line[round(60 * (score - low) / max(high - low, 1e-6))] = name[0]
         print(f"{i + 1:6} " + " ".join(f"{score:6.2f}" for score in scores) + " |" + "".join(line) + "|")
 
 
@@ -192,7 +192,7 @@ def main():
     parser.add_argument("--n", type=int, default=5, help="tokens in a macro action of MA-PPO")
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=20, help="responses an update, and rows a step before it")
-    parser.add_argument("--rows", type=int, nargs=3, default=(64, 100, 400), help="of the test, of SFT, of the RM")
+    parser.add_argument("--rows", type=int, nargs=3, default=(64, 100, 400), help="number for the test, SFT, RM")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     set_seed(args.seed)

@@ -47,6 +47,7 @@ def folders(tmp_path_factory):
 def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, monkeypatch, n, epochs):
     monkeypatch.setattr(single_file, "EPOCHS", epochs)
     monkeypatch.setattr(single_file, "MAX_RESPONSE", LENGTH)
+    monkeypatch.setattr(single_file, "MAX_GRAD_NORM", 0.1)  # less than the norms are
     sft, rm = folders
     prompts = [pair["prompt"] for pair in make_pairs(12, seed=0)]
     rates = (single_file.POLICY_RATE, single_file.CRITIC_RATE)
@@ -54,6 +55,7 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
         num_ppo_epochs=epochs,
         micro_batch_size=4,
         warmup_updates=0,
+        max_grad_norm=0.1,
         policy_learning_rate=rates[0],
         critic_learning_rate=rates[1],
     )
