@@ -103,23 +103,14 @@ ROWS = {
         "interview/train/0000.parquet": [apps(300)],
     },
 }
+BRANCH = {"revision": "refs/convert/parquet"}
 ARGUMENTS = {
-    TLDR_NAME: {
-        "data_dir": "comparisons",
-        "revision": "refs/convert/parquet",
-        "columns": ["info", "summaries", "choice"],
-    },
+    TLDR_NAME: BRANCH | {"data_dir": "comparisons", "columns": ["info", "summaries", "choice"]},
     HH_NAME: {},
-    WEBGPT_NAME: {
-        "data_dir": "default",
-        "revision": "refs/convert/parquet",
-        "columns": ["question", "answer_0", "answer_1", "score_0", "score_1"],
-    },
-    APPS_NAME: {
-        "data_dir": "all",
-        "revision": "refs/convert/parquet",
-        "columns": ["question", "solutions", "input_output", "difficulty", "starter_code"],
-    },
+    WEBGPT_NAME: BRANCH
+    | {"data_dir": "default", "columns": ["question", "answer_0", "answer_1", "score_0", "score_1"]},
+    APPS_NAME: BRANCH
+    | {"data_dir": "all", "columns": ["question", "solutions", "input_output", "difficulty", "starter_code"]},
 }
 every_name = pytest.mark.parametrize("name", list(HUB))
 
@@ -176,36 +167,23 @@ def test_the_hub_is_asked_for_the_right_files(name, asked):
     assert asked[1:] == [(name, ARGUMENTS[name] | {"streaming": True})]
 
 
-def test_tldr():
-    task = load_task(TLDR_NAME)
+@pytest.mark.parametrize(
+    ("template", "head", "space"),
+    [("paper", "POST Subreddit: r/cats", ""), ("released", "POST\nSubreddit: r/cats", " ")],
+)
+def test_tldr(template, head, space):
+    task = load_task(TLDR_NAME, template=template)
     parts = {part: len(split) for part, split in task.splits.items()}
     counts = {"read": 65, "kept": 63, "equal_pair": 1, "cnn_dm": 1, "beyond_size": 0, "prompt_in_test": 2}
     assert task.counts == counts | parts
     assert parts["sft"] == 12 and {parts["rm"], parts["ppo"]} == {22, 24} and parts["test"] == 3  # two rows a post
-    prompts = [f"POST Subreddit: r/cats\nPost {i}.\nTL;DR:" for i in (0, 70, 72)]
-    test = sorted(task.splits["test"], key=lambda row: prompts.index(row["prompt"]))
-    assert test[2] == {"prompt": prompts[2], "chosen": " second 72", "rejected": " first 72"}
-    assert test[1] == {"prompt": prompts[1], "chosen": " first 70", "rejected": " second 70"}
-
-
-def test_tldr_in_the_released_template():
-    task = load_task(TLDR_NAME, template="released")
-    found = {row["prompt"]: row["chosen"] for row in task.splits["test"]}
-    assert found == {
-        f"POST\nSubreddit: r/cats\nPost {i}.\nTL;DR: ": f"{kind} {i}"
-        for i, kind in ((0, "first"), (70, "first"), (72, "second"))
+    assert {row["prompt"]: (row["chosen"], row["rejected"]) for row in task.splits["test"]} == {
+        f"{head}\nPost {i}.\nTL;DR:{space}": tuple(f"{' ' * (not space)}{kind} {i}" for kind in kinds)
+        for i, kinds in ((0, ("first", "second")), (70, ("first", "second")), (72, ("second", "first")))
     }
-    assert task.counts == load_task(TLDR_NAME).counts
-    assert rows_of(load_task("tiny-tldr", size=20, template="released")) == rows_of(load_task("tiny-tldr", size=20))
-
-
-@pytest.mark.parametrize("subreddit", [None, "", " "])
-@pytest.mark.parametrize(("template", "end"), [("paper", ""), ("released", " ")])
-def test_a_post_without_a_subreddit(subreddit, template, end):
     form = TLDR if template == "paper" else TLDR.released
-    rows = [tldr(1, subreddit=subreddit), without(tldr(1), "info", "subreddit")]
-    for row in to_preferences(rows, "x", form=form)[0]:
-        assert row["prompt"] == "POST\nPost 1.\nTL;DR:" + end
+    for row in to_preferences([tldr(1, subreddit=None), tldr(1, subreddit=" ")], "x", form=form)[0]:
+        assert row["prompt"] == f"POST\nPost 1.\nTL;DR:{space}"
 
 
 # News articles, which are evaluated on
@@ -243,14 +221,6 @@ def test_news_articles_of_a_local_file(kind, tmp_path):
     assert load_task(str(path), part="cnn_dm", size=20).counts["test"] == 2
 
 
-def test_parts_that_are_not_there(tmp_path):
-    fails(lambda: load_task("tiny-tldr", part="cnn_dm"), "--part cnn_dm: tiny-tldr has no such part", "leave it out")
-    fails(lambda: load_task(TLDR_NAME, part="cnn"), f"--part cnn: {TLDR_NAME} has no such part", "choose from cnn_dm")
-    fails(lambda: load_task(HH_NAME, part="cnn_dm"), f"--part cnn_dm: {HH_NAME} has no such part")
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(tldr(i)) + "\n" for i in range(9)))
-    fails(lambda: load_task(str(tmp_path / "rows.jsonl"), part="cnn_dm"), "(cnn_dm): no row can be used (post 9)")
-
-
 def test_hh():
     task = load_task(HH_NAME)
     counts = {"read": 52, "kept": 50, "equal_pair": 1, "empty_response": 1, "beyond_size": 0, "prompt_in_test": 0}
@@ -259,23 +229,18 @@ def test_hh():
     assert task.splits["test"].to_list() == load_task(HH_NAME, template="released").splits["test"].to_list()
 
 
-def test_webgpt():
-    task = load_task(WEBGPT_NAME)
-    counts = {"read": 107, "kept": 100, "tie": 7, "beyond_size": 0, "prompt_in_test": 0}
-    assert task.counts == counts | {"sft": 19, "rm": 38, "ppo": 38, "test": 5}
+@pytest.mark.parametrize(("template", "ties"), [("paper", 0), ("released", 7)])
+def test_webgpt(template, ties):
+    """The better answer is chosen; the released code keeps ties, citations of the question, and the first answer."""
+    task = load_task(WEBGPT_NAME, template=template)
+    assert task.counts["kept"] == 100 + ties and task.counts.get("tie", 0) == 7 - ties
+    assert [task.counts[part] for part in ("sft", "rm", "ppo", "test")] == (
+        [19, 38, 38, 5] if not ties else [20, 41, 41, 5]
+    )
     found = {row["prompt"]: (row["chosen"], row["rejected"]) for row in rows_of(task)}
-    for i in range(100):
-        better = (" Paws.", " Claws.") if i % 2 else (" Claws.", " Paws.")
-        assert found[f"\n\nHuman: Why {i}?\n\nAssistant:"] == better
-
-
-def test_webgpt_in_the_released_template():
-    task = load_task(WEBGPT_NAME, template="released")
-    assert task.counts["kept"] == 107 and "tie" not in task.counts
-    found = {row["prompt"]: (row["chosen"], row["rejected"]) for row in rows_of(task)}
-    for i in [*range(100), *range(200, 207)]:
-        better = (" Paws.", " Claws.") if i % 2 or i >= 200 else (" Claws.", " Paws.")
-        assert found[f" Human: Why {i} [4]? Assistant:"] == better
+    for i in [*range(100), *range(200, 200 + ties)]:
+        prompt = f" Human: Why {i} [4]? Assistant:" if ties else f"\n\nHuman: Why {i}?\n\nAssistant:"
+        assert found[prompt] == ((" Paws.", " Claws.") if i % 2 or i >= 200 else (" Claws.", " Paws."))
 
 
 def test_apps():
@@ -317,10 +282,6 @@ def test_a_local_copy_needs_no_name(name, hub, tmp_path):
     one, two = (load_task(str(tmp_path / f"rows.{kind}")) for kind in ("jsonl", "parquet"))
     assert rows_of(one) == rows_of(two) and one.counts["kept"] == 40
     assert one.counts["test"] == (2 if name == WEBGPT_NAME else 4) and (one.counts["rm"] == 0) == (name == APPS_NAME)
-
-
-def test_a_name_without_its_owner_is_suggested():
-    fails(lambda: load_task("summarize_from_feedback"), "did you mean openai/summarize_from_feedback?")
 
 
 def test_the_cause_is_named(tmp_path):
@@ -385,42 +346,35 @@ FAULTS = [
     (APPS, apps, apps(1) | {"input_output": "[]"}, "bad_json", "'input_output' is not a JSON object"),
     (APPS, apps, apps(1, solutions=[None]), "missing_column", "no 'solutions[0]'"),
     (APPS, apps, apps(1) | {"starter_code": 3}, "not_text", "'starter_code' is not text but int"),
+    # Faults of the published data, which are always dropped
+    (TLDR, tldr, article(1), "cnn_dm", ""),
+    (TLDR, tldr, without(article(1), "info", "post"), "cnn_dm", ""),
+    (TLDR, tldr, tldr(1, texts=("", " b")), "empty_response", ""),
+    (WEBGPT, webgpt, webgpt(1, 0), "tie", ""),
+    (WEBGPT, webgpt, webgpt(1, answers=("[1]", "Claws.")), "empty_response", ""),
+    (WEBGPT, webgpt, webgpt(1, answers=("Paws [1].", "Paws [2].")), "equal_pair", ""),
+    (APPS, apps, apps(1, solutions=()), "no_solution", ""),
+    (APPS, apps, apps(1, solutions=(" \n",)), "no_solution", ""),
 ]
 
 
 @pytest.mark.parametrize(("form", "good", "bad", "reason", "message"), FAULTS)
 def test_faulty_rows(form, good, bad, reason, message):
-    fails(
-        lambda: to_preferences([good(0), bad], "hub", form=form), f"hub: row 2: {message}: correct", "--bad_rows drop"
-    )
-    rows, counts = to_preferences([good(0), bad], "hub", "drop", form)
-    assert len(rows) == 1 and counts == {"read": 2, "kept": 1, reason: 1}
-
-
-@pytest.mark.parametrize(
-    ("form", "good", "known", "reason"),
-    [
-        (TLDR, tldr, article(1), "cnn_dm"),
-        (TLDR, tldr, without(article(1), "info", "post"), "cnn_dm"),
-        (TLDR, tldr, tldr(1, texts=("", " b")), "empty_response"),
-        (WEBGPT, webgpt, webgpt(1, 0), "tie"),
-        (WEBGPT, webgpt, webgpt(1, answers=("[1]", "Claws.")), "empty_response"),
-        (WEBGPT, webgpt, webgpt(1, answers=("Paws [1].", "Paws [2].")), "equal_pair"),
-        (APPS, apps, apps(1, solutions=()), "no_solution"),
-        (APPS, apps, apps(1, solutions=(" \n",)), "no_solution"),
-    ],
-)
-def test_known_faults_are_dropped_and_counted(form, good, known, reason):
-    for bad_rows in ("error", "drop"):
-        rows, counts = to_preferences([good(0), known], "hub", bad_rows, form)
+    if message:
+        fails(lambda: to_preferences([good(0), bad], "hub", form=form), f"hub: row 2: {message}", "--bad_rows drop")
+    for bad_rows in ["drop"] if message else ["error", "drop"]:
+        rows, counts = to_preferences([good(0), bad], "hub", bad_rows, form)
         assert len(rows) == 1 and counts == {"read": 2, "kept": 1, reason: 1}
 
 
 @pytest.mark.parametrize(("name", "column"), zip(HUB, ("choice", "rejected", "score_1", "solutions"), strict=True))
-def test_a_column_that_is_missing_from_all_rows(name, column, tmp_path):
-    rows = [without(row, column) for row in next(iter(ROWS[name].values()))]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    fails(lambda: load_task(str(tmp_path / "rows.jsonl")), "columns found: ", f"expected: {HUB[name][0].columns[0]}")
+def test_what_a_data_set_does_not_have(name, column, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(without(row, column)) + "\n" for row in next(iter(ROWS[name].values()))))
+    fails(lambda: load_task(str(path)), f"{path}: ", f"expected: {HUB[name][0].columns[0]}")
+    fails(lambda: load_task(name, part="news"), f"--part news: {name}")
+    if name != APPS_NAME:
+        fails(lambda: load_task(name.split("/")[1]), f"did you mean {name}?")
 
 
 def test_rows_are_known_by_their_columns():
@@ -469,11 +423,6 @@ def test_streaming_a_test_set_apart(monkeypatch):
     assert len(read["train"]) < 70 and len(read["validation"]) < 25
 
 
-def test_streaming_more_than_there_is(monkeypatch):
-    stream(monkeypatch, train=[webgpt(i) for i in range(30)])
-    assert load_task(WEBGPT_NAME, size=500, streaming=True).counts["kept"] == 30
-
-
 def test_streaming_draws_by_seed_from_everywhere(hub, monkeypatch):
     monkeypatch.setattr(loading, "SHUFFLE_BUFFER", 20)
     folder = str(hub / WEBGPT_NAME / "default")
@@ -484,19 +433,6 @@ def test_streaming_draws_by_seed_from_everywhere(hub, monkeypatch):
     assert drawn[0] == drawn[1] != drawn[2]
     numbers = {int(prompt.split()[2].rstrip("?")) for prompts in drawn for prompt in prompts}
     assert max(numbers) - min(numbers) > 50  # not the first row group every time
-
-
-def test_streaming_needs_a_size():
-    fails(lambda: load_task(TLDR_NAME, streaming=True), "--dataset_streaming", "give --size")
-
-
-def test_what_is_not_streamed_stays_the_same(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(webgpt(i)) + "\n" for i in range(40)))
-    for name in ("tiny-tldr", str(tmp_path / "rows.jsonl")):
-        whole, same = (load_task(name, size=30, streaming=streaming) for streaming in (False, True))
-        assert len(rows_of(whole)) == 30 and {p: len(s) for p, s in whole.splits.items()} == {
-            p: len(s) for p, s in same.splits.items()
-        }
 
 
 def test_faults_in_a_stream(monkeypatch):

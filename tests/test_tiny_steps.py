@@ -28,7 +28,6 @@ from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, f
 from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.parsing.base import split_sentences
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
 from marlhf_lite.tasks.tokenization import encode_responses
@@ -37,7 +36,6 @@ from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import from_tokens
 from marlhf_lite.utils.jsonl import read_lines
 
-ROWS = make_rows(600, 7)
 SEEDS = st.integers(0, 2**32)
 OPERATIONS = st.tuples(st.sampled_from("+-"), st.integers(1, 9)) | st.just(("*", 2))
 PROBLEMS = st.builds(Problem, st.integers(0, 99), st.lists(OPERATIONS, min_size=1, max_size=16).map(tuple))
@@ -72,12 +70,6 @@ def test_the_right_response_is_what_python_computes(problem):
         assert operation[0] == letter and eval(taken + operation[1:]) % 100 == int(given)
     assert verify(problem.prompt, response) is None and verify(problem.prompt, response + " \n") is None
     assert gold_scores([problem.prompt], [response]) == [1.0]
-
-
-def test_lengths_are_four_eight_and_sixteen():
-    lengths = [len(read_prompt(row["prompt"]).operations) for row in ROWS]
-    assert set(lengths) == set(STEPS) == {4, 8, 16}
-    assert all(0.25 < lengths.count(length) / len(ROWS) < 0.42 for length in STEPS)
 
 
 # Slips
@@ -139,6 +131,7 @@ RIGHT = "a+5:47>52\nb-3:52>49\nc*2:49>98\nAnswer 98"
 @pytest.mark.parametrize(
     ("response", "line", "text", "reason", "gold"),
     [
+        ("a+5:47>42\nb-3:42>49\nc*2:49>98\nAnswer 98", 0, "a+5:47>42", "result", 1),  # two slips that cancel
         ("a+5:47>42\nb-3:42>39\nc*2:39>78\nAnswer 78", 0, "a+5:47>42", "result", 0),
         ("a+5:47>52\nb-3:42>39\nc*2:39>78\nAnswer 78", 1, "b-3:42>39", "begin", 0),
         ("a+5:47>52\nb-4:52>48\nc*2:48>96\nAnswer 96", 1, "b-4:52>48", "operation", 0),
@@ -166,24 +159,14 @@ def test_faults(response, line, text, reason, gold):
     assert gold_scores([PROBLEM.prompt], [response]) == [gold]
 
 
-def test_two_slips_may_cancel():
-    """The reward sees the answer alone; the verifier does not."""
-    problem = Problem(47, (("+", 5), ("-", 3)))
-    response = write(problem, [42, 49])
-    assert gold_scores([problem.prompt], [response]) == [1.0] and verify(problem.prompt, response).line == 0
-
-
 @given(st.text(max_size=60), st.text(max_size=60))
 @settings(max_examples=200)
 def test_any_text_is_taken(prompt, response):
     assert verify(prompt, response) is not None and gold_scores([prompt], [response]) == [0.0]
+    for other in ("", "Start 47\nSteps\n", "Start 7\na+5\nc-1\nSteps\n", "Start 7\na+5\nSteps"):
+        assert read_prompt(other) is None
     fault = verify(PROBLEM.prompt, response)
     assert 0 <= fault.start <= fault.end <= len(response) and "\n" not in response[fault.start : fault.end]
-
-
-@pytest.mark.parametrize("prompt", ["", "Start 47\nSteps\n", "Start 7\na+5\nc-1\nSteps\n", "Start 7\na+5\nSteps"])
-def test_prompts_of_another_form_are_not_read(prompt):
-    assert read_prompt(prompt) is None
 
 
 # Task
@@ -191,18 +174,13 @@ def test_prompts_of_another_form_are_not_read(prompt):
 
 def test_task():
     task = load_task("tiny-steps", size=600)
-    assert {part: len(rows) for part, rows in task.splits.items()} == {"sft": 108, "rm": 216, "ppo": 216, "test": 60}
-    assert len({prompt for rows in task.splits.values() for prompt in rows["prompt"]}) == 600
+    prompts = [prompt for rows in task.splits.values() for prompt in rows["prompt"]]
+    assert {len(read_prompt(prompt).operations) for prompt in prompts} == set(STEPS) == {4, 8, 16}
     for part, rows in task.splits.items():
         assert rows.column_names == ["prompt", "chosen", "rejected"]
         chosen = mean(task.gold(rows["prompt"], rows["chosen"]))
         assert chosen == 1 if part != "sft" else 0.3 < chosen < 0.6  # teachers slip
         assert not any(task.gold(rows["prompt"], rows["rejected"]))
-
-
-def test_a_line_is_a_sentence():
-    spans = split_sentences(RIGHT)
-    assert [RIGHT[start:end] for start, end in spans] == RIGHT.split("\n")
 
 
 # Blame

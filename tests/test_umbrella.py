@@ -54,15 +54,12 @@ def right_share(responses, place):
 @pytest.mark.parametrize("part", ["", "L8-last", "L128-random"])
 def test_sft_rows_decide_at_chance_and_preferences_are_right(part):
     task, place = load_tiny_umbrella(400, 3, part), parse_part(part)[1]
+    again, other = (load_tiny_umbrella(400, seed, part).splits["rm"].to_list() for seed in (3, 4))
+    assert task.splits["rm"].to_list() == again != other
     shares = {name: right_share(rows["chosen"], place) for name, rows in task.splits.items()}
     assert shares == {"sft": 0.5, "rm": 1.0, "ppo": 1.0, "test": 1.0}
     for rows in task.splits.values():
         assert right_share(rows["chosen"], place) + right_share(rows["rejected"], place) == 1.0
-
-
-def test_the_same_seed_gives_the_same_task():
-    first, again, other = (load_tiny_umbrella(40, seed, "L8-random") for seed in (1, 1, 2))
-    assert first.splits["rm"].to_list() == again.splits["rm"].to_list() != other.splits["rm"].to_list()
 
 
 @pytest.mark.parametrize(
@@ -100,13 +97,10 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
     assert task.gold(prompts, responses) == task.gold(prompts, responses)
 
 
-@pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first", "L8-first\n"])
+@pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
 def test_faulty_parts(part):
-    with pytest.raises(
-        InputError, match="L8, L32, L64, L128 and a place of first, last, random, such as L32-first"
-    ) as error:
+    with pytest.raises(InputError, match="--part .*L8, L32, L64, L128 .*first, last, random"):
         load_tiny_umbrella(None, 0, part)
-    assert len(str(error.value).replace(part, "").splitlines()) == 1
 
 
 def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():
