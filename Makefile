@@ -1,9 +1,9 @@
-# On a fresh machine with Python 3.11 or newer, one command does all: `make demo` or `make test`.
+# On a fresh machine with Python 3.11 or newer, one command does all: `make demo`, or `make lint test`.
 #
 # Variables, given as `make test ARGS="-k macro"`:
 #   PYTHON       the interpreter that creates the environment
 #   VENV         the environment's folder
-#   ARGS         more arguments for demo and test
+#   ARGS         more arguments for demo, quick and test
 #   WORKERS      test processes, each on one thread; "logical" is one for every core, 0 is none beside pytest's own
 #   NOTEBOOKS    the notebooks to execute
 #   BROWSER      the command of the Chromium browser that prints PDF files, if it is not found by itself
@@ -23,13 +23,15 @@ TORCH_INDEX ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_example.py tests/test_single_file.py)
 BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
+.PHONY: help install demo lab quick test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -43,13 +45,17 @@ lab: $(STAMP) ## Open the first lesson in JupyterLab, which shows all figures of
 	$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb
 	$(BIN)/jupyter lab notebooks/00_quickstart.ipynb
 
-# At most 8 workers: each may hold a model and a notebook's kernel, about 2 GB.
-test: $(STAMP) ## Run the tests, on all cores
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(ARGS)
+quick: $(STAMP) ## Test equations, one update and one small run: what one runs while working, at most 2 minutes
+	$(PYTEST) $(QUICK) $(ARGS)
 
-lint: $(STAMP) ## Report lint and formatting
+# At most 8 workers: each may hold a model and a notebook's kernel, about 2 GB.
+test: $(STAMP) ## Run all tests, on all cores; what only checks texts is in `make lint`
+	$(PYTEST) --ignore tests/hygiene $(ARGS)
+
+lint: $(STAMP) ## Check style and formatting, and what is promised in texts: versions, links, glossary, drawings, notebooks
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m pytest -q --noconftest tests/hygiene
 
 format: $(STAMP) ## Fix what the linter can, and format
 	$(BIN)/python -m ruff check --fix .

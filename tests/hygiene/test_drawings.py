@@ -1,0 +1,64 @@
+"""Diagrams and figures to play with: as their scripts draw them, with words that fit, readable by everyone."""
+
+import re
+import runpy
+import sys
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+
+ROOT = Path(__file__).resolve().parents[2]
+DIAGRAMS, PLAY = ROOT / "figures" / "diagrams", ROOT / "figures" / "interactive"
+PAGES = sorted(PLAY.glob("*.html"))
+sys.path.insert(0, str(DIAGRAMS))  # the script imports its helpers as neighbours
+import draw  # noqa: E402
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_committed_files_are_what_the_scripts_draw():
+    drawn = {f"{name}.svg": svg() for name, svg in draw.DIAGRAMS.items()}
+    assert {path.name: path.read_text(encoding="utf-8") for path in DIAGRAMS.glob("*.svg")} == drawn
+    made = runpy.run_path(str(PLAY / "draw.py"))["pages"]()
+    assert {path.name: path.read_text(encoding="utf-8") for path in PAGES} == made
+
+
+def extent(text: ElementTree.Element) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a text in DejaVu Sans, the widest font of the diagrams' list."""
+    weight = text.get("font-weight", "normal")
+    font = FT2Font(font_manager.findfont(font_manager.FontProperties("DejaVu Sans", weight=weight)))
+    size, x, y = (float(text.get(key)) for key in ("font-size", "x", "y"))
+    font.set_size(size, 72)
+    font.set_text(" ".join(text.text.split()))
+    width = font.get_width_height()[0] / 64
+    left = x - width * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
+    return left, y - 0.75 * size, left + width, y + 0.2 * size
+
+
+@pytest.mark.parametrize("name", list(draw.DIAGRAMS))
+def test_words_of_a_diagram_are_large_enough_stay_inside_and_do_not_overlap(name):
+    root = ElementTree.parse(DIAGRAMS / f"{name}.svg").getroot()
+    assert len(root.findtext(f"{SVG}title")) > 10 and len(root.findtext(f"{SVG}desc")) > 40
+    texts = {text: extent(text) for text in root.iter(f"{SVG}text")}
+    assert min(float(text.get("font-size")) for text in texts) >= 12
+    rooms = dict.fromkeys(texts, (8, 8, float(root.get("width")) - 8, float(root.get("height")) - 8))
+    for group in root.iter(f"{SVG}g"):
+        x, y, w, h = (float(group.find(f"{SVG}rect").get(key)) for key in ("x", "y", "width", "height"))
+        rooms |= dict.fromkeys(group.iter(f"{SVG}text"), (x + 1, y, x + w - 1, y + h))
+    for text, (left, top, right, bottom) in texts.items():
+        room = rooms[text]
+        assert room[0] <= left and room[1] <= top and right <= room[2] and bottom <= room[3], text.text
+    for (s, p), (t, q) in combinations(texts.items(), 2):
+        assert p[0] >= q[2] or q[0] >= p[2] or p[1] >= q[3] or q[1] >= p[3], (s.text, t.text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_stands_alone_and_each_control_has_a_name(page):
+    text = page.read_text(encoding="utf-8")
+    assert not re.findall(r"https?://|\bsrc=|@import|<link", text)
+    controls, labels = re.findall(r"<(?:input|select)\b[^>]*>", text), re.findall(r"<label>.*?</label>", text)
+    assert controls and len(labels) == len(controls) and "<html lang=" in text

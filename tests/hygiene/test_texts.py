@@ -1,0 +1,114 @@
+"""Texts: links lead somewhere, pictures have words, the glossary's names exist, notebooks are as a run left them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *(p for folder in ("docs", "book", "benchmarks") for p in ROOT.glob(f"{folder}/*.md"))]
+NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/solutions/*.ipynb")])
+LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
+
+every_text = pytest.mark.parametrize("path", PAGES + NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT)))
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks")))
+
+
+def cells(path: Path, kind: str = "") -> list[dict]:
+    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell | {"source": "".join(cell["source"])} for cell in found if kind in cell["cell_type"]]
+
+
+def prose(path: Path) -> str:
+    if path.suffix == ".md":
+        return path.read_text(encoding="utf-8")
+    return "\n\n".join(cell["source"] for cell in cells(path, "markdown"))
+
+
+def anchors(path: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = [re.sub(r"[`*]", "", line) for line in re.findall(r"^#+ (.*)$", prose(path), re.M)]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_text
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", prose(path), flags=re.S)):
+        place, _, section = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = path.parent / place if place else path
+        assert target.exists(), link
+        assert not section or target.suffix != ".md" or section in anchors(target), link
+
+
+@every_text
+def test_diagrams_have_a_text_and_a_caption(path):
+    for alt, place, after in re.findall(r"!\[([^]]*)\]\(([^)]*diagrams/[^)]*)\)(\n\n?.*)?", prose(path)):
+        assert len(alt) >= 20 and re.match(r"\n\n?\*[^*\n]", after), place
+
+
+def test_readme_is_short():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+    assert not [line for line in lines if len(line) > 120 and not line.startswith(("|", "!["))]
+
+
+def test_every_name_in_the_glossary_is_in_the_library():
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in prose(ROOT / "GLOSSARY.md").splitlines() if line[:2] == "| "]
+    assert len(rows) > 40 and all(len(row) == 5 for row in rows)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "marlhf_lite").rglob("*.py"))
+    known = set(re.findall(r"\w+", code)) | {p.stem for p in (ROOT / "marlhf_lite").rglob("*")}
+    names = {word for row in rows for quoted in re.findall(r"`([^`]+)`", row[3]) for word in re.findall(r"\w+", quoted)}
+    assert not names - known
+
+
+# Notebooks as committed
+
+
+@every_notebook
+def test_outputs_are_of_one_run_from_top_to_bottom(path):
+    filled = [cell for cell in cells(path, "code") if cell["source"].strip()]
+    assert [cell["execution_count"] for cell in filled] == list(range(1, len(filled) + 1))
+    outputs = [output for cell in filled for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert "profile cpu" in str(outputs), "commit the outputs of `make notebooks`"
+
+
+@every_notebook
+def test_file_is_small_and_its_cells_are_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) <= 400_000
+    assert '"iopub.execute_input"' not in text, "execute without record_timing: times make noisy diffs"
+    assert not re.search(r"(?<![\w.])/tmp/", text), "a path of the machine"
+    for cell in cells(path, "code"):
+        lines = cell["source"].splitlines()
+        assert len(lines) <= 40 and max(map(len, lines), default=0) <= 120, cell["source"]
+        assert not re.search(r"\bif\s+.*smoke", cell["source"]), "profiles are chosen in one place, not in cells"
+
+
+@every_notebook
+def test_sections_and_figures_are_counted_without_a_gap(path):
+    text = "\n".join(cell["source"] for cell in cells(path))
+    for kind in (r"^## (\d+) ·", r"\*Figure (\d+)\. "):
+        numbers = [int(number) for number in re.findall(kind, text, re.M)]
+        assert numbers == list(range(1, len(numbers) + 1)), kind
+
+
+@every_notebook
+def test_badges_lead_to_this_file(path):
+    first, where = cells(path, "markdown")[0]["source"], path.relative_to(ROOT).as_posix()
+    for site in ("colab.research.google.com/github/", "kaggle.com/kernels/welcome?src=https://github.com/"):
+        assert re.findall(re.escape(site) + r"[\w.-]+/[\w.-]+/blob/main/([^)\s]+)", first) == [where]
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda p: p.name)
+def test_a_lesson_has_exercises_solutions_symbols_and_neighbours(path):
+    text = prose(path)
+    assert (path.parent / "solutions" / path.name).is_file() and f"solutions/{path.name}" in text
+    assert re.search(r"^## .*Exercises", text, re.M) and re.search(r"^## .*Symbols", text, re.M)
+    first, last = (cells(path, "markdown")[place]["source"].strip().splitlines()[-1] for place in (0, -1))
+    place = LESSONS.index(path)
+    neighbours = [LESSONS[i].name for i in (place - 1, place + 1) if 0 <= i < len(LESSONS)]
+    assert first == last and re.findall(r"\]\(([^)]+)\)", first) == neighbours
