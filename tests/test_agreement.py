@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from marlhf_lite.evaluation.agreement import (
     agree,
     agreement_table,
-    agreement_text,
     kappa,
     pairs_for_difference,
     pairs_for_win_rate,
@@ -70,13 +69,6 @@ def raters(table, names):
     return [{str(i): pair[side] for i, pair in enumerate(pairs)} for side in (0, 1)]
 
 
-def test_kappa_by_hand():
-    # 50 pairs, 20 + 15 alike: p_o = 0.7; margins 25/25 and 30/20: p_e = 0.5 * 0.6 + 0.5 * 0.4 = 0.5; κ = 0.4
-    found = agree(*raters([[20, 5], [10, 15]], ["first", "second"]))
-    assert found.agreement == wilson(35, 50) and found.kappa.mean == pytest.approx(0.4) and found.pairs == 50
-    assert 0.1 < found.kappa.low < 0.4 < found.kappa.high < 0.7
-
-
 TIES = [[4, 2, 0], [1, 3, 2], [1, 1, 6]]  # in the order second, tie, first
 
 
@@ -103,15 +95,6 @@ def test_kappa_is_that_of_the_textbook(table):
         assert found == pytest.approx((p_o - p_e) / (1 - p_e), abs=1e-9)
 
 
-def test_kappa_of_independent_raters_is_about_zero_and_of_one_rater_one():
-    draw = np.random.default_rng(0).choice(["first", "tie", "second"], (2, 4000), p=[0.6, 0.1, 0.3])
-    one, other = ({str(i): x for i, x in enumerate(line)} for line in draw.tolist())
-    found = agree(one, other)
-    assert found.kappa.mean == pytest.approx(0, abs=0.05) and found.kappa.low < 0 < found.kappa.high
-    same = agree(one, one)
-    assert same.kappa.mean == pytest.approx(1) and same.agreement.mean == 1
-
-
 def test_bootstrap_of_kappa_is_that_of_a_plain_loop():
     one, other = raters([[20, 5], [10, 15]], ["first", "second"])
     pairs, generator, drawn = list(one), np.random.default_rng(5), []
@@ -133,20 +116,14 @@ def test_only_common_pairs_count():
     assert (found.pairs, found.left_out, found.agreement.mean) == (2, 3, 0.5)
 
 
-def test_kappa_has_no_meaning_where_both_always_say_the_same():
-    found = agree({"a": "first", "b": "first"}, {"a": "first", "b": "first"})
-    assert found.agreement.mean == 1 and math.isnan(found.kappa.mean)
-    assert "κ undefined" in agreement_text(agreement_table({"x": {"a": "tie"}, "y": {"a": "tie"}}))
-
-
 def test_table_one():
     one, other = raters([[20, 5], [10, 15]], ["first", "second"])
     table = agreement_table({"RM": one, "GPT-4": other, "Human": one})
     assert [(row["a"], row["b"]) for row in table] == [("RM", "GPT-4"), ("RM", "Human"), ("GPT-4", "Human")]
-    assert table[0]["agreement"] == wilson(35, 50)._asdict()
-    lines = agreement_text(table).split("\n")
-    assert lines[0] == "|  | RM | GPT-4 | Human |" and lines[2] == "| RM | 100% | - | - |"
-    assert lines[3].startswith("| GPT-4 | 70% [") and "κ 0.40, 50 pairs | 100% | - |" in lines[3]
+    assert table[0]["agreement"] == wilson(35, 50)._asdict() and table[0]["kappa"]["mean"] == pytest.approx(0.4)
+    assert table[1]["kappa"]["mean"] == pytest.approx(1)
+    alone = agree({"a": "first", "b": "first"}, {"a": "first", "b": "first"})
+    assert alone.agreement.mean == 1 and math.isnan(alone.kappa.mean)
 
 
 # How many pairs
@@ -172,16 +149,15 @@ def test_differences_by_simulation():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    "call",
     [
-        (lambda: wilson(3, 2), "3 wins of 2 pairs"),
-        (lambda: wilson(0, 0), "0 wins of 0 pairs"),
-        (lambda: win_rate(["skipped", None]), "no verdict among 2 pairs: judge more"),
-        (lambda: verdicts_of_scores([1.0], [1.0, 2.0]), "first has 1 scores and second 2"),
-        (lambda: agree({"a": "first"}, {"b": "first"}), "no pair of 2 that both raters judged"),
-        (lambda: agree({}, {}), "no pair of 0"),
+        lambda: wilson(3, 2),
+        lambda: wilson(0, 0),
+        lambda: win_rate(["skipped", None]),
+        lambda: verdicts_of_scores([1.0], [1.0, 2.0]),
+        lambda: agree({"a": "first"}, {"b": "first"}),
     ],
 )
-def test_bad_input_is_named(call, words):
-    with pytest.raises(InputError, match=words):
+def test_there_must_be_something_to_count(call):
+    with pytest.raises(InputError):
         call()

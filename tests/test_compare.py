@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.compare import compare, comparison_table
-from marlhf_lite.evaluation.judges import find_answers
+from marlhf_lite.evaluation.compare import compare
+from marlhf_lite.evaluation.judge_answers import find_answers
 from marlhf_lite.evaluation.responses import KEY, ResponseStore, read_responses, write_rows
-from marlhf_lite.evaluation.scores import name_temperatures, prompt_ids, to_frame
+from marlhf_lite.evaluation.scores import prompt_ids, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.utils.errors import InputError
 
@@ -60,12 +60,6 @@ def test_two_files_are_paired_by_prompt(write):
     assert compare([a, b], baseline="MA-PPO")[0]["rm_score_wins"]["mean"] == 1.5 / 8
 
 
-def test_one_folder_with_several_methods_against_sft(write, tmp_path):
-    write("run/samples.jsonl", answers("PPO", BETTER) + answers("SFT", BASE))
-    ppo, sft = compare([tmp_path / "run"])
-    assert ppo["rm_score_gain"]["mean"] == pytest.approx(0.625) and "rm_score_gain" not in sft
-
-
 def test_the_same_method_of_two_runs_is_told_apart(write, tmp_path):
     for name, scores in (("one", BASE), ("two", BETTER)):
         write(f"{name}/samples.jsonl", answers("PPO", scores))
@@ -89,12 +83,9 @@ def test_stores_with_samples_and_temperatures(tmp_path):
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_run_at_several_temperatures_names_each_once(write, named):
-    """Earlier versions wrote the temperature behind the method in a run's samples.jsonl."""
-    rows = to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)])
+def test_a_run_at_several_temperatures_names_each(write):
     path = write("run/samples.jsonl", [])
-    write_rows(path, name_temperatures(rows) if named else rows)
+    write_rows(path, to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)]))
     assert set(read_responses(path)["method"]) == {"SFT"}
     assert [row["method"] for row in compare([path.parent])] == ["SFT T=0.0", "SFT T=0.8"]
     assert compare([path.parent], "SFT T=0.8")[0]["baseline"] == "SFT T=0.8"
@@ -107,11 +98,6 @@ def test_old_and_new_answers_meet_by_their_prompts(write):
     assert compare([old, new])[1]["rm_score_gain"]["mean"] == pytest.approx(0.625)
 
 
-def test_repeated_prompts_without_ids_are_told_apart(write):
-    rows = read_responses(write("a.jsonl", answers("PPO", [1, 2, 3], ["x", "y", "x"])))
-    assert rows["id"].nunique() == 3
-
-
 def test_scores_only_where_all_have_them(write):
     half = answers("DPO", BETTER)
     half[3].pop("rm_score")
@@ -119,51 +105,25 @@ def test_scores_only_where_all_have_them(write):
     assert "rm_score" not in found[1] and "gold_gain" not in found[1] and found[1]["tokens"] == 4
 
 
-def test_as_a_table(write):
-    text = comparison_table(compare([write("a.jsonl", answers("PPO", [1] * 8) + answers("DPO", [2] * 8))]))
-    assert text.split("\n")[2:] == [
-        "| PPO | 8 | 1 | 1.00 | - | 0.50 | 4.00 | 1.00 |",
-        "| DPO | 8 | 1 | 2.00 (+1.00 [+1.00, +1.00]) | 1.00 [0.68, 1.00] | 0.50 | 4.00 | 1.00 |",
-    ]
-
-
-def test_faults_are_named(write, tmp_path):
-    ok = write("a.jsonl", answers("PPO", BASE, rm="abc"))
-
-    def refuse(words, *paths, **how):
-        with pytest.raises(InputError, match=words) as caught:
-            compare([ok, *paths], **how)
-        assert "\n" not in str(caught.value)
-
-    refuse("compare: one set of answers, PPO: give two or more")
-    refuse("x.jsonl: no such file or folder", tmp_path / "x.jsonl")
+def test_faults_are_named_in_one_line(write, tmp_path):
+    ok, rows = write("a.jsonl", answers("PPO", BASE, rm="abc")), stored("DPO", BASE[:, None])
     (tmp_path / "empty").mkdir()
-    refuse("empty: no answers in it", tmp_path / "empty")
-    refuse(
-        "DPO lacks 1 of PPO's prompts, such as 'prompt 7'",
-        write("b.jsonl", answers("DPO", BASE[:7], PROMPTS[:7])),
-    )
-    refuse(
-        "PPO lacks 1 of DPO's prompts, such as 'other'",
-        write("b.jsonl", answers("DPO", [*BASE, 1], [*PROMPTS, "other"])),
-    )
-    rows = stored("DPO", BASE[:, None])
-    refuse(r"b.jsonl, row 9: id \w+ of DPO stands in row 1 too", write("b.jsonl", [*rows, rows[0]]))
-    refuse("different reward models", write("b.jsonl", answers("DPO", BASE, rm="abd")))
-    refuse("--baseline SFT: no such answers; there are: PPO, DPO", write("b.jsonl", rows), baseline="SFT")
-    refuse("b.jsonl, row 2: no method", write("b.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}]))
     broken = tmp_path / "c.jsonl"
     broken.write_text(json.dumps(rows[0]) + "\nnot json\n")
-    refuse("c.jsonl, line 2: not a JSON object", broken)
-    broken.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[1] | {"gold": float("nan")}))
-    refuse("c.jsonl, row 2: gold nan is no finite number", broken)
-    refuse("b.jsonl, row 1: rm_score 'high' is no finite", write("b.jsonl", [rows[0] | {"rm_score": "high"}]))
-    uneven = stored("DPO", np.ones((8, 2)))[:-1]
-    refuse(r"DPO: prompts have \[1, 2\] samples", write("b.jsonl", uneven))
-
-
-def test_ids_that_stand_for_different_prompts(write):
-    one = [row | {"id": i} for i, row in enumerate(answers("PPO", BASE))]
-    other = [row | {"id": i} for i, row in enumerate(answers("DPO", BASE, PROMPTS[::-1]))]
-    with pytest.raises(InputError, match="lacks 8 of PPO's prompts"):
-        compare([write("a.jsonl", one), write("b.jsonl", other)])
+    faults = {
+        "PPO": [ok],
+        "x.jsonl": [ok, tmp_path / "x.jsonl"],
+        "empty": [ok, tmp_path / "empty"],
+        "DPO lacks 1": [ok, write("b1.jsonl", answers("DPO", BASE[:7], PROMPTS[:7]))],
+        "PPO lacks 1": [ok, write("b2.jsonl", answers("DPO", [*BASE, 1], [*PROMPTS, "other"]))],
+        "b3.jsonl, row 9": [ok, write("b3.jsonl", [*rows, rows[0]])],
+        "--rm": [ok, write("b4.jsonl", answers("DPO", BASE, rm="abd"))],
+        "b5.jsonl, row 2": [ok, write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}])],
+        "c.jsonl, line 2": [ok, broken],
+        "--baseline SFT": [ok, write("b6.jsonl", rows), "SFT"],
+    }
+    for words, (*paths, last) in faults.items():
+        more = ("SFT",) if last == "SFT" else ()
+        with pytest.raises(InputError) as caught:
+            compare(paths if more else [*paths, last], *more)
+        assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -82,13 +82,6 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
     assert row["tokens"] == pytest.approx(rows["policy"].lengths.float().mean().item())
 
 
-def test_the_sft_model_against_itself(roles, test):
-    """The policy of the start draws the same answers: every comparison is a tie, and there is no KL."""
-    row = test(gold=early_letters)(roles)
-    assert row["rm_score_win_rate"] == row["gold_win_rate"] == 0.5
-    assert row["rm_score_mean"] == row["rm_score_sft"] and abs(row["kl"]) < 1e-4
-
-
 def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, test, monkeypatch):
     seen = []
 
@@ -104,30 +97,6 @@ def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, te
         test(reward)(moved)
         shared += seen
     assert sorted(shared) == alone
-
-
-def test_sft_answers_once(moved, test):
-    calls = []
-
-    def reward(prompts, responses):
-        calls.append(responses)
-        return early_letters(prompts, responses)
-
-    made = test(reward)
-    for _ in range(3):
-        made(moved)
-    assert len(calls) == 4  # of SFT, then of the policy three times
-
-
-def test_prompts_are_answered_in_batches(moved, test):
-    sizes = []
-
-    def reward(prompts, responses):
-        sizes.append(len(prompts))
-        return early_letters(prompts, responses)
-
-    test(reward, batch_size=2)(moved)
-    assert sizes == [2, 2, 1] * 2
 
 
 # -- no trace ---------------------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.evaluation.text_metrics import COLUMNS, distinct, repetition, text_metrics
+from marlhf_lite.evaluation.text_metrics import distinct, repetition, text_metrics
 
 
 def test_by_hand():
@@ -50,13 +49,3 @@ def test_means_are_over_prompts():
     assert ppo["repetition"]["mean"] == pytest.approx((1 / 4 / 2 + 0) / 2)
     assert ppo["distinct_1"] == 4 / 7 and ppo["distinct_2"] == 3 / 5 and ppo["distinct_3"] == 3 / 4
     assert sft["repetition"]["mean"] == 0.5 and {"tokens", "ended", "kl"}.isdisjoint(sft)
-
-
-def test_as_a_table():
-    lines = table(text_metrics(ROWS), COLUMNS).split("\n")
-    assert lines[0] == (
-        "| method | responses | words | tokens | share with EOS | repeated 3-grams "
-        "| distinct-1 | distinct-2 | distinct-3 | KL (nats) |"
-    )
-    assert lines[3].startswith("| SFT | 1 | 4.00 [4.00, 4.00] | - | - |")
-    assert text_metrics([]) == []

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from marlhf_lite.evaluation.scores import table
 from marlhf_lite.evaluation.statistics import LEVEL, Interval, finite, percentile_interval
 from marlhf_lite.utils.errors import InputError
 
@@ -126,18 +125,6 @@ def agreement_table(raters: Mapping[str, Mapping[str, str | None]]) -> list[dict
         intervals = {"agreement": result.agreement._asdict(), "kappa": result.kappa._asdict()}
         rows.append({"a": a, "b": b, **intervals, "pairs": result.pairs, "left_out": result.left_out})
     return rows
-
-
-def agreement_text(rows: Sequence[Mapping]) -> str:
-    """`agreement_table` as Markdown in the form of Table 1: agreement in per cent with its interval, and κ."""
-    names = list(dict.fromkeys(name for row in rows for name in (row["a"], row["b"])))
-    lines = {name: {"rater": name, name: "100%"} for name in names}
-    for row in rows:
-        share, kappa = row["agreement"], row["kappa"]["mean"]
-        words = "undefined" if math.isnan(kappa) else f"{kappa:.2f}"
-        interval = f"{share['mean']:.0%} [{share['low']:.0%}, {share['high']:.0%}]"
-        lines[row["b"]][row["a"]] = f"{interval}, κ {words}, {row['pairs']} pairs"
-    return table(list(lines.values()), {"rater": ""} | {name: name for name in names})
 
 
 def pairs_for_win_rate(rate: float) -> int:

@@ -69,35 +69,9 @@ def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] 
     return cells
 
 
-def pick_best(responses: pd.DataFrame | Sequence[Mapping], n: int, method: str = "") -> pd.DataFrame:
-    """The response with the best RM score among each prompt's first `n`; of equal ones the first.
-
-    Args:
-        responses: of one method at one temperature.
-        n: at most the samples stored.
-        method: name of the picked responses; by default "<method> best-of-<n>".
-
-    Raises:
-        InputError: as `best_of_n`.
-    """
-    frame = to_frame(responses)
-    methods = frame["method"].unique()
-    if len(methods) > 1 or frame["temperature"].nunique(dropna=False) > 1:
-        raise InputError(f"best of {n}: rows of {', '.join(sorted(methods))}: give one method at one temperature")
-    if not len(frame):
-        return frame
-    check_sizes([n], score_matrix(frame, "rm_score").shape[1], methods[0])
-    first = frame.sort_values("sample", kind="stable").groupby("id").head(n)
-    best = first.loc[first.groupby("id")["rm_score"].idxmax()].set_index("id").loc[frame["id"].unique()]
-    return best.reset_index().assign(method=method or f"{methods[0]} best-of-{n}")
-
-
 def check_sizes(sizes: Sequence[int], samples: int, source: str) -> None:
     """Raises `InputError` for an N below 1 or above the samples there are of each prompt."""
     for n in sizes:
-        if n < 1:
-            raise InputError(f"best_of {n}: give at least 1")
-        if n > samples:
-            raise InputError(
-                f"best_of {n}: {source} has {samples} samples a prompt: give at most {samples}, or --eval_samples {n}"
-            )
+        if not 1 <= n <= samples:
+            what = f"{source} has {samples} samples a prompt"
+            raise InputError(f"best_of {n}: {what}: give 1 to {samples}, or --eval_samples {n}")

@@ -73,10 +73,10 @@ class ResponseStore:
 
 def write_rows(path: Path, rows: pd.DataFrame) -> None:
     """Write a JSON-lines file of these responses; a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    append_lines(temporary, to_records(rows))
-    os.replace(temporary, path)
+    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    new.unlink(missing_ok=True)
+    append_lines(new, to_records(rows))
+    os.replace(new, path)
 
 
 def read_responses(path: str | Path) -> pd.DataFrame:
@@ -94,8 +94,6 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     if not rows:
         what = "no answers in it" if path.exists() else "no such file or folder"
         raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
-    # Earlier versions wrote the temperature behind the method where a run had several.
-    rows = [row | {"method": str(row["method"]).removesuffix(f" T={row.get('temperature')}")} for row in rows]
     frame = to_frame(rows)
     twice = frame[frame.duplicated(["method", "temperature", *KEY])]
     if len(twice):

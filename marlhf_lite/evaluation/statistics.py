@@ -99,10 +99,10 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
 
     Raises `InputError` where none of them is a number.
     """
-    score = float(pd.Series(values[-window:], dtype=float).mean())
-    if np.isnan(score):
+    means = trailing_mean(values, window)
+    if not len(means) or np.isnan(means[-1]):
         raise InputError(f"values: none of the last {window} is a number, so there is no final score")
-    return score
+    return float(means[-1])
 
 
 def finite(name: str, values: Sequence[float], count: int | None = None) -> np.ndarray:

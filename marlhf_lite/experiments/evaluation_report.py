@@ -68,7 +68,7 @@ def _tails(rows: Sequence[dict]) -> str:
     for row in rows:
         line = {"method": row["method"], "mean": row["mean"], "std": row["std"]}
         line |= {"median": row["quantiles"][0.5], "low tail": row["quantiles"][0.05]}
-        tails = {f"below {tail['threshold']:.2f}": tail["share"] for tail in row["below"]}
+        tails = {f"below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
         below |= {name: f"share {name}" for name in tails}
         lines.append(line | tails)
     return table(lines, _HEADINGS | below)
@@ -106,7 +106,7 @@ def example_answers(rows: pd.DataFrame, count: int) -> str:
     for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
         for row in answers.to_dict("records"):
-            score = f" [{row['rm_score']:.2f}]" if "rm_score" in row else ""
+            score = f" [{row['rm_score']:z.2f}]" if "rm_score" in row else ""
             if "\n" in (text := row["response"].strip()):  # a program keeps its lines
                 lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
                 continue

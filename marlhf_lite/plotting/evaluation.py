@@ -18,7 +18,7 @@ from marlhf_lite.evaluation.agreement import WinRate
 from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, method_styles, panels, subplots
+from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, method_styles, panels, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
 NAMES = {"rm_score": "reward model score", "gold": "gold score"}
@@ -46,7 +46,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
     for ax, method in zip(axes, methods, strict=True):
         grid = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
         grid = grid.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
-        texts = grid.map(lambda x: f"{x:.2f}".replace("-", "−"))
+        texts = grid.map(signed)
         seaborn.heatmap(grid, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale)
         ax.invert_yaxis()
         ax.grid(False)
@@ -151,7 +151,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
     texts = pd.DataFrame("", names[1:], names[:-1])
     for row in table:
         share, kappa = row["agreement"], row["kappa"]["mean"]
-        words = "κ undefined" if np.isnan(kappa) else f"κ {kappa:.2f}".replace("-", "−")
+        words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
         texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
     ax = subplots((1, 1), 0.16 * len(names))[0, 0]

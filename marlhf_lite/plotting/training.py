@@ -20,6 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.tables import number
 
 Runs = Mapping[str, Sequence[Sequence[Mapping]]]
 WIDTH = 10 / 2.54  # inches
@@ -137,14 +138,14 @@ def score_distribution(scores: Mapping[str, Sequence[float]], label: str = "rewa
     Raises:
         InputError: a method without scores, or with one that is not finite.
     """
-    table, ax = score_rows(scores), subplots((1, 1), 0.68)[0, 0]
-    styles = method_styles(scores)
+    parts = [pd.DataFrame({"method": name, "score": finite(name, values)}) for name, values in scores.items()]
+    table, styles = pd.concat(parts, ignore_index=True), method_styles(scores)
+    ax = subplots((1, 1), 0.68)[0, 0]
     colours = {name: style["color"] for name, style in styles.items()}
     bins = {"bins": 30, "stat": "proportion", "common_norm": False, "element": "step", "alpha": 0.12}
     seaborn.histplot(table, x="score", hue="method", palette=colours, legend=False, ax=ax, **bins)
     for name, mean in table.groupby("method", sort=False)["score"].mean().items():
-        text = f"{name}, mean {mean:.2f}".replace("-0.00", "0.00").replace("mean -", "mean −")
-        ax.axvline(mean, label=text, linewidth=1, **styles[name])
+        ax.axvline(mean, label=f"{name}, mean {signed(mean)}", linewidth=1, **styles[name])
     dress(ax, label, "share of responses")
     legend(ax)
     caption(ax.figure, "Vertical lines: means. Further right is better.")
@@ -167,12 +168,6 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 
 
 # Tables for seaborn
-
-
-def score_rows(scores: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Return columns method and score, a row for each response. Raises InputError for one not finite."""
-    parts = [pd.DataFrame({"method": name, "score": finite(name, values)}) for name, values in scores.items()]
-    return pd.concat(parts, ignore_index=True)
 
 
 def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -270,6 +265,11 @@ def dress(ax: Axes, x: str, y: str) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10], integer=x == "update"))
     ax.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     ax.grid(alpha=0.3, linewidth=0.5)
+
+
+def signed(value: float) -> str:
+    """A number as figures write it: two decimals, with a minus sign and not a hyphen."""
+    return number(value).replace("-", "−")
 
 
 def legend(ax: Axes) -> None:

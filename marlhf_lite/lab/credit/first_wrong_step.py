@@ -158,7 +158,7 @@ def make_trainer(options: SimpleNamespace, sft: Path, policy: Path) -> PPOTraine
 
 def _interval(shares: Tensor) -> str:
     mean, low, high, _ = bootstrap_mean(shares.tolist())
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{mean:z.3f} [{low:z.3f}, {high:z.3f}]"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.lab.figures.macro_actions import spans_html, token_pieces
 from marlhf_lite.macro import TerminationRule
+from marlhf_lite.plotting.training import signed
 from marlhf_lite.utils.errors import InputError
 
 SCORES = {"rm_score": "RM score", "gold": "gold score", "kl": "KL (nats)", "tokens": "tokens", "ended": "EOS"}
@@ -32,7 +33,7 @@ def case_study(
     All text is escaped and nothing is loaded from outside; it reads on light and on dark pages.
 
     Args:
-        responses: one of each method to each prompt, as `evaluate_checkpoints` or `pick_best` give them.
+        responses: one of each method to each prompt, as `evaluate_checkpoints` gives them.
         rules: method to the rule whose macro actions are shown in its responses; others are shown as plain text.
         prompts: how many, drawn by `seed` so that nobody picks them.
 
@@ -72,7 +73,7 @@ def _scores(row: pd.Series) -> str:
     for name, label in SCORES.items():
         value = row.get(name)
         if value is not None and not pd.isna(value):
-            number = f"{value:.2f}".replace("-", "−") if isinstance(value, float) else value
+            number = signed(value) if isinstance(value, float) else value
             words.append(f"{label}: {('no', 'yes')[bool(value)] if name == 'ended' else number}")
     return f'<div style="white-space:nowrap">{"<br>".join(words)}</div>'
 

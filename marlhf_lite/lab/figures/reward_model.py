@@ -17,7 +17,7 @@ from scipy.special import expit as sigmoid
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.plotting.training import STYLE, caption, subplots
+from marlhf_lite.plotting.training import STYLE, caption, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
 
@@ -38,15 +38,10 @@ def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count
     Args:
         margins: [N] finite numbers, N >= count.
         by: [N], what to bin by; None is |margin|, which makes `predicted` against `right` the calibration curve.
-        count: number of bins, at least 1.
-
-    Raises:
-        InputError: other input.
+        count: number of bins.
     """
     margins = finite("margins", margins)
-    by = np.abs(margins) if by is None else _same_length("by", by, margins, "margins")
-    if not 1 <= count <= len(margins):
-        raise InputError(f"count {count}: give 1 to {len(margins)}, the number of pairs")
+    by = np.abs(margins) if by is None else finite("by", by, count=len(margins))
     bins = []
     for rows in np.array_split(np.argsort(by, kind="stable"), count):
         right = wilson(float((np.sign(margins[rows]) / 2 + 0.5).sum()), len(rows))
@@ -58,17 +53,15 @@ def bin_pairs(margins: Sequence[float], by: Sequence[float] | None = None, count
 def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] | None = None) -> float:
     """Return Pearson's correlation of x and y [N]; with `given` [N], that of their residuals on a line in `given`.
 
-    Raises `InputError` for different lengths, fewer than 3 values, or one that is left without any variation.
+    Raises `InputError` for different lengths, and where x or y does not vary.
     """
     x = finite("x", x)
-    columns = {"x": x, "y": _same_length("y", y, x, "x")}
-    if len(x) < 3:
-        raise InputError(f"{len(x)} values: give at least 3")
+    columns = {"x": x, "y": finite("y", y, count=len(x))}
     residuals = []
     for name, column in columns.items():
         residual = column - column.mean()
         if given is not None:
-            line = np.vander(_same_length("given", given, x, "x"), 2)
+            line = np.vander(finite("given", given, count=len(x)), 2)
             residual = column - line @ np.linalg.lstsq(line, column, rcond=None)[0]
         if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(column):
             raise InputError(f"{name} does not vary{'' if given is None else ' where `given` is the same'}")
@@ -117,25 +110,18 @@ def score_against_length(
     With gold scores as `given` [N], the title also has the correlation that is left at equal gold. Raises `InputError`
     as `correlation` does.
     """
-    title = f"correlation {correlation(lengths, scores):.2f}"
+    title = f"correlation {signed(correlation(lengths, scores))}"
     if given is not None:
-        title += f", at equal gold {correlation(lengths, scores, given):.2f}"
+        title += f", at equal gold {signed(correlation(lengths, scores, given))}"
     own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
     dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0}, {"color": "C3", "linewidth": 1.4}
     seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
-    ax.set_title(title.replace("-", "−"), fontsize="medium")
+    ax.set_title(title, fontsize="medium")
     ax.grid(alpha=0.3, linewidth=0.5)
     if own:
         caption(ax.figure, "A dot a response; the line is the least-squares fit.")
     return ax
-
-
-def _same_length(name: str, values: Sequence[float], other: np.ndarray, others: str) -> np.ndarray:
-    values = finite(name, values)
-    if len(values) != len(other):
-        raise InputError(f"{name} has {len(values)} values and {others} {len(other)}: give as many of both")
-    return values
 
 
 def _draw_bins(
