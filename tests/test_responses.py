@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import nudge
 
+from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation import responses as module
 from marlhf_lite.evaluation.responses import (
     ResponseStore,
@@ -190,6 +191,18 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
             {"SFT": sft, "MA-PPO": broken}, Scorers(refuse), tokenizer, ["a"], tmp_path / "out", Sampling(4)
         )
     assert not Path(tmp_path / "out").exists()
+
+
+# Options
+
+
+def test_numbers_from_options():
+    assert EvaluationConfig().temperatures == EvaluationConfig(best_of="  ").sizes == ()
+    options = EvaluationConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1")
+    assert (options.temperatures, options.sizes) == ((0.0, 0.4, 1.0), (1, 8))
+    for name, value in (("eval_temperatures", "-0.5"), ("best_of", "2.5"), ("best_of", "0"), ("best_of", "1,32")):
+        with pytest.raises(InputError, match=f"--{name} {value}"):
+            EvaluationConfig(**{name: value})
 
 
 # Answers of a loaded policy
