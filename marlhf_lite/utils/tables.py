@@ -1,5 +1,6 @@
 """Markdown tables."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 
@@ -21,3 +22,17 @@ def number(value: float, form: str = ".2f") -> str:
     """Write a number; what rounds to −0 is written as 0. `form` is a format such as ".2f", or "+.1f" with a sign."""
     sign = "+" if form.startswith("+") else ""
     return format(value, f"{sign}z{form.removeprefix('+')}")
+
+
+def interval(value: Mapping, form: str = ".2f") -> str:
+    """Write mean [low, high], with more digits than `form` has where its ends need them to show width and sign.
+
+    Values that are all alike have no interval, nor has a single one.
+    """
+    mean, low, high = (value[name] for name in ("mean", "low", "high"))
+    if low is None or low == high:
+        return number(mean, form)
+    least = min(abs(end) for end in (low, high, (high - low) / 4) if end)
+    sign, digits = form[: form.index(".")], int(form[form.index(".") + 1 : -1])
+    form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}f"
+    return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"

@@ -14,8 +14,8 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
-from marlhf_lite.evaluation.statistics import updates_to_reach
 from marlhf_lite.lab.credit.signal_kept import signal_kept
+from marlhf_lite.lab.studies.contrasts import contrast_table, curve_of, updates_to
 from marlhf_lite.lab.studies.reports import dots
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
@@ -23,7 +23,7 @@ from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.jsonl import write_json
 
-SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, before it is compared with the threshold
+SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, where the protocol gives no other number
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
 LEGEND = (
     "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; "
@@ -37,13 +37,16 @@ LEGEND = (
 )
 
 
-def learning_table(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], threshold: float) -> list[dict]:
-    """Return one row for each method of each group.
+def learning_table(
+    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], threshold: float, window: int = WINDOW
+) -> list[dict]:
+    """Return one row for each method of each group that has results.
 
     Args:
-        groups: name -> methods; the first one is the reference of its group.
+        groups: name -> methods; the first one with results is the reference of its group.
         results: result files of the study, one for each method and seed.
         threshold: the gold score to reach.
+        window: updates in the mean that is compared with it.
 
     Returns:
         group, method, seeds; updates (median or None, by_seed with None where it is not reached); area (mean, by_seed);
@@ -53,20 +56,15 @@ def learning_table(groups: Mapping[str, Sequence[str]], results: Sequence[Mappin
     rows = []
     for group, names in groups.items():
         runs = {name: {r["seed"]: r for r in results if r["method"] == name} for name in names}
-        speeds = {name: {seed: _speed(run, threshold) for seed, run in runs[name].items()} for name in names}
-        rows += [_row(group, name, runs[name], speeds[name], speeds[names[0]]) for name in names]
+        runs = {name: found for name, found in runs.items() if found}
+        speeds = {name: {seed: _speed(run, threshold, window) for seed, run in runs[name].items()} for name in runs}
+        rows += [_row(group, name, runs[name], speeds[name], speeds[next(iter(runs))]) for name in runs]
     return rows
 
 
-def _curve(run: Mapping) -> list[Mapping]:
-    """The updates in which the policy learned: those of a critic warm-up are left out."""
-    return run["curve"][run["options"].get("critic_warmup", 0) :]
-
-
-def _speed(run: Mapping, threshold: float) -> dict:
+def _speed(run: Mapping, threshold: float, window: int) -> dict:
     """Return updates to the threshold (None: never), the same with the budget in place of None, and the area."""
-    scores = [row[SCORE] for row in _curve(run)]
-    updates = updates_to_reach(scores, threshold, WINDOW)
+    scores, updates = [row[SCORE] for row in curve_of(run)], updates_to(run, threshold, window)
     return {"reached": updates, "updates": updates or len(scores), "area": float(np.mean(scores))}
 
 
@@ -82,7 +80,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
             gaps = [speeds[seed][key] - reference[seed][key] for seed in seeds if seed in reference]
             row[f"{key}_difference"] = t_interval(gaps)
     # While the policy is learning: later all scores are equal, and there is no credit to see.
-    learning = [step for seed in seeds for step in _curve(runs[seed])[: speeds[seed]["updates"]]]
+    learning = [step for seed in seeds for step in curve_of(runs[seed])[: speeds[seed]["updates"]]]
     for key in CRITIC:
         found = [step[key] for step in learning if step.get(key) is not None]
         if found:
@@ -107,40 +105,42 @@ def _kept(options: Mapping, seen: float | None) -> dict:
 def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     groups = study.figures or {"": list(study.methods)}
-    rows = learning_table(groups, results, study.threshold)
-    text = markdown(rows, groups, study.threshold)
+    rows = learning_table(groups, results, study.threshold, study.window)
+    text = "\n\n".join([*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)])
     write_json(folder / "summary.json", {"study": study.name, "threshold": study.threshold, "methods": rows})
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     learning_figures(groups, results, rows, figures)
     return text
 
 
-def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], threshold: float) -> str:
-    """Write one Markdown table for each group, and a legend."""
-    heads = ["method", f"updates to {threshold:g}", "difference", "area", "difference", *CRITIC.values(), "credit kept"]
+def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study) -> str:
+    """Write one Markdown table for each group, and a legend. `study` is a `Study`."""
+    heads = [
+        "method",
+        f"updates to {study.threshold:g}",
+        "difference",
+        "area",
+        "difference",
+        *CRITIC.values(),
+        "credit kept",
+    ]
     parts = []
     for group, names in groups.items():
         lines = [_line(row) for row in rows if row["group"] == group]
         title = [f"**{group}**, differences from {names[0]}"] if group else []
         parts.append("\n".join([*title, "", tables.markdown(heads, lines)]))
-    return "\n\n".join([*parts, LEGEND.format(window=WINDOW, threshold=threshold)])
+    return "\n\n".join([*parts, LEGEND.format(window=study.window, threshold=study.threshold)])
 
 
 def _line(row: Mapping) -> list[str]:
     reached, median = row["updates"]["by_seed"], row["updates"]["median"]
     updates = f"{'never' if median is None else f'{median:g}'} ({'; '.join(str(x or 'never') for x in reached)})"
     area = f"{tables.number(row['area']['mean'])} ({'; '.join(map(tables.number, row['area']['by_seed']))})"
-    gaps = [_gap(row.get(f"{key}_difference"), form) for key, form in (("updates", "+.1f"), ("area", "+.2f"))]
+    gaps = [(row.get(f"{key}_difference"), form) for key, form in (("updates", "+.1f"), ("area", "+.2f"))]
+    gaps = [tables.interval(gap, form) if gap else "-" for gap, form in gaps]
     critic = [tables.number(row[key]) if key in row else "-" for key in CRITIC]
     kept = " / ".join(map(tables.number, row["kept"])) if "kept" in row else "-"
     return [row["method"], updates, gaps[0], area, gaps[1], *critic, kept]
-
-
-def _gap(value: Mapping | None, form: str) -> str:
-    if value is None:
-        return "-"
-    interval = "" if value["low"] is None else f" [{', '.join(tables.number(value[x], form) for x in ('low', 'high'))}]"
-    return tables.number(value["mean"], form) + interval
 
 
 def learning_figures(
@@ -154,7 +154,7 @@ def learning_figures(
     for group in groups:
         lengths = {row["n"]: row for row in rows if row["group"] == group and "n" in row}
         if len(lengths) == len(groups[group]) > 2:  # its methods differ in n
-            drawn[f"{group}_sweep"] = sweep(lengths, max(len(_curve(run)) for run in results))
+            drawn[f"{group}_sweep"] = sweep(lengths, max(len(curve_of(run)) for run in results))
     paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
     plt.close("all")
     return paths
@@ -166,7 +166,7 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
     shape = (ceil(len(groups) / 2), min(2, len(groups)))
     axes = plots.subplots(shape, 0.15 + 0.45 * shape[0])
     for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
-        curves = {name: [_curve(r) for r in results if r["method"] == name] for name in names}
+        curves = {name: [curve_of(r) for r in results if r["method"] == name] for name in names}
         plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.1, 1.2))
         many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}

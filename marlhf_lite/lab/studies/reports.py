@@ -14,7 +14,7 @@ from marlhf_lite.lab.figures.programs import outcome_shares
 from marlhf_lite.lab.studies.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.tables import number, table
+from marlhf_lite.utils.tables import interval, number, table
 
 LEGEND = (
     "After a mean: ± its standard deviation over seeds (N−1), in square brackets its 95 % interval for other seeds and "
@@ -60,10 +60,9 @@ def _cell(row: Mapping, name: str) -> str:
     seeds = "; ".join("never" if x is None else number(x, form) for x in value["by_seed"])
     if value["mean"] is None:
         return f"({seeds})"
-    text = number(value["mean"], form)
-    text += f" ± {number(value['std'])}" if value.get("std") is not None else ""
-    text += f" [{number(value['low'], form)}, {number(value['high'], form)}]" if value.get("low") is not None else ""
-    return f"{text} ({seeds})"
+    if value.get("std") is not None:
+        return f"{number(value['mean'])} ± {number(value['std'])} ({seeds})"
+    return f"{interval({'low': None} | value, form)} ({seeds})"
 
 
 def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path) -> list[Path]:

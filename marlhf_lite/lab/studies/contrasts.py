@@ -1,0 +1,87 @@
+"""Contrasts of speed: how many times as many updates one method needs as another, as log ratios paired by seed.
+
+A run that never reaches the score counts with all its updates. The first contrast of a protocol is the study's primary
+outcome and decides its claim; all others are exploration, unless the protocol gives a margin, within which two methods
+are called equal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from marlhf_lite.evaluation.statistics import updates_to_reach
+from marlhf_lite.lab.studies.results import t_interval
+from marlhf_lite.utils.tables import interval, markdown
+
+LEGEND = (
+    "Updates of one method over those of another until the mean gold score of the last {window} batches is "
+    "{threshold:g}, a run that never gets there counting with all its updates: geometric mean over seeds, paired, with "
+    "its 95 % t-interval. {seeds} of {planned} planned seeds are there{unfinished}."
+)
+
+
+def curve_of(run: Mapping) -> list[Mapping]:
+    """The updates in which the policy learned: those of a critic warm-up are left out."""
+    return run["curve"][run["options"].get("critic_warmup", 0) :]
+
+
+def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
+    """Updates in which the policy learned until the mean gold score of the last `window` is there; None: never."""
+    return updates_to_reach([row["gold_mean"] for row in curve_of(run)], threshold, window)
+
+
+def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold: float, window: int) -> dict:
+    """Return mean, low, high and by_seed of the ratio of updates of two methods, or of such a ratio over another.
+
+    Args:
+        results: result files of a study.
+        ratio: methods [A, B], for A over B, or [A, B, C, D], for (A over B) over (C over D).
+    """
+    logs = {method: {} for method in ratio}
+    for run in (run for run in results if run["method"] in logs):
+        logs[run["method"]][run["seed"]] = math.log(updates_to(run, threshold, window) or len(curve_of(run)))
+    seeds = sorted(set.intersection(*(set(found) for found in logs.values())))
+    signs = (1, -1, -1, 1)[: len(ratio)]
+    gaps = [sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True)) for seed in seeds]
+    found = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    return exp(found) | {"seeds": seeds}
+
+
+def exp(found: Mapping) -> dict:
+    """Ratios from their logarithms."""
+    return {key: None if value is None else np.exp(value).tolist() for key, value in found.items()}
+
+
+def contrast_table(study, results: Sequence[Mapping]) -> str:
+    """The contrasts of a `Study` as a Markdown table with a legend; empty where its protocol names none."""
+    lines, seeds = [], []
+    for number, (name, contrast) in enumerate(study.contrasts.items()):
+        found = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
+        seeds.append(len(found["seeds"]))
+        margin = contrast.get("margin")
+        role = "primary outcome" if number == 0 else "exploration" if margin is None else f"equal within {margin:g}?"
+        by_seed = "; ".join(f"{value:.2f}" for value in found["by_seed"])
+        lines.append([name, role, f"{interval(found)} ({by_seed})", verdict(found, margin)])
+    if not lines:
+        return ""
+    unfinished = "" if min(seeds) == len(study.seeds) else ": unfinished, so nothing is claimed yet"
+    legend = LEGEND.format(
+        window=study.window,
+        threshold=study.threshold,
+        seeds=min(seeds),
+        planned=len(study.seeds),
+        unfinished=unfinished,
+    )
+    return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"
+
+
+def verdict(found: Mapping, margin: float | None) -> str:
+    """What an interval of a ratio says of 1, and of a margin of equality."""
+    if found["low"] is None:
+        return "-"
+    if margin and 1 / margin <= found["low"] and found["high"] <= margin:
+        return f"equal within {margin:g}"
+    return "above 1" if found["low"] > 1 else "below 1" if found["high"] < 1 else "holds 1"
