@@ -29,6 +29,7 @@ nb_render_markdown_format = "myst"  # tables and formulas in outputs
 nb_ipywidgets_js = {}  # widgets need a kernel; their scripts would be fetched
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+highlight_language = "none"  # of blocks that name no language: commands
 
 html_theme = "furo"
 html_static_path = ["static", str(MATHJAX.locate())]

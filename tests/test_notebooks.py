@@ -7,10 +7,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from figure_checks import unlabelled
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
-from matplotlib import pyplot as plt
 from nbclient import NotebookClient
 
 from marlhf_lite.lab.figures.notebook import Profile, profile
@@ -81,18 +79,6 @@ def test_profile_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("MARLHF_PROFILE", "fast")
     with pytest.raises(InputError, match="MARLHF_PROFILE"):
         profile()
-
-
-def test_axes_need_labels_unless_they_share_them():
-    figure = plt.figure()
-    axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    images = [ax.imshow([[1, 2], [3, 4]]) for ax in axes.flat]
-    assert len(unlabelled(figure)) == 4
-    axes[1, 0].set(xlabel="x", ylabel="y")
-    assert not unlabelled(figure)
-    figure.colorbar(images[0], ax=axes)
-    assert len(unlabelled(figure)) == 1
-    plt.close(figure)
 
 
 def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):

@@ -88,13 +88,6 @@ def test_the_wheel_carries_what_the_library_reads_from_data():
     assert not lost, "the build leaves out what .gitignore names, without a word"
 
 
-def test_make_help_lists_every_target():
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    shown = subprocess.run(["make"], cwd=ROOT, env=clean, capture_output=True, text=True, check=True).stdout
-    assert sorted(line.split()[1] for line in shown.splitlines()) == sorted(phony)
-
-
 def test_functions_and_files_are_small():
     long = {}
     for path in LIBRARY:

@@ -41,6 +41,7 @@ def test_links_lead_somewhere(path):
         target = path.parent / place if place else path
         assert target.exists(), link
         assert not section or target.suffix != ".md" or section in anchors(target), link
+    assert not re.search(r"^% ", prose(path), re.M), "in the site a line that begins so is a comment"
 
 
 @every_text
