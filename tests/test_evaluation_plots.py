@@ -123,6 +123,9 @@ def test_shifts_share_bins_and_say_how_many_are_better():
 
 
 def test_quantiles_are_the_distribution_function():
+    ax = plots.score_quantiles({"PPO": [-1.5, -0.5], "SFT": [-0.001]})
+    words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+    assert words == ["PPO, mean −1.00", "SFT, mean 0.00"]
     ax = plots.score_quantiles(dict(TABLES.items()), [0.0, 0.5])
     for name, values in TABLES.items():
         ((x, y),) = lines(ax, name)

@@ -33,7 +33,6 @@ def run(seed, gain, actions, updates=60):
 
 ONE = {"PPO": [run(0, 0.7, 1280)], "MA-PPO": [run(1, 1.4, 256)]}
 SEEDS = {"PPO": [run(s, 0.7, 1280) for s in (0, 1, 2)], "MA-PPO": [run(s, 1.4, 256) for s in (3, 4, 5)]}
-SCORES = {name: np.random.default_rng(i).normal(i, 1, 200 + i) for i, name in enumerate(["SFT", "PPO", "MA-PPO"])}
 
 
 pytestmark = pytest.mark.usefixtures("figures_apart")
@@ -53,7 +52,6 @@ ALL = {
     "seeds": lambda: plots.reward_curves(SEEDS),
     "both": lambda: plots.reward_curves(ONE | {"RLOO": SEEDS["PPO"]}),
     "length": lambda: plots.reward_curves(ONE, "response_length"),
-    "distribution": lambda: plots.score_distribution(SCORES),
     "norms": lambda: plots.l2_norms(SEEDS),
 }
 
@@ -125,27 +123,6 @@ def test_draws_into_axes_of_the_caller():
     assert not figure.texts and plt.get_fignums() == [figure.number]
 
 
-def heights(ax, name):
-    """The heights of a method's histogram, without their order."""
-    (outline,) = shapes(ax, name)
-    return np.unique(outline[:, 1].round(9))
-
-
-def test_distribution_is_a_share_over_common_bins_with_means():
-    ax = plots.score_distribution(SCORES)
-    edges = np.histogram_bin_edges(np.concatenate(list(SCORES.values())), 30)
-    for name, scores in SCORES.items():
-        assert heights(ax, name) == pytest.approx(np.unique(np.histogram(scores, edges)[0] / len(scores)))
-        assert lines(ax, name, bold=False)[0][0] == pytest.approx([scores.mean()] * 2)
-    words = [text.get_text() for text in ax.figure.legends[0].get_texts()]
-    assert words == [f"{name}, mean {scores.mean():.2f}".replace("mean -", "mean −") for name, scores in SCORES.items()]
-
-
-def test_minus_signs_are_minus_signs():
-    words = plots.score_distribution({"MA-PPO": [-1.5, -0.5], "best-of-8": [-0.001]}).figure.legends[0].get_texts()
-    assert [text.get_text() for text in words] == ["MA-PPO, mean −1.00", "best-of-8, mean 0.00"]
-
-
 def test_norms_and_their_root_mean_squares():
     axes = plots.l2_norms(ONE)
     assert axes.shape == (2, 2)
@@ -161,7 +138,6 @@ def test_norms_and_their_root_mean_squares():
         lambda: plots.reward_curves({"PPO": [[]]}),
         lambda: plots.reward_curves(ONE, "reward"),
         lambda: plots.reward_curves({"PPO": [[{"update": 1, "rm_score_mean": np.inf}]]}),
-        lambda: plots.score_distribution({"PPO": []}),
     ],
 )
 def test_bad_input_is_named_and_leaves_no_figure(call):

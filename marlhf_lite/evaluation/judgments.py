@@ -9,7 +9,6 @@ import hashlib
 import json
 import random
 import re
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,29 +67,27 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
     """
     if first == second:
         raise InputError(f"--judge_methods: {first} twice: give two different methods")
-    answers = []
-    for method in (first, second):
-        mine = [row for row in rows if row["method"] == method]
-        if not mine:
-            there = ", ".join(dict.fromkeys(row["method"] for row in rows))
-            raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
-        ids = [row.get("id") for row in mine]
-        ids = prompt_ids([row["prompt"] for row in mine]) if None in ids else map(str, ids)
-        answers.append(dict(zip(ids, mine, strict=True)))
-        if len(answers[-1]) < len(mine):
-            raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
-    one, other = answers
-    prompts = [{key: row["prompt"] for key, row in mine.items()} for mine in answers]
-    if different := dict(prompts[0].items() ^ prompts[1].items()):
-        text = textwrap.shorten(next(iter(different.values())), 60, placeholder=" ...")
-        raise InputError(
-            f"answers: {first} and {second} answer different prompts ({len(different)}, such as {text!r}): "
-            "give answers to the same prompts"
-        )
+    one, other = (_by_id(rows, method) for method in (first, second))
+    if {key: row["prompt"] for key, row in one.items()} != {key: row["prompt"] for key, row in other.items()}:
+        what = f"{first} answered {len(one)} and {second} {len(other)}, or others"
+        raise InputError(f"answers: different prompts ({what}): give answers to the same prompts")
     return [
         Comparison(key, row["prompt"], row["response"], other[key]["response"], (first, second))
         for key, row in one.items()
     ]
+
+
+def _by_id(rows: Sequence[Mapping], method: str) -> dict[str, Mapping]:
+    mine = [row for row in rows if row["method"] == method]
+    if not mine:
+        there = ", ".join(dict.fromkeys(row["method"] for row in rows))
+        raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
+    ids = [row.get("id") for row in mine]
+    ids = prompt_ids([row["prompt"] for row in mine]) if None in ids else map(str, ids)
+    answers = dict(zip(ids, mine, strict=True))
+    if len(answers) < len(mine):
+        raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
+    return answers
 
 
 def draw_pairs(pairs: Sequence[Comparison], size: int | None, seed: int = 0) -> list[Comparison]:

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -251,36 +251,16 @@ def evaluate_checkpoints(
         InputError: a folder without weights, or a stored file that is broken.
     """
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
-    worker = _Worker(scorers, tokenizer, batch_size)
+    worker, tables = _Worker(scorers, tokenizer, batch_size), []
     wanted = _keyed(prompts, samples, seed)
     greedy = wanted[wanted.index.get_level_values("sample") == 0]
-    jobs = []
     for name, path in checkpoints.items():
+        policy = worker.policy(Path(path))
         for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
-            settings = replace(sampling, temperature=float(temperature))
-            store = ResponseStore(folder, name, {"fingerprint": prints[name], "model": model, **vars(settings)})
-            jobs.append(_Job(name, Path(path), settings, store, wanted if temperature > 0 else greedy))
-    worker.run(jobs)
-    return pd.concat([worker.asked_columns(job) for job in jobs], ignore_index=True)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """The responses of one checkpoint at one temperature."""
-
-    name: str
-    folder: Path
-    sampling: Sampling
-    store: ResponseStore
-    wanted: pd.Series
-
-    @property
-    def missing(self) -> pd.Series:
-        return self.wanted[~self.wanted.index.isin(self.store.rows.index)]
-
-    @property
-    def stored(self) -> pd.DataFrame:
-        return self.store.rows.loc[self.wanted.index[self.wanted.index.isin(self.store.rows.index)]]
+            how = replace(sampling, temperature=float(temperature))
+            store = ResponseStore(folder, name, {"fingerprint": prints[name], "model": model, **vars(how)})
+            tables.append(worker.fill(store, wanted if temperature > 0 else greedy, how, policy))
+    return pd.concat(tables, ignore_index=True)
 
 
 class _Worker:
@@ -293,52 +273,45 @@ class _Worker:
         self.reference = functools.cache(lambda: scorers.load(scorers.reference).eval())
         self.reward = functools.cache(lambda: ModelReward(scorers.load_rm(scorers.rm)))
 
-    def run(self, jobs: Sequence[_Job]) -> None:
-        """Generate what is missing and score again what other models scored, with one bar over all of it."""
-        total = sum(len(job.missing) + len(self._stale(job)) for job in jobs)
-        folder = policy = None
-        with tqdm(total=total, desc="responses", unit="", leave=False, disable=not total) as bar:
-            for job in jobs:
-                if job.folder != folder:
-                    policy = functools.cache(functools.partial(self._policy, job.folder))  # frees the one before
-                    folder = job.folder
-                bar.set_postfix_str(f"{job.name}, T={job.sampling.temperature:g}")
-                self._rescore(job, policy, bar)
-                self._generate(job, policy, bar)
+    def policy(self, folder: Path) -> Callable[[], PolicyModel]:
+        """The policy in a folder, loaded when it is first asked for."""
+        if self.scorers.reference and folder.resolve() == Path(self.scorers.reference).resolve():
+            return self.reference
+        return functools.cache(lambda: self.scorers.load(folder).eval())
 
-    def asked_columns(self, job: _Job) -> pd.DataFrame:
-        """The job's rows, without scores that were not asked for."""
+    def fill(
+        self, store: ResponseStore, wanted: pd.Series, sampling: Sampling, policy: Callable[[], PolicyModel]
+    ) -> pd.DataFrame:
+        """Score again what other models scored, generate what is missing, and return what is wanted."""
+        there = wanted.index.isin(store.rows.index)
+        stale, missing = self._stale(store.rows.loc[wanted.index[there]]), self._longest_first(wanted[~there])
+        method, total, scored = store.settings["method"], len(stale) + len(missing), []
+        about = {"desc": f"{method}, T={sampling.temperature:g}", "unit": "", "leave": False}
+        with tqdm(total=total, disable=not total, **about) as bar:
+            for chunk in _batches(stale, self.batch_size):
+                rollout = restore(self.tokenizer, chunk, next(policy().parameters()).device)
+                scores = pd.DataFrame(self._scores(rollout, policy), index=chunk.index, dtype=object)
+                scored.append(chunk.assign(**scores))
+                bar.update(len(chunk))
+            if scored:
+                store.replace(pd.concat(scored))
+            for chunk in _batches(missing, self.batch_size):
+                rollout = _generate(policy(), self.tokenizer, chunk, sampling)
+                store.add(_response_rows(rollout, chunk, method, sampling, self._scores(rollout, policy)))
+                bar.update(len(chunk))
+        return self._asked(to_frame(store.rows.loc[wanted.index].reset_index()))
+
+    def _asked(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Rows without scores that were not asked for."""
         asked = {"kl": "reference" in self.marks, "reference": "reference" in self.marks}
         asked |= {"rm_score": "rm" in self.marks, "rm": "rm" in self.marks, "gold": self.scorers.gold is not None}
-        rows = to_frame(job.store.rows.loc[job.wanted.index].reset_index())
-        return rows.drop(columns=[name for name in rows if not asked.get(name, True)]).assign(method=job.name)
+        return rows.drop(columns=[name for name in rows if not asked.get(name, True)])
 
-    def _policy(self, folder: Path) -> PolicyModel:
-        same = self.scorers.reference and folder.resolve() == Path(self.scorers.reference).resolve()
-        return self.reference() if same else self.scorers.load(folder).eval()
-
-    def _stale(self, job: _Job) -> pd.DataFrame:
+    def _stale(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Stored responses that lack a score, or have it from another model than is asked now."""
-        rows = job.stored
         marks = rows.reindex(columns=[*self.marks, "gold"])
         fresh = (marks[[*self.marks]] == pd.Series(self.marks, dtype=object)).all(axis=1)
         return rows[~(fresh & (marks["gold"].notna() | (self.scorers.gold is None)))]
-
-    def _rescore(self, job: _Job, policy: Callable[[], PolicyModel], bar: tqdm) -> None:
-        parts = []
-        for chunk in _batches(self._stale(job), self.batch_size):
-            rollout = restore(self.tokenizer, chunk, next(policy().parameters()).device)
-            scores = pd.DataFrame(self._scores(rollout, policy), index=chunk.index, dtype=object)
-            parts.append(chunk.assign(**scores))
-            bar.update(len(chunk))
-        if parts:
-            job.store.replace(pd.concat(parts))
-
-    def _generate(self, job: _Job, policy: Callable[[], PolicyModel], bar: tqdm) -> None:
-        for chunk in _batches(self._longest_first(job.missing), self.batch_size):
-            rollout = _generate(policy(), self.tokenizer, chunk, job.sampling)
-            job.store.add(_response_rows(rollout, chunk, job.name, job.sampling, self._scores(rollout, policy)))
-            bar.update(len(chunk))
 
     def _longest_first(self, missing: pd.Series) -> pd.Series:
         """Prompts of like length together, so that padding is little; the most memory is needed at once."""

@@ -10,6 +10,7 @@ import pandas as pd
 from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.evaluation import score_quantiles
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
@@ -48,5 +49,5 @@ def run_figures(rows: pd.DataFrame, histories: dict[str, list[dict]], figures: P
     for name, label in (("rm_score", "reward model score"), ("gold", "gold score")):
         if name in rows:
             scores = {method: answers[name].tolist() for method, answers in methods.items()}
-            drawn[f"{name}_distribution"] = plots.score_distribution(scores, label=label)
+            drawn[f"{name}_distribution"] = score_quantiles(scores, label=label)
     return [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]

@@ -118,7 +118,8 @@ def score_quantiles(
     arrays = {name: finite(name, values) for name, values in scores.items()}
     ax = subplots((1, 1), 0.68)[0, 0]
     for name, style in method_styles(arrays).items():
-        seaborn.ecdfplot(x=arrays[name], label=name, linewidth=1.4, ax=ax, **style)
+        legend_text = f"{name}, mean {signed(arrays[name].mean())}"
+        seaborn.ecdfplot(x=arrays[name], label=legend_text, linewidth=1.4, ax=ax, **style)
     for threshold in thresholds:
         ax.axvline(threshold, color="0.4", linewidth=0.7)
     dress(ax, label, "share of responses up to x")

@@ -18,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import number
 
@@ -124,31 +123,6 @@ def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax
         caption(ax.figure, _reading(runs, smooth))
     else:
         _draw(ax, curve_tables(runs, [metric], smooth), "update", metric)
-    return ax
-
-
-@plt.rc_context(STYLE)
-def score_distribution(scores: Mapping[str, Sequence[float]], label: str = "reward model score") -> Axes:
-    """Draw histograms of each method's scores over the same 30 bins, with their means (paper: Figures 3, 14, 16).
-
-    Args:
-        scores: method to its finite scores [N], one for each response, N ≥ 1; N may differ.
-        label: what the scores are, with their unit, for the axis.
-
-    Raises:
-        InputError: a method without scores, or with one that is not finite.
-    """
-    parts = [pd.DataFrame({"method": name, "score": finite(name, values)}) for name, values in scores.items()]
-    table, styles = pd.concat(parts, ignore_index=True), method_styles(scores)
-    ax = subplots((1, 1), 0.68)[0, 0]
-    colours = {name: style["color"] for name, style in styles.items()}
-    bins = {"bins": 30, "stat": "proportion", "common_norm": False, "element": "step", "alpha": 0.12}
-    seaborn.histplot(table, x="score", hue="method", palette=colours, legend=False, ax=ax, **bins)
-    for name, mean in table.groupby("method", sort=False)["score"].mean().items():
-        ax.axvline(mean, label=f"{name}, mean {signed(mean)}", linewidth=1, **styles[name])
-    dress(ax, label, "share of responses")
-    legend(ax)
-    caption(ax.figure, "Vertical lines: means. Further right is better.")
     return ax
 
 
