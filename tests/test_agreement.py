@@ -12,7 +12,6 @@ from marlhf_lite.evaluation.agreement import (
     agree,
     agreement_table,
     kappa,
-    pairs_for_difference,
     pairs_for_win_rate,
     verdicts_of_scores,
     wilson,
@@ -52,12 +51,6 @@ VERDICTS = ["first"] * 6 + ["tie"] * 2 + ["second"] * 2 + ["malformed", None, "s
 def test_win_rates_count_ties_as_half():
     found = win_rate(VERDICTS)
     assert found[1:] == (6, 2, 2, 3) and found.rate == wilson(7, 10)
-
-
-def test_verdicts_of_scores():
-    first, second = [1.0, 2.0, 3.0, 3.0], [2.0, 2.0, 1.0, 2.5]
-    assert verdicts_of_scores(first, second) == ["second", "tie", "first", "first"]
-    assert verdicts_of_scores(first, second, margin=0.5) == ["second", "tie", "first", "tie"]
 
 
 # Agreement
@@ -139,13 +132,6 @@ def test_that_many_pairs_have_a_power_of_80_percent(rate):
     n = pairs_for_win_rate(rate)
     assert np.mean([power_of(m, rate) for m in range(n - 4, n + 5)]) == pytest.approx(0.8, abs=0.025)
     assert pairs_for_win_rate(1 - rate) == n
-
-
-def test_differences_by_simulation():
-    n = pairs_for_difference(-0.3, std=1.2)
-    draws = np.random.default_rng(0).normal(-0.3, 1.2, (4000, n)).mean(1)
-    assert (np.abs(draws) > Z * 1.2 / n**0.5).mean() == pytest.approx(0.8, abs=0.02)
-    assert pairs_for_difference(0.6, 1.2) < pairs_for_difference(0.3, 1.2)
 
 
 @pytest.mark.parametrize(

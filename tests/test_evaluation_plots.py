@@ -1,7 +1,6 @@
 """The numbers that the figures of evaluation show, and that every figure is labelled, captioned and in place."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
@@ -11,7 +10,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments.evaluation_report import details, example_answers
+from marlhf_lite.experiments.evaluation_report import details
 from marlhf_lite.plotting import evaluation as plots
 from marlhf_lite.utils.errors import InputError
 
@@ -191,11 +190,3 @@ def test_details_of_several_temperatures(tmp_path):
         "best_of_n_rm_score", "best_of_n_gold"
     }  # fmt: skip
     assert (tmp_path / "details.json").stat().st_size > 1000
-
-
-def test_a_program_keeps_its_lines_among_the_answers():
-    texts = {"SFT": "def f(x):\n    return x\n", "PPO": " One sentence. " * 40}
-    rows = [{"prompt": "p", "sample": 0, "temperature": 1.0, "method": m, "response": t} for m, t in texts.items()]
-    shown = example_answers(pd.DataFrame(rows), 1)
-    assert "SFT:\n  def f(x):\n      return x\n" in shown
-    assert "PPO: One sentence." in shown and shown.count("One sentence.") < 30

@@ -116,13 +116,6 @@ def test_methods_keep_their_colours_and_differ_in_both_cues():
     assert plots.method_styles(same) == {name: styles[other] for name, other in same.items()}
 
 
-def test_draws_into_axes_of_the_caller():
-    figure, left = plt.subplots()
-    assert plots.reward_curves(ONE, ax=left) is left
-    assert left.get_legend()
-    assert not figure.texts and plt.get_fignums() == [figure.number]
-
-
 def test_norms_and_their_root_mean_squares():
     axes = plots.l2_norms(ONE)
     assert axes.shape == (2, 2)

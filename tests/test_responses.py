@@ -239,15 +239,6 @@ def keyed(*rows):
     return to_frame(rows).set_index(module.KEY)
 
 
-def test_replacing_keeps_order_and_the_others(tmp_path):
-    store = ResponseStore(tmp_path, "PPO", SETTINGS)
-    store.add(keyed(row("a"), row("b")))
-    store.replace(keyed(row("a", rm_score=2.0)))
-    rows = ResponseStore(tmp_path, "PPO", SETTINGS).rows.reset_index()
-    assert rows["id"].tolist() == ["a", "b"] and rows["rm_score"].fillna(-1).tolist() == [2.0, -1]
-    assert sorted(path.name for path in store.folder.iterdir()) == ["samples.jsonl", "settings.json"]
-
-
 @pytest.mark.parametrize(
     ("rows", "words"),
     [

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 
-from marlhf_lite.lab.figures.macro_actions import draw_spans, length_histograms, spans_html, spans_of, token_pieces
-from marlhf_lite.lab.figures.trees import tree_cut, tree_figure, tree_text
+from marlhf_lite.lab.figures.macro_actions import draw_spans, length_histograms, spans_html, token_pieces
+from marlhf_lite.lab.figures.trees import tree_cut, tree_text
 from marlhf_lite.macro import FixedNGram, MacroActions, Whole
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing
-from marlhf_lite.utils.errors import InputError
 
 PIECES = [" My", " sis", "ter", " left", " <b>", "&", "\n", "$x$", ""]
 TREE = nltk.Tree.fromstring(
@@ -52,13 +51,6 @@ def test_long_responses_go_on_in_another_block():
     assert len([text for text in ax.texts if text.get_text() == "whole"]) == 3
 
 
-def test_another_response_of_the_batch():
-    macro = MacroActions.from_lengths([[1], [2, 1]])
-    assert spans_of("mine", macro, 3, row=1) == [(0, 2), (2, 3)]
-    with pytest.raises(InputError, match="mine: its macro actions cover 1 tokens, the response has 9"):
-        spans_html(PIECES, {"mine": macro})
-
-
 def test_html_is_escaped_and_needs_nothing_from_outside():
     page = spans_html(PIECES, {"<i>rule</i>": MacroActions.from_lengths([[9]])})
     assert "<b>" not in page and "&lt;b&gt;" in page and "&amp;" in page
@@ -66,13 +58,6 @@ def test_html_is_escaped_and_needs_nothing_from_outside():
     assert not any(word in page for word in ("http", "src=", "url(", "class="))
     assert 'title="9 tokens"' in page
     assert ";color:#" not in page, "text keeps the colour of the page, light or dark"
-
-
-@given(st.lists(st.text(max_size=6), min_size=1, max_size=12), st.integers(1, 5))
-def test_html_holds_all_text_in_as_many_spans(pieces, n):
-    macro = FixedNGram(n)(torch.ones(1, len(pieces), dtype=torch.bool))
-    page = spans_html(pieces, {"rule": macro})
-    assert page.count("<span ") == page.count("</span>") == -(-len(pieces) // n)
 
 
 def test_pieces_spell_the_text_and_name_special_tokens():
@@ -121,12 +106,3 @@ def test_cut_is_that_of_the_rule(cutoff):
     rule = Parsing(GrammarParser(), cutoff)
     macro = rule(torch.ones_like(ids, dtype=torch.bool), token_ids=ids, tokenizer=tokenizer)
     assert [sum(counts[a:b]) for a, b in tree_cut(tree, counts, cutoff - 1)[1]] == macro.lengths[0].tolist()
-
-
-def test_figure_shows_labels_with_tokens_words_and_lengths():
-    ax = tree_figure(TREE, most=4)
-    shown = [text.get_text() for text in ax.texts]
-    assert {"S 7", "NP 3", "VP 3", "Tolwick", "3", "4"} <= set(shown)
-    framed = [t.get_text() for t in ax.texts if t.get_bbox_patch() and t.get_bbox_patch().get_edgecolor()[3] == 1]
-    assert sorted(framed) == [". 1", "NP 3", "VP 3"]
-    check_figures()
