@@ -1,6 +1,5 @@
 """The closed formula of kept credit against generalised advantage estimation in plain float64 loops."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
