@@ -14,7 +14,7 @@ from small_runs import build, early_letters, noisy, same_checkpoints, timeless
 
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
-from marlhf_lite.training.checkpoint import Checkpoints, random_states
+from marlhf_lite.training.checkpoint import Checkpoints
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
@@ -65,7 +65,7 @@ def state_of(trainer):
         for p in trainer.parameters[name]
     ]
     weights = [p.detach().clone() for name in NAMES for p in trainer.parameters[name]]
-    return {"weights": weights, "moments": moments, "counters": trainer._counters()}
+    return {"weights": weights, "moments": moments, "counters": trainer.counters}
 
 
 def assert_equal(ours, theirs):
@@ -78,9 +78,7 @@ def assert_equal(ours, theirs):
 # -- what is held -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"critic_warmup": 9}, {"kl_target": 0.1, "kl_horizon": 9, "num_ppo_epochs": 2}]
-)
+@pytest.mark.parametrize("changes", [{}, {"critic_warmup": 9}, {"num_ppo_epochs": 2}])
 def test_loading_gives_back_what_was_saved(make, run, changes):
     """Weights, moments (also: that there are none), counters, the KL coefficient, and every random generator."""
     made = make(run, updates=2, **changes)
@@ -131,19 +129,6 @@ def test_every_k_updates_and_at_the_end(make, run, every, keep, expected):
     assert made.checkpoints.updates() == expected
     left = {path.name for path in made.checkpoints.folder.iterdir()} if expected else set()
     assert left == {f"update-{update:06d}" for update in expected}
-
-
-def test_a_run_in_memory_makes_none(make, tmp_path):
-    make(updates=1).train()
-    assert not [*tmp_path.rglob("update-*")]
-    with pytest.raises(InputError, match="resume.*without a run folder"):
-        make().train(resume=True)
-
-
-def test_other_names_are_no_checkpoints(copied):
-    for name in ("update-best", "update-000009.bak", ".update-000009.tmp"):
-        (copied.path / "checkpoints" / name).mkdir()
-    assert Checkpoints(copied, 2, Accelerator()).updates() == [2, 3]
 
 
 # -- going on ---------------------------------------------------------------------------------------------------------
@@ -216,23 +201,15 @@ def test_a_smaller_micro_batch_may_be_asked_for(make, copied):
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
 DAMAGE = [
     ("state.pt", cut, "state.pt is damaged"),
-    ("state.pt", flip, "state.pt is damaged"),
     ("state.pt", lambda path: path.write_bytes(b""), "state.pt is damaged"),
     ("state.pt", lambda path: path.unlink(), "state.pt is missing"),
     ("random-0.pt", cut, "random-0.pt is damaged"),
-    ("random-0.pt", flip, "random-0.pt is damaged"),
     ("random-0.pt", lambda path: path.unlink(), "random-0.pt is missing"),
 ]
 
@@ -249,28 +226,10 @@ def test_damage_is_found_and_named(make, copied, name, damage, reason):
     assert (copied.path / "metrics.jsonl").read_bytes() == logs
 
 
-def test_the_one_before_is_used_if_asked_for(make, stored, copied):
-    flip(copied.path / "checkpoints" / "update-000003" / "state.pt")
-    make(copied, from_checkpoint=2).train(resume=True)
-    assert timeless(copied.metrics()) == timeless(stored.metrics())
-
-
-def test_without_one_before_the_mend_is_to_start_again(make, copied):
-    shutil.rmtree(copied.path / "checkpoints" / "update-000002")
-    flip(copied.path / "checkpoints" / "update-000003" / "state.pt")
-    with pytest.raises(InputError, match="state.pt is damaged: start the run again"):
-        make(copied).train(resume=True)
-
-
 @pytest.mark.parametrize("update, there", [(1, "there are 2, 3"), (7, "there are 2, 3")])
 def test_one_that_is_not_there(make, copied, update, there):
     with pytest.raises(InputError, match=f"no checkpoint of update {update}: {there}"):
         make(copied, from_checkpoint=update).train(resume=True)
-
-
-def test_none_at_all(make, run):
-    with pytest.raises(InputError, match="no checkpoint: there is none"):
-        make(run).train(resume=True)
 
 
 def test_other_adapters(base, tiny, tokenizer, copied, tmp_path):
@@ -313,15 +272,3 @@ def test_logs_that_are_not_its_own(make, copied, name, change, reason):
     path.write_text(change(path.read_text()))
     with pytest.raises(InputError, match=f"update-000003: {reason}"):
         make(copied).train(resume=True)
-
-
-def test_a_deleted_log(make, copied):
-    (copied.path / "metrics.jsonl").unlink()
-    with pytest.raises(InputError, match="metrics.jsonl has 0 bytes instead of"):
-        make(copied).train(resume=True)
-
-
-def test_random_states_are_plain_enough_to_be_read_safely(tmp_path):
-    """`weights_only` runs no code of whoever wrote the file."""
-    torch.save(random_states(), tmp_path / "r.pt")
-    torch.load(tmp_path / "r.pt", weights_only=True)

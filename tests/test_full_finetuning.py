@@ -17,7 +17,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_models, checkpoint_activations, unwrap_peft
+from marlhf_lite.models.actor_critic import build_models, unwrap_peft
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
@@ -49,10 +49,6 @@ def storages(module):
 
 
 # -- four models ------------------------------------------------------------------------------------------------------
-
-
-def test_the_base_itself_takes_no_memory(full):
-    assert all(p.is_meta for p in load_base(full).parameters())
 
 
 def test_roles_share_no_storage(whole_roles):
@@ -105,15 +101,6 @@ def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):
     ids = torch.tensor([[2, 30, 40]])
     with torch.no_grad():
         assert torch.allclose(plain(ids).logits, whole_roles.policy.model.eval()(ids).logits)
-
-
-def test_in_bfloat16(tiny, tokenizer, tmp_path):
-    options = ModelConfig(model=tiny.model, finetune="full", dtype="bfloat16")
-    base = load_base(options)
-    new_policy(base, options).save_pretrained(tmp_path / "sft")
-    roles = build_models(base, tmp_path / "sft", None)
-    row = build(roles, tokenizer, updates=1).train()[0]
-    assert {p.dtype for p in roles.policy.parameters()} == {torch.bfloat16} and math.isfinite(row["value_loss"])
 
 
 # -- gradient checkpointing -------------------------------------------------------------------------------------------
@@ -178,7 +165,6 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
         finetune=kind,
         attn_implementation=attention,
         lora_r=2,
-        lora_dropout=0.5 * (kind == "lora"),
     )
     base = load_base(model)
     nudge(new_policy(base, model), 1, 0.01).save_pretrained(tmp_path / "sft")
@@ -187,16 +173,6 @@ def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, ki
     history = build(roles, tokenizer, updates=2, eval_every=1, test_prompts=["b"], length=3, **rates).train()
     assert all(0 <= row["kl_k3"] < 1e-5 and row["skipped_steps"] == 0 for row in history)
     assert roles.policy.model.training and not roles.reference.model.training
-
-
-def test_the_stages_before_keep_their_dropout(tokenizer, tmp_path):
-    """It is switched off for PPO alone."""
-    BASES["gpt2"](len(tokenizer)).save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    options = ModelConfig(model=str(tmp_path / "base"), finetune="full")
-    policy = new_policy(load_base(options), options)
-    checkpoint_activations(policy)
-    assert {m.p for m in policy.modules() if isinstance(m, torch.nn.Dropout)} == {0.5} and policy.training
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -241,12 +217,3 @@ def test_from_sft_to_evaluation(tiny, pairs, capsys):
     assert main([*words, "--policies", "again=out", "--output_dir", "e"]) == 0
     again = json.loads(Path("e/summary.json").read_text())["methods"]
     assert [row["method"] for row in again] == ["SFT", "again"] and math.isfinite(again[1]["rm_score"])
-
-
-def test_an_adapter_is_no_start_for_it(tiny, sft, rm, pairs, capsys):
-    words = ["ppo", "--dataset", pairs, "--model", tiny.model, "--finetune", "full", "--updates", "1"]
-    assert main([*words, "--sft", str(sft), "--rm", str(rm), "--output_dir", "out"]) == 2
-    shown = capsys.readouterr().err.strip().split("\n")[-1]
-    assert f"{rm}: an adapter" in shown and "use lora" in shown
-    assert main(["rm", *words[1:7], "--sft", str(sft), "--output_dir", "o2"]) == 2
-    assert f"{sft}: an adapter" in capsys.readouterr().err

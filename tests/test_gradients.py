@@ -93,11 +93,10 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
     own = {"n=2": Estimator(trainer.config, MacroConfig(n="2", reward_pooling="mean"), FixedNGram(2))}
     gradients = policy_gradients(trainer, rollout, 4, own, progress="")
     # The mean of all replicates is the gradient of one loss over all responses.
-    trainer.macro_config = own["n=2"].macro_config
-    segments, outputs = trainer.segment(rollout), trainer.compute_outputs(rollout)
-    old = trainer.compute_advantages(rollout, segments, outputs)
-    given = (rollout, segments, trainer.loss_normalizers(segments))
-    loss, _ = trainer.compute_losses(outputs, old, *given)
+    objective, outputs = own["n=2"].objective, trainer.compute_outputs(rollout)
+    batch = objective.batch(rollout, FixedNGram(2)(rollout.mask))
+    old = objective.advantages(batch, outputs)
+    loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
     parameters = trainer.parameters["policy"]
     whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
     assert torch.allclose(gradients["n=2"].mean(0), whole, atol=1e-6, rtol=1e-4) and whole.norm() > 1e-3

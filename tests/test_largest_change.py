@@ -3,14 +3,11 @@
 import itertools
 import math
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, LargestChange, check_segmentation
-from marlhf_lite.parsing.registry import make_rule
 
 
 def starts_by_loop(signal, n, of):
@@ -39,17 +36,3 @@ def test_the_token_that_moves_the_value_ends_its_macro_action():
     assert LargestChange("values", 3)(mask, values=values).spans() == [[(0, 3), (3, 6)]]
     logprobs = torch.tensor([[-9.0, -0.1, -0.2, -0.1, -4.0, -0.1]])
     assert LargestChange("logprobs", 3)(mask, logprobs=logprobs).spans() == [[(0, 4), (4, 6)]]
-
-
-def test_by_name_and_bad_input():
-    assert make_rule(MacroConfig(termination="value_change", n="4")) == LargestChange("values", 4)
-    assert make_rule(MacroConfig(termination="cutpoints", n="inf")) == LargestChange("logprobs", math.inf)
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    with pytest.raises(ValueError, match=r"values: termination by the largest change needs values \[B,T\]"):
-        LargestChange()(mask)
-    with pytest.raises(ValueError, match="values: nan at response 0, token 1"):
-        LargestChange()(mask, values=torch.tensor([[0.0, math.nan]]))
-    with pytest.raises(ValueError, match="of: expected one of 'values', 'logprobs'"):
-        LargestChange("entropy")
-    with pytest.raises(ValueError, match="n: expected an integer"):
-        LargestChange("values", 0)

@@ -143,68 +143,6 @@ def test_any_shape_and_tile(n, vocabulary, width, columns, temperature, softcap,
     assert_near(ours, loop(hidden, head, targets, temperature, softcap, weights), 2e-5)
 
 
-def test_more_tokens_than_a_tile_has_rows():
-    hidden, head, targets = make(logprobs.TOKEN_CHUNK_SIZE + 5, 7, 3)
-    weights = torch.linspace(-1, 1, len(targets))
-    seen = []
-    for size in (None, 3 * len(targets)):
-        with tiles(size):
-            seen.append(run(hidden, head, targets, 0.9, None, weights))
-    assert_near(seen[1], seen[0], 2e-5)
-
-
-def test_large_logits_stay_finite():
-    hidden, head, targets = make()
-    for size in (None, 12):
-        with tiles(size):
-            logp, entropy, *grads = run(hidden * 1e3, head, targets, 0.1, None, torch.ones(len(targets)))
-        assert logp.isfinite().all() and entropy.isfinite().all() and all(g.isfinite().all() for g in grads)
-        assert (entropy > -1e-2).all() and (logp <= 0).all()
-
-
-@pytest.mark.parametrize("size", [None, 2**12])
-def test_sums_over_a_large_vocabulary_are_float32(size):
-    """Equal logits in bfloat16, where a sum stops growing at 256."""
-    vocabulary = 70_001
-    hidden, head, targets = make(2, vocabulary, 3, bias=False, dtype=torch.bfloat16)
-    with tiles(size):
-        logp, entropy = from_hidden(hidden * 0, head, targets)
-    expected = torch.full((2,), math.log(vocabulary))
-    torch.testing.assert_close(-logp, expected, rtol=1e-5, atol=0)
-    torch.testing.assert_close(entropy, expected, rtol=1e-5, atol=0)
-
-
-def test_bfloat16_in_tiles_is_as_near_as_at_once():
-    hidden, head, targets = make(40, 300, 16, bias=False, dtype=torch.bfloat16)
-    weights = torch.ones(40)
-    exact, errors = loop(hidden, head, targets, 1.0, None, weights), []
-    for size in (None, 40 * 64):
-        with tiles(size):
-            ours = run(hidden, head, targets, 1.0, None, weights)
-        assert ours[2].dtype == ours[3].dtype == torch.bfloat16
-        errors.append([float((a.detach().double() - b).abs().mean()) for a, b in zip(ours[:4], exact)])
-    assert all(tiled <= 1.2 * once + 1e-6 for once, tiled in zip(*errors))
-
-
-def test_only_log_probabilities_have_gradients():
-    hidden, head, targets = make()
-    for size in (None, 12):
-        with tiles(size):
-            logp, entropy = from_hidden(hidden, head, targets)
-            assert logp.requires_grad and not entropy.requires_grad
-            with torch.no_grad():
-                again = from_hidden(hidden, head, targets)
-        assert torch.equal(again[0], logp) and torch.equal(again[1], entropy) and not again[0].requires_grad
-
-
-def test_a_frozen_head_gets_no_gradient():
-    hidden, head, targets = make()
-    head.requires_grad_(False)
-    with tiles(12):
-        from_hidden(hidden, head, targets)[0].sum().backward()
-    assert head.weight.grad is None and hidden.grad.abs().sum() > 0
-
-
 # -- memory and work, by the tensors that come into being -------------------------------------------------------------
 
 
@@ -240,13 +178,6 @@ def test_no_tensor_grows_with_tokens_times_vocabulary():
             for frozen in (True, False):
                 allowed = max(2**12, 4 * vocabulary, 4 * n)  # a tile, the head's gradient, the hidden states' gradient
                 assert watch(n, vocabulary, frozen).largest <= allowed < n * vocabulary
-
-
-def test_small_ones_are_projected_once():
-    """512 tokens of vocabulary: forward and backward are one product each."""
-    assert watch(2048, 512).products == 2
-    with tiles(2048 * 512):
-        assert watch(2048, 512).products == 3
 
 
 # -- the form of a head -----------------------------------------------------------------------------------------------
@@ -287,22 +218,6 @@ def test_log_probabilities_of_every_family(name, size):
         assert_near(PolicyModel(model)(TOKENS, MASK, LENGTH, 0.7), plain(model, 0.7))
 
 
-class Doubled(Gemma2ForCausalLM):
-    """A model that does with its logits what no config tells."""
-
-    def forward(self, *args, **kwargs):
-        out = super().forward(*args, **kwargs)
-        out.logits = out.logits * 2
-        return out
-
-
-def test_classes_of_one_s_own_take_the_model_s_logits():
-    model = build(Doubled, Gemma2Config)
-    assert not has_plain_head(model)
-    with tiles(64), torch.no_grad():
-        assert_near(PolicyModel(model)(TOKENS, MASK, 3), plain(model, length=3))
-
-
 def test_only_a_plain_linear_head_is_read():
     assert (
         is_plain_linear(nn.Linear(2, 3))
@@ -332,14 +247,6 @@ def test_a_head_with_an_adapter_is_called_with_it(config):
     ours[0].sum().backward()
     changed = [p for name, p in model.named_parameters() if "lm_head" in name and p.requires_grad]
     assert changed and all(p.grad is not None and p.grad.abs().sum() > 0 for p in changed)
-
-
-def test_a_hook_that_comes_later_is_obeyed():
-    model = build(Gemma2ForCausalLM, Gemma2Config)
-    role = PolicyModel(model)
-    model.lm_head.register_forward_hook(lambda head, args, out: 2 * out)
-    with tiles(64), torch.no_grad():
-        assert_near(role(TOKENS, MASK, LENGTH), plain(model))
 
 
 # -- the role ---------------------------------------------------------------------------------------------------------
@@ -381,54 +288,6 @@ def test_gradients_of_the_role_are_the_model_s(make_model, size):
     assert any(g.abs().max() > 1e-3 for g in expected.values())
     tied = [name for name in ours if "embed_tokens" in name]
     assert len(tied) == (make_model is whole) and not any("lm_head" in name for name in ours)
-
-
-def test_gradient_checkpointing_changes_nothing():
-    model = adapted().train()
-    role = PolicyModel(model)
-    expected = gradients(role, 64)
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    calls = []
-    model.get_base_model().model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
-    again = gradients(role, 64)
-    assert len(calls) == 2  # once more in the backward pass
-    for name, gradient in expected.items():
-        torch.testing.assert_close(again[name], gradient)
-
-
-@pytest.mark.parametrize("make_model", [whole, adapted])
-def test_a_wrapped_role_gives_the_same_gradients(make_model, tmp_path):
-    role = PolicyModel(make_model())
-    expected = gradients(role, 64)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        wrapped = gradients(nn.parallel.DistributedDataParallel(role), 64)
-    finally:
-        torch.distributed.destroy_process_group()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(wrapped[f"module.{name}"], gradient)
-
-
-def test_the_role_makes_no_tensor_of_tokens_times_vocabulary():
-    torch.manual_seed(0)
-    model = Gemma2ForCausalLM(Gemma2Config(**SMALL | {"vocab_size": 5000})).requires_grad_(False)
-    role = PolicyModel(get_peft_model(model, LoraConfig(r=2)))
-    tokens = torch.randint(1, 5000, (4, 50))
-    with tiles(2**12), Watch() as seen:
-        role(tokens, torch.ones_like(tokens), 40)[0].sum().backward()
-    assert seen.largest < 4 * 40 * 5000 / 10
-
-
-def test_autocast_runs_the_head_in_its_dtype():
-    model = adapted()
-    role, seen = PolicyModel(model), []
-    with torch.no_grad():
-        for size in (None, 64):
-            with tiles(size), torch.autocast("cpu", torch.bfloat16):
-                seen.append(role(TOKENS, MASK, LENGTH)[0])
-    assert seen[0].dtype == seen[1].dtype == torch.float32
-    torch.testing.assert_close(seen[0], seen[1], rtol=0, atol=0.1)
 
 
 def test_from_logits_is_the_plain_way():

@@ -5,7 +5,6 @@ import math
 import pytest
 import reference_macro as ref
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from marlhf_lite.macro import (
     FixedNGram,
@@ -155,13 +154,6 @@ def test_at_log_ratio_0_the_two_ratios_differ_by_normalisation_alone(clip):
     torch.testing.assert_close(by_macro * steps["count"], by_token * token["count"], rtol=1e-6, atol=1e-6)
     for stats in (token, steps):
         assert stats["clip_fraction"] == 0 and stats["approx_kl"] == 0
-
-
-def test_the_two_ratios_differ_elsewhere():
-    batch, macro = setup(0)
-    arguments = (batch.logprobs, batch.old_logprobs, batch.steps(), macro)
-    (a, _, s), (b, _, t) = run(policy_loss, *arguments, ratio="token"), run(policy_loss, *arguments, ratio="macro")
-    assert abs(a * s["count"] - b * t["count"]) > 0.01
 
 
 # -- splits ------------------------------------------------------------------------------------------------------------
@@ -318,43 +310,6 @@ def test_gradients_flow_to_the_first_argument_alone():
 # -- what they refuse --------------------------------------------------------------------------------------------------
 
 
-class NoWaiting(TorchDispatchMode):
-    """Refuses what makes a GPU wait: reading a number back, or a result whose size depends on the numbers."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func._overloadpacket._qualified_op_name
-        assert name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"), name
-        return func(*args, **(kwargs or {}))
-
-
-def test_nothing_waits_for_the_device():
-    batch, macro = setup(3)
-    advantages, total = batch.steps(), macro.token_mask.sum()
-    x, values = (x.clone().requires_grad_() for x in (batch.logprobs, batch.values))
-    with NoWaiting():
-        part = macro.select(slice(0, 4))
-        kl_rewards(x, batch.ref_logprobs, batch.mask, BETA)
-        gae(*(macro_rewards(batch.old_values, batch.scores, macro), macro_values(values, macro)), macro.mask)
-        for level in ("token", "macro"):
-            for rows, one in ((slice(None), macro), (slice(0, 4), part)):
-                inputs = (x[rows], batch.old_logprobs[rows], advantages[rows], one)
-                policy_loss(*inputs, ratio=level, normalizer=total)[0].backward()
-                inputs = (values[rows], batch.old_values[rows], advantages[rows], one)
-                value_loss(*inputs, target=level, normalizer=total)[0].backward()
-    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
-        total.item()
-
-
-@pytest.mark.parametrize("bad", [NAN, math.inf])
-def test_a_bad_valid_token_shows_in_the_loss(bad):
-    macro = MacroActions.from_lengths([[2, 1], [2]])
-    x, y = torch.zeros(2, 3), torch.ones(2, 2)
-    broken = x.clone()
-    broken[1, 0] = bad
-    assert not value_loss(broken, x, y, macro, clip=None)[0].isfinite()
-    assert policy_loss(broken, x, -y, macro)[0].isnan() or bad == math.inf  # the log-ratio is clamped
-
-
 @pytest.mark.parametrize("level", ["token", "macro"])
 def test_means_over_responses_first(level):
     """Each response counts the same, however long it is; empty ones do not count."""
@@ -371,34 +326,3 @@ def test_means_over_responses_first(level):
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ValueError, match="mean: expected one of 'token', 'response', got 'all'"):
         policy_loss(batch.logprobs, batch.old_logprobs, x, macro, mean="all")
-
-
-def test_bad_arguments():
-    macro = MacroActions.from_lengths([[2, 1], [2]])
-    x, y = torch.zeros(2, 3), torch.zeros(2, 2)
-    for loss, first, second, third, option in (
-        (policy_loss, "logprobs", "old_logprobs", "advantages", "ratio"),
-        (value_loss, "values", "old_values", "returns", "target"),
-    ):
-        with pytest.raises(ValueError, match=rf"^{first}: expected shape \(2, 3\), got \(2, 2\)"):
-            loss(y, x, y, macro)
-        with pytest.raises(ValueError, match=rf"{second}: expected shape \(2, 3\), got \(3, 3\)"):
-            loss(x, torch.zeros(3, 3), y, macro)
-        with pytest.raises(ValueError, match=rf"{third}: expected shape \(2, 2\), got \(2, 3\)"):
-            loss(x, x, x, macro)
-        with pytest.raises(ValueError, match=f"^{first}: expected a floating dtype, got torch.int64"):
-            loss(x.long(), x, y, macro)
-        with pytest.raises(ValueError, match=f"^{first}: expected a tensor, got list"):
-            loss([0.0], x, y, macro)
-        with pytest.raises(ValueError, match=f"{option}: expected one of 'token', 'macro'.*, got 'both'"):
-            loss(x, x, y, macro, **{option: "both"})
-        for clip in (0.0, -0.2, NAN, True):
-            with pytest.raises(ValueError, match="clip: expected a finite number above 0"):
-                loss(x, x, y, macro, clip=clip)
-        for normalizer in (-1.0, NAN, math.inf):
-            with pytest.raises(ValueError, match="normalizer: expected a finite number above 0"):
-                loss(x, x, y, macro, normalizer=normalizer)
-        with pytest.raises(ValueError, match=r"normalizer: expected a number or a 0-d tensor, got shape \(1,\)"):
-            loss(x, x, y, macro, normalizer=torch.ones(1))
-    with pytest.raises(ValueError, match="sigma: expected one of"):
-        value_loss(x, x, y, macro, target="macro", sigma="last")

@@ -85,27 +85,3 @@ def test_padding_garbage_reaches_no_gradient():
     assert loss.isfinite()
     for leaf in (values, logprobs):
         assert leaf.grad.isfinite().all() and (leaf.grad[~batch.mask] == 0).all() and (leaf.grad[batch.mask] != 0).any()
-
-
-def test_bad_arguments():
-    macro = MacroActions.from_lengths([[2, 1], [2]])
-    x, scores = torch.zeros(2, 3), torch.zeros(2)
-    with pytest.raises(ValueError, match=r"values: expected shape \(2, 3\), got \(2, 2\)"):
-        macro_values(x[:, :2], macro)
-    with pytest.raises(ValueError, match="values: expected a floating dtype, got torch.int64"):
-        macro_values(x.long(), macro)
-    with pytest.raises(ValueError, match="sigma: expected one of"):
-        macro_values(x, macro, "last")
-    with pytest.raises(ValueError, match=r"scores: expected shape \(2,\), got \(2, 1\)"):
-        macro_rewards(x, scores[:, None], macro)
-    with pytest.raises(ValueError, match="pooling: expected one of 'sum', 'mean', got 'max'"):
-        macro_rewards(x, scores, macro, "max")
-    with pytest.raises(ValueError, match="rho: expected a number from 0 to 1, got 1.5"):
-        macro_rewards(x, scores, macro, rho=1.5)
-    with pytest.raises(ValueError, match="rho: pooling 'mean' weighs tokens by sigma"):
-        macro_rewards(x, scores, macro, "mean", 0.9)
-    for beta in (-0.1, NAN, math.inf, None):
-        with pytest.raises(ValueError, match="beta: expected a finite number"):
-            kl_rewards(x, x, macro.token_mask, beta)
-    with pytest.raises(ValueError, match="mask: expected dtype torch.bool"):
-        kl_rewards(x, x, macro.token_mask.long(), 0.1)

@@ -121,20 +121,6 @@ def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
     assert "left_out" in record["parts"]["four_bits"]
 
 
-def test_make_gpu_keeps_what_other_parts_found(gpu_script, tmp_path, monkeypatch):
-    def broken(args):
-        raise RuntimeError("no")
-
-    monkeypatch.setitem(gpu_script.PARTS, "update", broken)
-    monkeypatch.setitem(gpu_script.PARTS, "launch", lambda args: {"ddp": {"status": 0}})
-    out = tmp_path / "cpu.json"
-    assert gpu_script.main(["--device", "cpu", "--parts", "update,launch", "--out", str(out)]) == 1
-    parts = json.loads(out.read_text())["parts"]
-    assert parts["update"]["error"] == "RuntimeError: no" and parts["launch"]["ddp"] == {"status": 0}
-    assert gpu_script.main(["--device", "cpu", "--parts", "update", "--seconds", "-1", "--out", str(out)]) == 0
-    assert json.loads(out.read_text())["parts"]["update"] == {"left_out": "no time was left"}
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
     assert gpu_script.main([]) == 0

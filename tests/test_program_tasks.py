@@ -170,7 +170,7 @@ def test_ppo_with_macro_actions_of_python(problems, tiny, sft, tmp_path, reward)
     ready("monty")
     common = ["--dataset", problems, "--model", tiny.model, "--reward", reward, "--output_dir", str(tmp_path / "run")]
     small = "--updates 1 --batch_size 4 --micro_batch_size 4 --max_response_length 12 --critic_init sft".split()
-    rule = "--termination parsing --parser python --allow_fallback".split()
+    rule = "--termination parsing --parser python".split()
     assert main(["ppo", "--sft", str(sft), *common, *small, *rule]) == 0
     (row,) = RunFolder.open(tmp_path / "run" / "ppo").metrics()
     assert ("share_passed" in row) == (reward == "tests") and 0 <= row["gold_mean"] <= 1

@@ -21,11 +21,7 @@ from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.run_folder import RunFolder
 
 CASES = {
-    "one step, adaptive KL, a reward that draws": {
-        "reward": FunctionReward(noisy),
-        "kl_target": 0.5,
-        "kl_horizon": 20,
-    },
+    "one step, a reward that draws": {"reward": FunctionReward(noisy)},
     "several steps on random macro actions, whitened": {
         "num_ppo_epochs": 2,
         "num_mini_batches": 2,

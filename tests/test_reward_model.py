@@ -7,19 +7,15 @@ import pytest
 import torch
 
 from marlhf_lite.config.options import DataConfig, RewardModelConfig
-from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.models.loading import load_score_model, new_reward_model
+from marlhf_lite.models.loading import new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import reward_model as module
 from marlhf_lite.training.reward_model import (
     bradley_terry,
     bradley_terry_all,
     last_scores,
-    pair_accuracy,
     train_reward_model,
 )
-from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Rollout
 
 DATA = DataConfig(max_response_length=12)
 GOOD, BAD = ["yes", "yes yes", "yes I do", "I say yes"], ["no", "no no", "I do no", "no I say"]
@@ -90,11 +86,6 @@ def test_bradley_terry_all_ignores_scores_on_padding_and_before_the_divergence()
     assert (scores.grad != 0).tolist() == [[[False, False, True, False]], [[False, False, True, True]]]
 
 
-def test_bradley_terry_all_of_equal_answers_is_finite():
-    ids, masks = torch.tensor([[[1, 2]]] * 2), torch.ones(2, 1, 2, dtype=torch.bool)
-    assert bradley_terry_all(*torch.randn(2, 1, 2), *ids, masks=masks) == 0.0
-
-
 # -- what the trainer trains on ---------------------------------------------------------------------------------------
 
 
@@ -134,31 +125,4 @@ def test_loss_is_that_of_each_pair_alone(base, sft, tokenizer, pad_is_eos, rows,
     assert value.item() == pytest.approx(expected, rel=1e-5) and len(outputs["chosen"]) == 9
 
 
-@pytest.mark.parametrize("loss", ["last", "all"])
-def test_learns_an_easy_preference(base, sft, tokenizer, rows, tmp_path, loss):
-    model = new_reward_model(base, sft)
-    options = RewardModelConfig(rm_epochs=4, rm_batch_size=8, rm_learning_rate=2e-2, rm_loss=loss)
-    log = train_reward_model(model, tokenizer, rows, options, DATA, tmp_path / "rm", seed=1)
-    assert len(log) == 24 and all(math.isfinite(row["loss"]) for row in log)
-    assert sum(r["loss"] for r in log[-4:]) < 0.5 * sum(r["loss"] for r in log[:4])
-    assert {"accuracy", "margin"} <= log[0].keys() and log[-1]["accuracy"] > 0.9
-    again = ModelReward(ScalarHeadModel(load_score_model(base, tmp_path / "rm")))
-    accuracy = pair_accuracy(again, tokenizer, rows, 12)
-    assert accuracy > 0.9 and accuracy == pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, rows, 12)
-
-
 # -- accuracy ---------------------------------------------------------------------------------------------------------
-
-
-def test_ties_count_half(tokenizer, rows):
-    values = {"yes": 1.0, "yes yes": 0.0, "no": 0.0, "no no": 0.5}
-
-    def reward(rollout: Rollout):
-        return torch.tensor([values.get(text, 0.0) for text in rollout.responses])
-
-    pairs = [("yes", "no"), ("yes yes", "no"), ("yes yes", "no no")]  # right, tie, wrong
-    three = datasets.Dataset.from_dict(
-        {"prompt": ["a"] * 3, "chosen": [c for c, _ in pairs], "rejected": [r for _, r in pairs]}
-    )
-    assert pair_accuracy(reward, tokenizer, three, 12) == pytest.approx(0.5)
-    assert pair_accuracy(reward, tokenizer, three.select([0, 1]), 12) == pytest.approx(0.75)

@@ -6,7 +6,7 @@ import pytest
 from small_runs import build
 
 from marlhf_lite.training import logging
-from marlhf_lite.training.logging import make_accelerator, tracker_names
+from marlhf_lite.training.logging import make_accelerator
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -48,13 +48,6 @@ def test_tensorboard_holds_every_metric(train):
         assert seen[f"test/{name}"] == {2: pytest.approx(test[name])}
 
 
-def test_tensorboard_holds_the_options(train):
-    pytest.importorskip("tensorboard")
-    run = train(" tensorboard ,")
-    [path] = (run.path / "trackers").rglob("hparams.yml")
-    assert "kl_coef: 0.05" in path.read_text() and "environment" not in path.read_text()
-
-
 def test_wandb_writes_into_the_run(train, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -70,26 +63,9 @@ def test_wandb_writes_into_the_run(train, tmp_path, monkeypatch):
     assert json.dumps(row["rm_score_mean"]).encode()[:8] in text and b"environment" not in text
 
 
-def test_none_is_a_plain_accelerator(tmp_path):
-    accelerator = make_accelerator("", tmp_path, "x", CONFIG)
-    assert not accelerator.trackers and not [*tmp_path.iterdir()]
-
-
 @pytest.mark.parametrize("names", ["mlflow", "tensorboard,mlflow", "Tensorboard"])
 def test_an_unknown_one_is_refused(names, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(InputError, match=r"--report_to (mlflow|Tensorboard): unknown: choose from tensorboard, wandb"):
         make_accelerator(names, tmp_path, "x", CONFIG)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_named(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=f"--report_to {name}: the package is missing: pip install {name}"):
-        make_accelerator(name, tmp_path, "x", CONFIG)
-
-
-def test_names_are_split(monkeypatch):
-    monkeypatch.setattr(logging.importlib.util, "find_spec", lambda name: object())
-    assert tracker_names(" wandb, tensorboard,") == ["wandb", "tensorboard"] and tracker_names("") == []

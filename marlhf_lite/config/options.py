@@ -56,7 +56,6 @@ class ModelConfig(Checked):
     gradient_checkpointing: bool = option(False, "Recomputation of activations: less memory, more time.")
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
-    lora_dropout: float = option(0.0, "Dropout rate inside adapters; PPO's ratio needs 0.", least=0, below=1)
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
 
 
@@ -215,7 +214,6 @@ class MacroConfig(Checked):
         "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
         "(tree-sitter).",
     )
-    allow_fallback: bool = option(False, "Permission to go on where most sentences have no tree, for parsing.")
     cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
     sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(
         "equal", "Weights of token values in a macro action's value (Appendix D.1); start: its first token alone."
@@ -239,6 +237,11 @@ class MacroConfig(Checked):
     value_target: Literal["token", "macro"] = option(
         "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward_pooling == "mean" and self.rho != 1.0:
+            raise InputError(f"--rho {self.rho}: --reward_pooling mean weighs tokens by --sigma: leave it out")
 
 
 # Sampling, PPO, RLOO and GRPO
@@ -290,7 +293,6 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
     kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
     score_clip: float = option(0.0, "Largest absolute reward score (released code: 2.5); 0: no limit.", least=0)
-    missing_eos_penalty: float = option(0.0, "Penalty on the score of a response that does not end by itself.", least=0)
     cliprange: float = option(0.2, "Clip range of the policy ratio.", above=0)
     logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
 
@@ -317,10 +319,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     )
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
-    kl_in: Literal["reward", "loss"] = option("reward", "Place of the KL penalty: the reward (paper), or the loss.")
     kl_estimator: Literal["k1", "k3"] = option("k1", "KL estimator: k1, the log-ratio (paper), or k3 (never negative).")
-    kl_target: float = option(0.0, "Target KL in nats a response of an adaptive beta; 0: beta stays fixed.", least=0)
-    kl_horizon: int = option(10000, "Responses over which an adaptive beta reacts.", least=1)
     kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
     critic_init: Literal["rm", "sft"] = option(
@@ -369,6 +368,11 @@ class LoggingConfig(Checked):
 
     eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
     test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
+    diagnose_critic_every: int = option(
+        1,
+        "Updates between metrics of what PPO's critic knows of the final score; 0: none.",
+        least=0,
+    )
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
 
 

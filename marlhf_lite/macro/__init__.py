@@ -27,6 +27,7 @@ from marlhf_lite.macro.termination import (
     Shuffled,
     TerminationRule,
     Whole,
+    as_rule,
     check_segmentation,
 )
 from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
@@ -42,6 +43,7 @@ __all__ = [
     "TerminationRule",
     "Whole",
     "adaptive_lam",
+    "as_rule",
     "average",
     "border_lam",
     "boundary_f1",

@@ -1,7 +1,6 @@
 """Input checks shared by the macro-action functions. Each names the argument and the first bad place."""
 
-import math
-from numbers import Integral, Real
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -69,18 +68,6 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Is ``value`` one of ``choices``?"""
     if value not in choices:
         raise InputError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
-
-
-def check_unit(name: str, value: float) -> None:
-    """Is ``value`` a number from 0 to 1?"""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-        raise InputError(f"{name}: expected a number from 0 to 1, got {value!r}")
-
-
-def check_positive(name: str, value: float) -> None:
-    """Is ``value`` a finite number above 0?"""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < value < math.inf:
-        raise InputError(f"{name}: expected a finite number above 0, got {value!r}")
 
 
 def check_int(name: str, value: int, least: int | None = None) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_finite, check_mask, clean
+from marlhf_lite.macro._checks import check_choice, check_finite, clean
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.macro.termination import FixedNGram
+from marlhf_lite.macro.termination import FixedNGram, TerminationRule
 from marlhf_lite.utils.errors import InputError
 
 SIGNALS = ("values", "logprobs")
 
 
 @dataclass(frozen=True)
-class LargestChange:
+class LargestChange(TerminationRule):
     """⌈length / n⌉ macro actions a response, as many as `FixedNGram(n)` makes, which begin where a signal jumps most.
 
     of:
@@ -38,7 +38,6 @@ class LargestChange:
         FixedNGram(self.n)  # checks n
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        check_mask(mask)
         signal = context.get(self.of)
         if signal is None:
             raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")

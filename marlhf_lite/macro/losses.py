@@ -10,9 +10,8 @@ Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_positive, clean
+from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.utils.errors import InputError
 
 RATIOS = ("token", "macro", "macro_mean")
 TARGETS = ("token", "macro")
@@ -51,8 +50,6 @@ def policy_loss(
         where the clipped one was taken), approx_kl (mean of ratio − 1 − log ratio), count.
     """
     check_choice("ratio", ratio, RATIOS)
-    if clip is not None:
-        check_positive("clip", clip)
     valid = macro.token_mask
     log_ratio = clean("logprobs", logprobs, valid) - clean("old_logprobs", old_logprobs, valid).detach()
     advantages = clean("advantages", advantages, macro.mask).detach()
@@ -105,8 +102,6 @@ def value_loss(
         where the clipped one was taken), count.
     """
     check_choice("target", target, TARGETS)
-    if clip is not None:
-        check_positive("clip", clip)
     valid = macro.token_mask
     values, old_values = clean("values", values, valid), clean("old_values", old_values, valid).detach()
     returns = clean("returns", returns, macro.mask).detach()
@@ -136,9 +131,6 @@ def average(
         normalizer: the number to divide the sum by; None: the terms here, with mean "response" the responses.
         mean: "token": each term counts the same. "response": the mean over each response's own terms comes first, so
             each response counts the same however long it is (the released code, which has one response a device).
-
-    Raises:
-        InputError: an unknown mean, or a normalizer that is no number from 0 up.
     """
     check_choice("mean", mean, MEANS)
     count = valid.sum().float()
@@ -146,10 +138,5 @@ def average(
         terms = terms / valid.sum(1, keepdim=True).clamp(min=1)
     if normalizer is None:
         normalizer = count if mean == "token" else valid.any(1).sum().float()
-    if isinstance(normalizer, Tensor):
-        if normalizer.dim() > 0:
-            raise InputError(f"normalizer: expected a number or a 0-d tensor, got shape {tuple(normalizer.shape)}")
-        return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 where no process has a term
-    if normalizer != 0:
-        check_positive("normalizer", normalizer)
-    return terms.sum() / (normalizer or 1.0), count
+    normalizer = torch.as_tensor(normalizer)
+    return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 where no process has a term

@@ -6,15 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_finite, check_mask, clean
+from marlhf_lite.macro._checks import check_choice, check_finite, clean
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.macro.termination import TerminationRule
 from marlhf_lite.utils.errors import InputError
 
 PERPLEXITY_RULES = ("macro", "prefix", "token")
 
 
 @dataclass(frozen=True)
-class Perplexity:
+class Perplexity(TerminationRule):
     """Runs of tokens in which a perplexity does not rise; the token that raises it begins the next macro action.
 
     It reads the context value ``ref_logprobs`` [B,T], each token's log-probability under the reference model, which a
@@ -36,7 +37,6 @@ class Perplexity:
         check_choice("rule", self.rule, PERPLEXITY_RULES)
 
     def __call__(self, mask: Tensor, *, ref_logprobs: Tensor | None = None, **context: Any) -> MacroActions:
-        check_mask(mask)
         if ref_logprobs is None:
             raise InputError(
                 "ref_logprobs: termination by perplexity needs each token's log-probability under the reference model: "

@@ -5,40 +5,64 @@ only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, 
 """
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_int, check_mask, check_tensor, first_true
+from marlhf_lite.macro._checks import check_int, check_tensor, first_true
 from marlhf_lite.macro.actions import MacroActions, check_partition, starts_at
 from marlhf_lite.utils.errors import InputError
 
 
-@runtime_checkable
-class TerminationRule(Protocol):
-    """Anything that segments a batch of responses: one of the rules here, or a function of the user's own.
-
-    A function needs no class::
+class TerminationRule:
+    """What segments a batch of responses. The rules here are subclasses; a function of the user's own needs no class::
 
         def at_full_stops(mask, *, token_ids, tokenizer, **context):
             stop = token_ids == tokenizer.convert_tokens_to_ids(".")
             after = torch.nn.functional.pad(stop[:, :-1], (1, 0))  # a macro action begins behind each full stop
             return MacroActions.from_starts(after, mask)
 
-    A rule may also have two methods that the trainer calls if they are there: ``prepare(mask, **context)`` before the
-    models score (``ref_logprobs`` is not there yet), to begin slow work on the CPU meanwhile; and ``metrics()``, a dict
-    of numbers about the last call, recorded with every update.
+    A subclass may also do something in the other methods, which the trainer calls.
     """
+
+    needs_outputs = False  # whether the context has ``logprobs`` and ``values`` [B,T] too: one forward pass more
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         """mask: [B,T] bool, True on valid tokens, right-padded. Context that a rule does not use is ignored."""
-        ...
+        raise NotImplementedError
+
+    def prepare(self, mask: Tensor, **context: Any) -> None:
+        """Begin slow work on the CPU, before the models score; ``ref_logprobs`` is None yet."""
+
+    def check(self) -> None:
+        """Raise InputError where the first call shows that the rule does not work on these responses."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers about the last call, recorded with every update."""
+        return {}
 
 
 @dataclass(frozen=True)
-class FixedNGram:
+class FunctionRule(TerminationRule):
+    """A function as a rule."""
+
+    function: Callable[..., MacroActions]
+
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        return self.function(mask, **context)
+
+
+def as_rule(rule: TerminationRule | Callable[..., MacroActions]) -> TerminationRule:
+    """The rule itself, or a function as one."""
+    return rule if isinstance(rule, TerminationRule) else FunctionRule(rule)
+
+
+@dataclass(frozen=True)
+class FixedNGram(TerminationRule):
     """Every n tokens, the last macro action may be shorter (§3.2.1, the default rule; n=5 in the paper's runs).
 
     n=1 is token-level PPO; n=math.inf makes one macro action of each response, the contextual bandit (§3.2.3).
@@ -54,14 +78,13 @@ class FixedNGram:
                 raise InputError(f"{error}; math.inf makes one macro action of a response") from None
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        check_mask(mask)
         place = torch.arange(mask.shape[1], device=mask.device)
         starts = place % self.n == 0 if self.n < mask.shape[1] else place == 0
         return MacroActions.from_starts(starts.expand_as(mask), mask)
 
 
 @dataclass(frozen=True)
-class Whole:
+class Whole(TerminationRule):
     """One macro action for the whole response, the same as ``FixedNGram(math.inf)``."""
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
@@ -69,13 +92,13 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class RandomizedNGram:
+class RandomizedNGram(TerminationRule):
     """Lengths from a list, each ``repeats`` times, shuffled anew for each response (§3.2.1, Appendix E).
 
     Tokens left over when the list is used up form one last macro action. The released code uses (1, 2, 3, 5, 10).
 
-    The shuffle of a response depends on ``seed``, on its row in the batch, and on the context value ``step``: pass the
-    update's number to get new lengths at every update.
+    The shuffles depend on ``seed``, on the context value ``step`` (pass the update's number to get new lengths at every
+    update), and on the number of responses.
     """
 
     lengths: tuple[int, ...] = (2, 3, 5, 10)
@@ -92,15 +115,13 @@ class RandomizedNGram:
         check_int("seed", self.seed)
 
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
-        check_mask(mask)
-        check_int("step", step)
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
         ends = _shuffle(bag, self.seed, step).cumsum(1)
         return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
 
 
 @dataclass(frozen=True)
-class Listed:
+class Listed(TerminationRule):
     """Lengths in the order of a list, the last one again and again: (1, 11, 8) cuts behind tokens 1, 12, 20, 28, ..."""
 
     lengths: tuple[int, ...]
@@ -112,13 +133,12 @@ class Listed:
             check_int(f"lengths[{place}]", n, least=1)
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        check_mask(mask)
         ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
         return MacroActions.from_starts(starts_at(ends.expand(len(mask), -1), mask.shape[1]), mask)
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class Shuffled(TerminationRule):
     """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
 
     The number of macro actions and their lengths stay; the order depends on ``seed``, ``step`` and the row, as
@@ -162,26 +182,7 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
 
 
 def _shuffle(lengths: Tensor, seed: int, step: int) -> Tensor:
-    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a pseudo-random key per entry; zeros last."""
-    rows, places = (torch.arange(n, device=lengths.device) for n in lengths.shape)
-    seed, step = rows.new_tensor([_signed(seed), _signed(step)])
-    keys = _hash(_hash(_hash(_hash(torch.zeros_like(seed), seed), step), rows)[:, None], places)
-    keys = keys.masked_fill(lengths == 0, torch.iinfo(torch.int64).max)
-    return lengths.gather(1, keys.argsort(dim=1, stable=True))
-
-
-def _signed(number: int) -> int:
-    """The low 64 bits of any integer, read as int64."""
-    return (int(number) + 2**63) % 2**64 - 2**63
-
-
-def _hash(state: Tensor, value: Tensor) -> Tensor:
-    """One step of a counter-based generator (the splitmix64 finaliser) on int64 with wrap-around.
-
-    Unlike torch.Generator it needs no loop over responses and gives the same numbers on every device.
-    """
-    x = state + (value + 1) * _signed(0x9E3779B97F4A7C15)
-    # >> keeps the sign of an int64; the & makes it the shift of an unsigned number.
-    x = (x ^ ((x >> 30) & (2**34 - 1))) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ ((x >> 27) & (2**37 - 1))) * _signed(0x94D049BB133111EB)
-    return x ^ ((x >> 31) & (2**33 - 1))
+    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a random key per entry; zeros last."""
+    generator = torch.Generator().manual_seed(random.Random(f"{seed} {step}").getrandbits(63))
+    keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
+    return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))

@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_matrix, check_positive, check_unit, clean
+from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.utils.errors import InputError
 
 POOLINGS = ("sum", "mean")
 ESTIMATORS = ("k1", "k3")
@@ -51,9 +50,6 @@ def macro_rewards(
         [B,S] float32, 0 on padding.
     """
     check_choice("pooling", pooling, POOLINGS)
-    check_unit("rho", rho)
-    if pooling == "mean" and rho != 1.0:
-        raise InputError(f"rho: pooling 'mean' weighs tokens by sigma and takes rho=1 only, got {rho!r}")
     rewards = clean("token_rewards", token_rewards, macro.token_mask)
     counts = macro.mask.sum(1)
     scores = clean("scores", scores, counts > 0)
@@ -78,7 +74,6 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
     Returns:
         [B,T] float32, nats, 0 on padding.
     """
-    check_matrix("mask", mask, torch.bool)
     check_choice("estimator", estimator, ESTIMATORS)
     gap = clean("logprobs", logprobs, mask) - clean("ref_logprobs", ref_logprobs, mask)
     return gap if estimator == "k1" else torch.expm1(-gap) + gap
@@ -96,6 +91,4 @@ def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float
     Returns:
         [B,T] float32, 0 on padding.
     """
-    if beta != 0:
-        check_positive("beta", beta)
     return -beta * kl_per_token(logprobs, ref_logprobs, mask, estimator)

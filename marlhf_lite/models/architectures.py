@@ -5,42 +5,22 @@ The repositories are gated; these are the public numbers of their `config.json` 
 
 from transformers import Gemma2Config, GemmaConfig, LlamaConfig, PretrainedConfig
 
-_GEMMA_2B = {
-    "hidden_size": 2048,
-    "intermediate_size": 16_384,
-    "num_hidden_layers": 18,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-}
-_GEMMA_7B = {
-    "hidden_size": 3072,
-    "intermediate_size": 24_576,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-}
-_GEMMA_2_27B = {
-    "hidden_size": 4608,
-    "intermediate_size": 36_864,
-    "num_hidden_layers": 46,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 16,
-    "head_dim": 128,
-    "query_pre_attn_scalar": 144,
-}
-_LLAMA_3B = {
-    "vocab_size": 128_256,
-    "hidden_size": 3072,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 24,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "tie_word_embeddings": True,
-}
+
+def _sizes(hidden: int, inner: int, layers: int, heads: int, key_heads: int, head_dim: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_dim,
+    }
+
+
+_GEMMA_2B = _sizes(2048, 16_384, 18, 8, 1, 256)
+_GEMMA_7B = _sizes(3072, 24_576, 28, 16, 16, 256)
+_GEMMA_2_27B = _sizes(4608, 36_864, 46, 32, 16, 128)
+_LLAMA_3B = _sizes(3072, 8192, 28, 24, 8, 128) | {"vocab_size": 128_256, "tie_word_embeddings": True}
 ARCHITECTURES = {
     "google/gemma-2b": (GemmaConfig, _GEMMA_2B),
     "google/gemma-7b": (GemmaConfig, _GEMMA_7B),

@@ -156,7 +156,7 @@ def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
         task_type=task,
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
-        lora_dropout=options.lora_dropout,
+        lora_dropout=0.0,
         target_modules=options.lora_target_modules,
         modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
     )

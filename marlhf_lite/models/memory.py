@@ -1,7 +1,7 @@
 """Estimate the GPU memory of a PPO run from the model's config alone: no weights are loaded, nothing is computed.
 
-A formula counts what lives at the peak. Its terms are the tensors that transformers' and PEFT's modules of the Llama
-and Gemma kind keep for the backward pass; a test compares it with the allocations of the real modules.
+Weights, optimizer, logits, and the cache of keys and values are counted; activations are a rule of thumb, which a test
+compares with the allocations of real modules. SFT and the reward model need less at the same sizes: one model of four.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
@@ -74,7 +74,7 @@ def estimate_memory(options: SimpleNamespace, gpu: bool = True) -> Memory:
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
-        generation=generation_bytes(base, model, rows, prompt + response),
+        generation=generation_bytes(base, rows, prompt + response),
         training=training_bytes(base, model, ppo.micro_batch_size or 1, prompt, response, trained),
         context=CUDA_CONTEXT if gpu else 0.0,
     )
@@ -107,89 +107,39 @@ def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
             yield module.weight
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The numbers of a model that activations depend on; widths count elements."""
-
-    layers: int
-    hidden: int
-    inner: int  # inside the MLP
-    heads: int
-    queries: int  # all heads
-    keys: int  # all heads of keys; values have as many
-    norms: int  # in a layer
-    vocabulary: int
-    element: int  # bytes of an activation
-    eager: bool  # attention scores are kept as [B, heads, T, T]
-
-    @classmethod
-    def of(cls, base: PreTrainedModel) -> _Shape:
-        config = base.config.get_text_config()
-        heads = config.num_attention_heads
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            heads=heads,
-            queries=heads * head_dim,
-            keys=key_heads * head_dim,
-            norms=4 if config.model_type in ("gemma2", "gemma3_text") else 2,
-            vocabulary=config.vocab_size,
-            element=base.dtype.itemsize,
-            eager=base.config._attn_implementation == "eager",
-        )
-
-
-def layer_bytes(shape: _Shape, full: bool, rows: int, width: int) -> float:
-    """Return the bytes that one layer keeps for the backward pass of `rows` sequences of `width` tokens."""
-    element = shape.element
-    cast = 0 if full or element == 4 else 4  # PEFT copies the inputs of its adapters to float32
-    norm = 4 * (1 + full)  # a norm's input in float32, and for its own gradient the normalised one
-    products = 0 if cast else 2 * element  # inputs of the attention's and of the MLP's products, one copy each,
-    copies = 5 * cast  # or one a product: query, key, value, gate, up
-    attention = (2 * element + cast) * shape.queries  # rotated queries, and the output
-    repeated = shape.keys < shape.queries and shape.keys * shape.heads != shape.queries  # several key heads, shared
-    keys = 2 * element * (shape.queries if repeated else shape.keys)
-    mlp = (4 * element - (element if cast else 0) + cast) * shape.inner  # gate, its activation, up, their product
-    token = (shape.norms * norm + products + copies) * shape.hidden + attention + keys + mlp
-    scores = rows * shape.heads * width**2 * (4 + 2 * element) if shape.eager else 0  # capped, softmax, weights
-    return rows * width * token + scores
-
-
 def training_bytes(
     base: PreTrainedModel, options: ModelConfig, rows: int, prompt: int, response: int, trained: int
 ) -> float:
-    """Return the peak of a micro-batch's forward and backward pass through policy and critic, or of Adam's step.
+    """Return what a micro-batch's forward and backward pass through policy and critic needs beside the weights.
 
-    `trained` is the bytes of all gradients. With gradient checkpointing a layer keeps only its input, and one layer
-    at a time is computed again.
+    `trained` is the bytes of all gradients. Activations are the inputs of a layer's products and norms; with gradient
+    checkpointing a layer keeps only its own input, and one layer at a time is computed again. Real modules keep up to a
+    third more or less.
     """
-    shape, full = _Shape.of(base), options.finetune == "full"
-    tokens = rows * (prompt + response)
-    layer = layer_bytes(shape, full, rows, prompt + response)
-    once = layer if options.gradient_checkpointing else 0
-    each = tokens * shape.hidden * shape.element if options.gradient_checkpointing else layer
-    kept = 2 * shape.layers * each
-    inside = 3 * tokens * shape.inner * shape.element  # gradients inside an MLP
-    if not full and shape.element == 4:
-        inside += 4 * shape.hidden * shape.inner  # a weight with its adapter added
-    logits = 4 * 4 * min(rows * response * shape.vocabulary, MAX_LOGITS)  # logits, softmax and two gradients
-    # The embedding's gradient is the last one to come, and is added to that of the head.
-    embedding = shape.vocabulary * shape.hidden * shape.element if full else 0
-    last = trained + max(once + inside - embedding, 2 * embedding)
-    return max(kept + max(once + inside, logits), last, 2 * trained)
+    config, element, tokens = base.config.get_text_config(), base.dtype.itemsize, rows * (prompt + response)
+    queries, keys, inner = _widths(config)
+    layer = tokens * (element * (2 * config.hidden_size + 2 * queries + 2 * keys + 4 * inner) + 8 * config.hidden_size)
+    layers, again = 2 * config.num_hidden_layers, layer if options.gradient_checkpointing else 0
+    kept = layers * (tokens * config.hidden_size * element if options.gradient_checkpointing else layer)
+    logits = 4 * 4 * min(rows * response * config.vocab_size, MAX_LOGITS)  # logits, softmax and two gradients
+    return max(kept + max(logits, again), trained + again)  # where the backward pass begins, and where it ends
 
 
-def generation_bytes(base: PreTrainedModel, options: ModelConfig, rows: int, width: int) -> float:
-    """Return keys and values of `rows` sequences of `width` tokens, and the largest layer of a pass over them."""
-    shape, element = _Shape.of(base), _Shape.of(base).element
-    cache = rows * width * shape.layers * 2 * shape.keys * element
-    adapter = 0 if options.finetune == "full" else 8 - element  # an adapter's output and its sum in float32
-    layer = rows * width * ((3 * element + adapter) * shape.inner + 4 * element * shape.hidden)
-    scores = rows * shape.heads * width**2 * (4 + element) if shape.eager else 0
-    return cache + max(layer + scores, rows * shape.vocabulary * (element + 16))
+def generation_bytes(base: PreTrainedModel, rows: int, width: int) -> float:
+    """Return keys and values of `rows` sequences of `width` tokens, and the larger of a layer's pass and the logits."""
+    config, element = base.config.get_text_config(), base.dtype.itemsize
+    _, keys, inner = _widths(config)
+    cache = rows * width * config.num_hidden_layers * 2 * keys * element
+    layer = rows * width * ADAPTER_BYTES * (3 * inner + 4 * config.hidden_size)
+    return cache + max(layer, rows * config.vocab_size * (element + 16))
+
+
+def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Elements of a token's queries, of its keys (and of its values), and inside the MLP."""
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    return heads * head_dim, key_heads * head_dim, getattr(config, "intermediate_size", None) or 4 * hidden
 
 
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:

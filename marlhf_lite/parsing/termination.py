@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, TerminationRule
 from marlhf_lite.macro._checks import check_int, check_mask, check_tensor
 from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
@@ -22,7 +22,7 @@ from marlhf_lite.utils.errors import InputError
 FALLBACK_LIMIT = 0.5  # above this share of sentences without a tree, parsing is token-level PPO in disguise
 
 
-class _TextRule:
+class _TextRule(TerminationRule):
     """A rule that needs every response's tokens as text: context values ``token_ids`` [B,T] and ``tokenizer``."""
 
     def __init__(self) -> None:
@@ -134,14 +134,13 @@ class Parsing(_TextRule):
         """The share of sentences without a tree in the last call, from 0 to 1; each is cut at every token."""
         return self._metrics.get("fallback_rate", 0.0)
 
-    def check_fallbacks(self) -> None:
+    def check(self) -> None:
         """Raise `InputError` where more than half of the last call's sentences had no tree."""
         if self.fallback_rate > FALLBACK_LIMIT:
             parser, rate = type(self.parser).__name__, f"{self.fallback_rate:.0%}"
             raise InputError(
                 f"--termination parsing: {parser} found no tree for {rate} of the sentences, so most macro actions "
-                "are single tokens: take --parser link or stanza for English, python for programs, or --allow_fallback "
-                "to go on"
+                "are single tokens: take --parser link or stanza for English, python for programs"
             )
 
     def __repr__(self) -> str:

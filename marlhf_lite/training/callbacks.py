@@ -15,6 +15,7 @@ from marlhf_lite.training.logging import held_out_line
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.threads import FreeCores
 
 START_GAP = 0.5  # nats per response: beyond this at the first update, the policy did not start from the reference
 SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
@@ -29,11 +30,14 @@ class ProgressBar(TrainerCallback):
     """
 
     def __init__(self, name: str):
-        self.name, self.bar = name, None
+        self.name, self.bar, self.free_cores = name, None, FreeCores()
 
     def on_train_begin(self, args, state, control, **kwargs):
         hidden = not state.is_local_process_zero
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.free_cores.use()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:  # the summary at the end has none
@@ -69,6 +73,7 @@ class Recorder(ProgressBar):
         self.run, self.translate, self.history, self.start = run, translate, run.metrics(), 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
+        super().on_step_begin(args, state, control, **kwargs)
         self.start = time.perf_counter()
 
     def on_log(self, args, state, control, logs=None, **kwargs):

@@ -12,6 +12,7 @@ from torch import Tensor
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import MacroActions, kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
+from marlhf_lite.training.outputs import Batch, OldOutputs
 from marlhf_lite.training.rollout import Rollout
 
 
@@ -88,8 +89,8 @@ def critic_metrics(sums: dict[str, float]) -> dict[str, float]:
     return row | {"credit_seen": 0.0 if flat else covariance / variance}
 
 
-def metric_sums(rollout: Rollout, macro_actions: MacroActions, old) -> dict[str, Tensor | int]:
-    """Sums over this process's responses in float64, which add up over processes. `old` are `ppo.OldOutputs`."""
+def metric_sums(rollout: Rollout, macro_actions: MacroActions, old: OldOutputs) -> dict[str, Tensor | int]:
+    """Sums over this process's responses in float64, which add up over processes."""
     mask, tokens = rollout.mask, macro_actions.token_mask
     k1, k3 = kl_terms(old.logprobs, rollout.ref_logprobs, mask)
     # Explained variance is over tokens: each one's value against the return of its macro action.
@@ -116,19 +117,23 @@ def metric_sums(rollout: Rollout, macro_actions: MacroActions, old) -> dict[str,
     for name, x in (("advantage", old.advantages), ("q", old.returns)):
         x = x.masked_fill(~macro_actions.mask, 0.0).double()
         sums |= {f"{name}_norm": x.norm(dim=1).sum(), f"{name}_square": x.square().sum()}
-    return sums | critic_sums(old.values, scores, mask)
+    return sums
 
 
 def update_metrics(
-    rollout: Rollout,
-    macro_actions: MacroActions,
-    old,
+    batch: Batch,
+    old: OldOutputs,
     kl_coef: float,
     macro_config: MacroConfig,
     accelerator: Accelerator,
+    diagnose_critic: bool = True,
 ) -> dict[str, float]:
-    """Metrics of one update over all processes; `old` are the `ppo.OldOutputs` of the whole rollout."""
-    sums = sum_over_processes(metric_sums(rollout, macro_actions, old), accelerator)
+    """Metrics of one update over all processes, `critic_metrics` among them if asked; `old` are of the whole batch."""
+    rollout = batch.rollout
+    sums = metric_sums(rollout, batch.steps, old)
+    if diagnose_critic:
+        sums |= critic_sums(old.values, rollout.scores, rollout.mask)
+    sums = sum_over_processes(sums, accelerator)
     responses, tokens, actions = (max(sums[name], 1) for name in ("responses", "tokens", "actions"))
     mean, macro_length = sums["score"] / responses, sums["tokens"] / actions
     row = {
@@ -142,7 +147,7 @@ def update_metrics(
         "explained_variance": explained_variance(
             tokens, *(sums[name] for name in ("target", "target_square", "error", "error_square"))
         ),
-        **critic_metrics(sums),
+        **(critic_metrics(sums) if diagnose_critic else {}),
         "macro_actions": sums["actions"] / responses,
         "macro_length": macro_length,
         "kl_coef": kl_coef,

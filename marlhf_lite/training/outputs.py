@@ -1,12 +1,31 @@
-"""What policy and critic say about a batch of responses, and the advantages that follow from it."""
+"""What an update works on: scored and segmented responses, what the models say of them, and what follows from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from marlhf_lite.macro import MacroActions
+from marlhf_lite.training.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B scored responses with their segmentation."""
+
+    rollout: Rollout
+    macro_actions: MacroActions
+    steps: MacroActions  # what GAE and the losses count: the macro actions, or single tokens (`--gae_over tokens`)
+
+    def __len__(self) -> int:
+        return len(self.rollout)
+
+    def select(self, rows: Tensor) -> Batch:
+        """Some of the responses."""
+        return Batch(self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows))
 
 
 @dataclass(frozen=True)
@@ -16,6 +35,7 @@ class ModelOutputs:
     logprobs: Tensor  # log π(a_t | s_t), in nats
     entropy: Tensor  # of π(· | s_t), in nats; recorded only, without gradient
     values: Tensor  # V(s_t)
+    nonfinite: dict[str, Tensor] = field(default_factory=dict)  # by name, how many were NaN or infinite; they became 0
 
 
 @dataclass(frozen=True)
@@ -30,9 +50,14 @@ class OldOutputs:
 
     def select(self, rows: Tensor) -> OldOutputs:
         """Those of some responses."""
-        return OldOutputs(*(x[rows] for x in vars(self).values()))
+        return OldOutputs(**{name: x[rows] for name, x in vars(self).items()})
 
     @classmethod
     def concatenate(cls, parts: Sequence[OldOutputs]) -> OldOutputs:
         """Those of all micro-batches as one."""
-        return cls(*(torch.cat(tensors) for tensors in zip(*(vars(part).values() for part in parts), strict=True)))
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+
+
+def finite(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`(x with 0 in place of NaN and infinity, the flags of these places)`."""
+    return torch.nan_to_num(x, 0.0, 0.0, 0.0), ~x.detach().isfinite()

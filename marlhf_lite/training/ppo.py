@@ -1,15 +1,15 @@
 """PPO with a critic, over macro actions: MA-PPO (paper, Algorithm 1), to be read from top to bottom.
 
 `PPOTrainer.update` and `PPOTrainer.learn` are one update in five numbered steps; the methods of each step follow in the
-order in which they are called. With `FixedNGram(1)` every macro action is one token, and the same code is token-level
-PPO. Shapes: B responses, T response tokens, S macro actions.
+order in which they are called, and `Objective` holds the equations. With `FixedNGram(1)` every macro action is one
+token, and the same code is token-level PPO. Shapes: B responses, T response tokens, S macro actions.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -21,33 +21,35 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
 from marlhf_lite.macro import (
+    FixedNGram,
     MacroActions,
     TerminationRule,
-    adaptive_lam,
-    average,
-    border_lam,
+    as_rule,
     check_segmentation,
-    gae,
-    kl_per_token,
-    kl_rewards,
-    macro_rewards,
-    macro_values,
-    policy_loss,
-    value_loss,
     whiten,
 )
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
+from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
-from marlhf_lite.training.rewards import check_scores, shape_scores
-from marlhf_lite.training.rollout import Rollout, Sampling, generate, generate_in_batches, prompt_batches
+from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs, finite
+from marlhf_lite.training.rewards import check_scores
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampling,
+    generate,
+    generate_in_batches,
+    longest_rollout,
+    prompt_batches,
+)
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.threads import FreeCores
 
 
 class PPOTrainer:
@@ -58,7 +60,7 @@ class PPOTrainer:
         tokenizer: the tokenizer of the base model.
         prompts: texts; drawn without replacement, and shuffled again when all were used.
         reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own function).
-        termination: the termination rule ζ, `rule(mask, **context) -> MacroActions`; see `macro.TerminationRule`.
+        termination: the termination rule ζ: a `macro.TerminationRule`, or a function `rule(mask, **context)`.
         config, macro_config: options of the algorithm.
         max_response_length: where sampling stops, in tokens.
         checkpoint_config, logging_config: what the run leaves behind.
@@ -75,7 +77,7 @@ class PPOTrainer:
         tokenizer,
         prompts: Sequence[str],
         reward: Callable[[Rollout], Tensor],
-        termination: TerminationRule,
+        termination: TerminationRule | Callable[..., MacroActions],
         config: PPOConfig,
         macro_config: MacroConfig | None = None,
         *,
@@ -93,8 +95,9 @@ class PPOTrainer:
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
-        self.reward, self.termination, self.gold, self.held_out = reward, termination, gold, held_out
+        self.reward, self.termination, self.gold, self.held_out = reward, as_rule(termination), gold, held_out
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
+        self.objective = Objective(config, self.macro_config)
         self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
         self.generator = generator or generate
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
@@ -109,14 +112,13 @@ class PPOTrainer:
         groups = self.optimizer.param_groups
         self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
 
-        # What changes while training besides weights and optimizer. A checkpoint holds the first five.
+        # What changes while training besides weights and optimizer; a checkpoint holds it.
         self.updates_done = 0
         self.generated_tokens = 0
         self.nonfinite_in_row = 0  # updates without a step, one after the other
-        self.kl_coef = config.kl_coef  # β
         self.micro_batch_size = config.micro_batch_size
-        self.nonfinite: dict[str, Tensor | float] = {}  # how many numbers of this update were NaN or infinite
 
+        self.free_cores = FreeCores()
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
         self.logger = RunLogger(run, self.accelerator, name)
@@ -139,7 +141,7 @@ class PPOTrainer:
         if resume:
             self._resume()
         elif not self.micro_batch_size:
-            safeguards.fit_micro_batch_size(self)
+            self.fit_micro_batch_size()
         # Batches follow from the seed, so the number of updates is the position in the data.
         stream = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
         batches = islice(stream, self.updates_done, None)
@@ -156,6 +158,7 @@ class PPOTrainer:
 
     def update(self, prompts: list[str]) -> dict[str, float]:
         """One update of Algorithm 1 on these prompts; returns its metrics."""
+        self.free_cores.use()
         clock, start = Clock(), time.perf_counter()
 
         # 1. Rollout: the current policy answers each prompt (section 2.2).
@@ -164,13 +167,14 @@ class PPOTrainer:
 
         # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
-            if hasattr(self.termination, "prepare"):  # a parser works on the CPU while the models score
-                self.termination.prepare(rollout.mask, **self._termination_context(rollout))
+            self.termination.prepare(rollout.mask, **self._context(rollout))  # a parser works while the models score
             rollout = self.score(rollout)
 
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
         with clock.phase("macro"):
             macro_actions = self.segment(rollout)
+            if self.updates_done == 0:
+                self.termination.check()
 
         # 4. and 5. Old outputs, advantages, and optimisation.
         with clock.phase("training"):
@@ -178,7 +182,7 @@ class PPOTrainer:
 
         self.generated_tokens += row["tokens"]
         row = {"update": self.updates_done} | row | {"generated_tokens": self.generated_tokens}
-        row |= {k: v for part in (self.termination, self.reward) for k, v in getattr(part, "metrics", dict)().items()}
+        row |= self.termination.metrics() | getattr(self.reward, "metrics", dict)()
         seconds = time.perf_counter() - start
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}
@@ -194,31 +198,32 @@ class PPOTrainer:
         Raises:
             InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
         """
-        check_segmentation(macro_actions, rollout.mask)
-        check_scores(rollout)
+        config, critic_alone = self.config, self.updates_done < self.config.critic_warmup
+        batch = self.objective.batch(rollout, check_segmentation(macro_actions, rollout.mask))
+        at_start = safeguards.local_copies(self.parameters) if self.updates_done == 0 else None
         self._set_learning_rates()
 
-        # 4. Old outputs and advantages: log-probabilities and values under the policy that sampled, and from them the
-        #    advantages (section 3.2.2, Appendices D.1 and E). With one minibatch the first pass of step 5 is made by
-        #    that very policy: its own outputs, detached, are the old ones. Several minibatches, or whitening over the
-        #    whole update, need them before the first optimizer step, which costs a forward pass more.
-        old_outputs = None
-        if self.config.num_mini_batches > 1 or self.config.whiten:
-            old_outputs = self.compute_old_outputs(rollout, macro_actions)
+        # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
+        #    and E). With one minibatch it is the pass of the first optimizer step, too, so its gradients are kept.
+        #    Several minibatches, or whitening over the whole update, must know all advantages before any gradient.
+        keeps = config.num_mini_batches == 1 and not config.whiten
+        normalizers = self.loss_normalizers(batch) if keeps else None
+        old, stats, nonfinite = self._with_less_memory(self.first_pass, batch, normalizers)
+        if config.whiten:
+            old = replace(old, advantages=whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
         # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
-        all_stats, critic_alone = [], self.updates_done < self.config.critic_warmup
-        for _ in range(self.config.critic_epochs if critic_alone else self.config.num_ppo_epochs):
-            for rows in self._minibatches(len(rollout)):
-                old = None if old_outputs is None else old_outputs.select(rows)
-                stats, used_outputs = self.optimizer_step(rollout.select(rows), macro_actions.select(rows), old)
-                all_stats.append(stats)
-            old_outputs = old_outputs or used_outputs
+        epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
+        for i, rows in enumerate(rows for _ in range(epochs) for rows in self._minibatches(len(batch))):
+            if i > 0 or not keeps:
+                stats, found = self._with_less_memory(self.later_pass, batch.select(rows), old.select(rows))
+                nonfinite = add(nonfinite, found)
+            step, nonfinite = self.optimizer_step(stats, nonfinite)
+            steps.append(step)
 
-        steps = self.steps(macro_actions)
-        row = update_metrics(rollout, steps, old_outputs, self.kl_coef, self.macro_config, self.accelerator)
-        row |= {name: sum(stats[name] for stats in all_stats) / len(all_stats) for name in stats}
-        self._finish_update(row)
+        row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator, self._diagnoses_critic())
+        row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        self._finish_update(row, nonfinite, at_start)
         return row
 
     # -- 1. rollout ---------------------------------------------------------------------------------------------------
@@ -245,27 +250,29 @@ class PPOTrainer:
                 ref_logprobs, _ = self.models.reference(*inputs)
                 logprobs.append(rollout.widen(ref_logprobs))
             scores = self.reward(rollout)
-        logprobs = self._finite("reference log-probabilities", torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
-        gold = torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None
-        return replace(rollout, ref_logprobs=logprobs, scores=scores, gold=gold)
+        ref_logprobs, wrong = finite(torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
+        return replace(
+            rollout,
+            ref_logprobs=ref_logprobs,
+            nonfinite=wrong.sum(1),
+            scores=check_scores(scores, len(rollout), getattr(self.reward, "name", "")),
+            gold=torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None,
+        )
 
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
-    def segment(self, rollout: Rollout) -> MacroActions:
-        """Macro actions of every response. Raises `InputError` where most sentences could not be parsed."""
-        context = self._termination_context(rollout)
-        if getattr(self.termination, "needs_outputs", False):  # one forward pass more
+    def segment(
+        self, rollout: Rollout, rule: TerminationRule | None = None, macro_config: MacroConfig | None = None
+    ) -> MacroActions:
+        """Macro actions of every response, by the trainer's own rule and options unless others are given."""
+        rule, macro_config = rule or self.termination, macro_config or self.macro_config
+        context = self._context(rollout)
+        if rule.needs_outputs:  # one forward pass more
             context |= self._outputs_of(rollout)
-        macro_actions = self.termination(rollout.mask, **context)
-        if self.macro_config.last_token_alone:
-            macro_actions = macro_actions.split_last_token()
-        # Where most sentences have no tree, parsing is token-level PPO in disguise: stop at the first update.
-        checked = self.updates_done == 0 and not self.macro_config.allow_fallback
-        if checked and hasattr(self.termination, "check_fallbacks"):
-            self.termination.check_fallbacks()
-        return macro_actions
+        macro_actions = rule(rollout.mask, **context)
+        return macro_actions.split_last_token() if macro_config.last_token_alone else macro_actions
 
-    def _termination_context(self, rollout: Rollout) -> dict:
+    def _context(self, rollout: Rollout) -> dict:
         """What every termination rule is called with, besides the mask."""
         return {
             "token_ids": rollout.response_ids,
@@ -284,22 +291,25 @@ class PPOTrainer:
 
     # -- 4. old outputs and advantages --------------------------------------------------------------------------------
 
-    def steps(self, macro_actions: MacroActions) -> MacroActions:
-        """What GAE and the losses count: the macro actions, or with `--gae_over tokens` (SAE) the single tokens."""
-        return macro_actions.single_tokens if self.macro_config.gae_over == "tokens" else macro_actions
+    def first_pass(
+        self, batch: Batch, normalizers: Tensor | None
+    ) -> tuple[OldOutputs, dict[str, Tensor], dict[str, Tensor]]:
+        """A pass with the policy that sampled: its outputs, as old ones, and the advantages that follow from them.
 
-    @torch.no_grad()
-    def compute_old_outputs(self, rollout: Rollout, macro_actions: MacroActions) -> OldOutputs:
-        """Outputs and advantages of the whole rollout before the first optimizer step."""
-        parts = []
-        for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
-            part = rollout.select(rows)
-            parts.append(self.compute_advantages(part, macro_actions.select(rows), self.compute_outputs(part)))
-        old = OldOutputs.concatenate(parts)
-        if self.config.whiten:
-            mask = self.steps(macro_actions).mask
-            old = replace(old, advantages=whiten(old.advantages, mask, self.accelerator.reduce))
-        return old
+        With `normalizers` it is the first optimizer step's pass as well: gradients of the losses are added up, and
+        there are stats of the losses. Returns (old outputs, stats, counts of numbers that were not finite).
+        """
+        parts, stats, nonfinite = [], {}, {}
+        for rows, sync in self._micro_batches(batch):
+            part = batch.select(rows)
+            with sync, torch.set_grad_enabled(normalizers is not None):
+                outputs = self.compute_outputs(part.rollout)
+                old = self.objective.advantages(part, outputs)
+                if normalizers is not None:
+                    stats = add(stats, self._backward(part, outputs, old, normalizers))
+            nonfinite = add(nonfinite, outputs.nonfinite)
+            parts.append(old)
+        return OldOutputs.concatenate(parts), stats, nonfinite
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients where they are on."""
@@ -309,30 +319,11 @@ class PPOTrainer:
         # The critic's score at a token is the value of the state in which the next token is chosen.
         per_token = (logprobs, entropy, part.before_tokens(scores))
         logprobs, entropy, values = (rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in per_token)
-        return ModelOutputs(
-            self._finite("policy log-probabilities", logprobs), entropy, self._finite("critic values", values)
-        )
-
-    @torch.no_grad()
-    def compute_advantages(self, rollout: Rollout, macro_actions: MacroActions, outputs: ModelOutputs) -> OldOutputs:
-        """These outputs as old ones, with advantages and returns by GAE over macro actions."""
-        config, macro, steps = self.config, self.macro_config, self.steps(macro_actions)
-        # r_t = −β (log π_old − log π_ref) of each token (section 2.2) ...
-        beta = self.kl_coef if config.kl_in == "reward" else 0.0
-        token_rewards = kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, config.kl_estimator)
-        # ... summed over each macro action, and the score of the response on the last one: R_τ (section 3.2.2).
-        scores = shape_scores(rollout, config)
-        rewards = macro_rewards(token_rewards, scores, steps, macro.reward_pooling, macro.rho, macro.sigma)
-        # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
-        values = macro_values(outputs.values, steps, macro.sigma)
-        # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
-        lam = adaptive_lam(steps.mask, config.lam_alpha) if config.lam_alpha else config.lam
-        if macro.gae_over == "tokens":
-            lam = border_lam(macro_actions, lam)
-        advantages, returns = gae(rewards, values, steps.mask, config.gamma, lam)
-        if config.critic_lam is not None:  # a λ of its own for what the critic regresses to (VC-PPO)
-            _, returns = gae(rewards, values, steps.mask, config.gamma, config.critic_lam)
-        return OldOutputs(*(x.detach() for x in vars(outputs).values()), advantages, returns)
+        (logprobs, wrong_logprobs), (values, wrong_values) = finite(logprobs), finite(values)
+        nonfinite = {"policy log-probabilities": wrong_logprobs.sum(), "critic values": wrong_values.sum()}
+        if rollout.nonfinite is not None:
+            nonfinite["reference log-probabilities"] = rollout.nonfinite.sum()
+        return ModelOutputs(logprobs, entropy, values, nonfinite)
 
     # -- 5. optimisation ----------------------------------------------------------------------------------------------
 
@@ -342,104 +333,63 @@ class PPOTrainer:
             return [torch.arange(count)]  # the order changes nothing: keep responses of like length together
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
+    def later_pass(self, batch: Batch, old: OldOutputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The pass of an optimizer step whose old outputs are known: (stats of the losses, counts not finite)."""
+        normalizers, stats, nonfinite = self.loss_normalizers(batch), {}, {}
+        for rows, sync in self._micro_batches(batch):
+            part = batch.select(rows)
+            with sync:
+                outputs = self.compute_outputs(part.rollout)
+                stats = add(stats, self._backward(part, outputs, old.select(rows), normalizers))
+            nonfinite = add(nonfinite, outputs.nonfinite)
+        return stats, nonfinite
+
+    def loss_normalizers(self, batch: Batch) -> Tensor:
+        """[3] counts of the whole optimizer step over all processes; see `Objective.counts`.
+
+        So gradients do not depend on how the step is split into micro-batches, or over processes.
+        """
+        return self.accelerator.reduce(self.objective.counts(batch), reduction="sum")
+
+    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, AbstractContextManager]]:
+        """Rows that go through the models together; gradients are added up over processes with the last ones alone."""
+        parts = torch.arange(len(batch)).split(self.micro_batch_size)
+        for i, rows in enumerate(parts):
+            is_last = i == len(parts) - 1
+            yield rows, nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic)
+
+    def _backward(self, part: Batch, outputs: ModelOutputs, old: OldOutputs, normalizers: Tensor) -> dict[str, Tensor]:
+        """Add a micro-batch's gradients; returns the stats of its losses, still on the device."""
+        loss, stats = self.objective.losses(part, outputs, old, normalizers)
+        # DDP averages gradients over processes, while the normalizers are global: hence the factor.
+        self.accelerator.backward(loss * self.accelerator.num_processes)
+        return stats
+
     def optimizer_step(
-        self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None
-    ) -> tuple[dict[str, float], OldOutputs]:
-        """One optimizer step; returns its stats and the old outputs it used, its own where none are given."""
-        normalizers = self.loss_normalizers(self.steps(macro_actions))
-        while True:
-            try:
-                sums, used_outputs = self.accumulate_gradients(rollout, macro_actions, old_outputs, normalizers)
-                break
-            except RuntimeError as error:  # out of memory: again, with half the micro-batch
-                safeguards.reduce_micro_batch_size(self, error)
-        return self._apply_gradients(sums), used_outputs
+        self, stats: dict[str, Tensor], nonfinite: dict[str, Tensor | float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Clip gradients, policy and critic apart, and step; not so where NaN or infinity was met in this update.
 
-    def loss_normalizers(self, steps: MacroActions) -> Tensor:
-        """[4] the terms of policy loss, value loss and a KL loss (tokens or macro actions), and the responses.
-
-        These are counts of the whole optimizer step over all processes. So gradients do not depend on how it is split
-        into micro-batches, or over processes.
+        Returns the metrics of the step and, by name, the numbers of this update so far that were not finite.
         """
-        tokens, actions = steps.token_mask.sum(), steps.mask.sum()
-        by_token = (self.macro_config.ratio == "token", self.macro_config.value_target == "token", True)
-        counts = [*(tokens if token else actions for token in by_token), steps.token_mask.any(1).sum()]
-        return self.accelerator.reduce(torch.stack(counts).float(), reduction="sum")
-
-    def accumulate_gradients(
-        self, rollout: Rollout, macro_actions: MacroActions, old_outputs: OldOutputs | None, normalizers: Tensor
-    ) -> tuple[dict[str, Tensor], OldOutputs]:
-        """Forward and backward pass of every micro-batch, whose gradients add up to those of the optimizer step.
-
-        Returns sums of the losses' stats, still on the device, and the old outputs that were used.
-        """
-        used_outputs, sums = [], {}
-        micro_batches = torch.arange(len(rollout)).split(self.micro_batch_size)
-        for i, rows in enumerate(micro_batches):
-            part, segments = rollout.select(rows), macro_actions.select(rows)
-            # Gradients are added up over processes with the last micro-batch.
-            is_last = i == len(micro_batches) - 1
-            with nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic):
-                outputs = self.compute_outputs(part)
-                old = old_outputs.select(rows) if old_outputs else self.compute_advantages(part, segments, outputs)
-                loss, stats = self.compute_losses(outputs, old, part, self.steps(segments), normalizers)
-                # DDP averages gradients over processes, while the normalizers are global: hence the factor.
-                self.accelerator.backward(loss * self.accelerator.num_processes)
-            used_outputs.append(old)
-            sums = {name: sums.get(name, 0.0) + value for name, value in stats.items()}
-        return sums, OldOutputs.concatenate(used_outputs)
-
-    def compute_losses(
-        self, outputs: ModelOutputs, old: OldOutputs, rollout: Rollout, steps: MacroActions, normalizers: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a micro-batch, and stats whose sums over micro-batches are means of the optimizer step."""
-        config, macro, mean = self.config, self.macro_config, self.config.loss_mean
-        # Each mean is over all tokens (macro actions) of the step, or over its responses.
-        over = normalizers[:3] if mean == "token" else normalizers[3].expand(3)
-        # −min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, section 3.2.2)
-        ratios = (outputs.logprobs, old.logprobs, old.advantages, steps, config.cliprange, macro.ratio)
-        policy, policy_stats = policy_loss(*ratios, normalizer=over[0], mean=mean)
-        # ½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1)
-        clip, target = config.cliprange_value or None, macro.value_target
-        errors = (outputs.values, old.values, old.returns, steps, clip, target, macro.sigma)
-        value, value_stats = value_loss(*errors, normalizer=over[1], mean=mean)
-        if config.kl_in == "loss":
-            kl = kl_per_token(outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_estimator)
-            policy = policy + self.kl_coef * average(kl, rollout.mask, over[2], mean)[0]
-        return policy + value, {
-            "policy_loss": policy.detach(),
-            "value_loss": value.detach(),
-            "clip_fraction": policy_stats["clip_fraction"] * policy_stats["count"] / normalizers[0],
-            "value_clip_fraction": value_stats["clip_fraction"] * value_stats["count"] / normalizers[1],
-        }
-
-    def _apply_gradients(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        """Clip gradients, policy and critic apart, and step; a step with NaN or infinite numbers is left out."""
         self.accelerator.unscale_gradients()
-        norms = {}
+        norms, totals = {}, {}
         for role, parameters in self.parameters.items():
-            norms[role] = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-            self._finite(f"gradient of the {role}", norms[role])
+            norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+            norms[f"{role}_grad_norm"], wrong = finite(norm)
+            nonfinite = add(nonfinite, {f"gradient of the {role}": wrong})
         # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
-        totals = sum_over_processes({**sums, **self.nonfinite}, self.accelerator)
-        self.nonfinite = {name: totals.pop(name) for name in self.nonfinite}
-        skip = any(self.nonfinite.values())
+        totals = sum_over_processes({**stats, **nonfinite}, self.accelerator)
+        nonfinite = {name: totals.pop(name) for name in nonfinite}
+        skip = any(nonfinite.values())
         if self.updates_done < self.config.critic_warmup:  # the critic learns alone at first
             for parameter in self.parameters["policy"]:
                 parameter.grad = None
-        moved = safeguards.MovedCheck(self) if self.updates_done == 0 and not skip else None
         if not skip or self.accelerator.scaler is not None:  # the scaler of fp16 leaves such steps out by itself
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if moved is not None:
-            moved.check()
-        norms = {f"{role}_grad_norm": float(norm) for role, norm in norms.items()}
-        return totals | norms | {"skipped_steps": float(skip)}
-
-    def _finite(self, name: str, x: Tensor) -> Tensor:
-        """Count NaN and infinity, which leave out all optimizer steps from here on, and put 0 in their place."""
-        self.nonfinite[name] = self.nonfinite.get(name, 0.0) + (~x.detach().isfinite()).sum()
-        return torch.nan_to_num(x, 0.0, 0.0, 0.0)
+        norms = {name: float(norm) for name, norm in norms.items()}
+        return totals | norms | {"skipped_steps": float(skip)}, nonfinite
 
     def _set_learning_rates(self) -> None:
         """Each role's schedule counts the updates in which it moves, however many optimizer steps each has.
@@ -455,19 +405,20 @@ class PPOTrainer:
 
     # -- after an update ----------------------------------------------------------------------------------------------
 
-    def _finish_update(self, row: dict[str, float]) -> None:
-        """Count the update, refuse a run that does not work, and adapt the KL coefficient."""
-        config = self.config
-        nonfinite = bool(row["skipped_steps"]) and self.accelerator.scaler is None
-        if self.updates_done == 0 and not nonfinite:
+    def _finish_update(self, row: dict[str, float], nonfinite: dict[str, float], at_start: dict | None) -> None:
+        """Count the update, and refuse a run that does not work; `at_start` are the weights before the first update."""
+        skipped = bool(row["skipped_steps"]) and self.accelerator.scaler is None
+        if at_start and not row["skipped_steps"]:
+            safeguards.check_moved(at_start, self.parameters, self.config.critic_warmup, self.accelerator)
+        if self.updates_done == 0 and not skipped:
             safeguards.check_start(row)
         self.updates_done += 1
-        self.nonfinite_in_row = self.nonfinite_in_row + 1 if nonfinite else 0
-        safeguards.check_nonfinite(self.nonfinite_in_row, self.nonfinite)
-        self.nonfinite = {}
-        if config.kl_target and not nonfinite:  # β *= 1 + clip(KL / target − 1, ±0.2) B / horizon (Ziegler et al. 2019)
-            error = max(min(row["kl_k1"] / config.kl_target - 1, 0.2), -0.2)
-            self.kl_coef *= 1 + error * config.batch_size / config.kl_horizon
+        self.nonfinite_in_row = self.nonfinite_in_row + 1 if skipped else 0
+        safeguards.check_nonfinite(self.nonfinite_in_row, nonfinite)
+
+    def _diagnoses_critic(self) -> bool:
+        every = self.logging_config.diagnose_critic_every
+        return bool(every) and (self.updates_done + 1) % every == 0
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
         ceiling = self.config.kl_ceiling
@@ -486,10 +437,12 @@ class PPOTrainer:
             self.logger.log_held_out(self.updates_done, scores)
         every = self.checkpoint_config.checkpoint_every
         if self.checkpoints and every and (self.updates_done % every == 0 or last):
-            self.checkpoints.save(self.actor_critic, self.optimizer, self._counters())
+            self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
 
-    def _counters(self) -> dict[str, float]:
-        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "kl_coef", "micro_batch_size")
+    @property
+    def counters(self) -> dict[str, float]:
+        """What changes while training besides weights, optimizer and random generators."""
+        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "micro_batch_size")
         return {name: getattr(self, name) for name in names}
 
     def _resume(self) -> None:
@@ -504,3 +457,44 @@ class PPOTrainer:
     def save(self, folder: Path) -> None:
         """Save policy and critic as adapter folders (or full models), with the tokenizer."""
         save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def fit_micro_batch_size(self) -> int:
+        """Set `micro_batch_size` to the largest that fits, found by dry runs before training; returns it."""
+        share = max(self.config.batch_size // self.config.num_mini_batches // self.accelerator.num_processes, 1)
+        self.micro_batch_size = safeguards.largest_micro_batch(self._dry_run, share, self.accelerator)
+        return self.micro_batch_size
+
+    def _dry_run(self, size: int, share: int) -> None:
+        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
+        self.micro_batch_size = size
+        prompt_tokens = max(map(len, encode_prompts(self.tokenizer, self.prompts)))
+        rollout = longest_rollout(
+            rows=min(2 * size, share),
+            prompt_tokens=prompt_tokens,
+            response_tokens=self.sampling.max_new_tokens,
+            token=self.tokenizer.eos_token_id,
+            device=self.accelerator.device,
+        )
+        batch = self.objective.batch(rollout, FixedNGram(1)(rollout.mask))  # the most that segmentation can need
+        try:
+            with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
+                self.first_pass(batch, self.objective.counts(batch))
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _with_less_memory(self, run: Callable, *args):
+        """`run(*args)`, again with half the micro-batch where memory ran out; gradients stay the same."""
+        while True:
+            try:
+                return run(*args)
+            except RuntimeError as error:
+                alone = self.accelerator.num_processes == 1
+                self.micro_batch_size = safeguards.smaller_micro_batch(self.micro_batch_size, error, alone)
+                self.optimizer.zero_grad(set_to_none=True)
+
+
+def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Numbers added up by name."""
+    return sums | {name: sums.get(name, 0.0) + x for name, x in more.items()}

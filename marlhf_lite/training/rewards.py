@@ -43,58 +43,45 @@ class FunctionReward:
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Tensor:
-        """[B] scores, float32.
-
-        Raises `InputError` where the function raises, or returns a wrong number of scores or one that is not finite.
-        """
-        scores = self._call(rollout)
-        if len(scores) != len(rollout):
-            raise InputError(f"reward {self.name}: {len(scores)} scores for {len(rollout)} responses: return one each")
-        wrong = next((i for i, score in enumerate(scores) if not _is_finite(score)), None)
-        if wrong is not None:
-            raise InputError(f"reward {self.name}: score {scores[wrong]} for response {wrong}: return a finite number")
-        return torch.tensor([float(s) for s in scores], dtype=torch.float32, device=rollout.tokens.device)
+        """[B] scores, float32. Raises `InputError` where the function raises, and as `check_scores` does."""
+        try:
+            scores = self.function(rollout.prompts, rollout.responses)
+            scores = list(scores) if isinstance(scores, Iterable) else scores  # the body of a generator runs here
+        except Exception as error:  # a user's function may raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
+        return check_scores(scores, len(rollout), self.name).to(rollout.tokens.device)
 
     def metrics(self) -> dict[str, float]:
         """Return what the function tells of the last responses, where it has metrics."""
         return getattr(self.function, "metrics", dict)()
 
-    def _call(self, rollout: Rollout) -> list:
-        try:
-            scores = self.function(rollout.prompts, rollout.responses)
-            if isinstance(scores, Iterable):
-                return list(scores)  # the body of a generator runs here
-        except Exception as error:  # a user's function may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
-        raise InputError(f"reward {self.name}: returned {scores!r}: return one number a response")
 
-
-def _is_finite(score) -> bool:
-    """Whether it is a number that float32 can hold."""
+def check_scores(scores: Tensor | list, count: int, name: str = "") -> Tensor:
+    """[B] what a reward gave. Raises `InputError` where it is not `count` numbers that float32 can hold."""
+    source, fix = f"reward {name}".strip(), "return one finite number a response"
     try:
-        return not isinstance(score, str) and abs(float(score)) <= torch.finfo(torch.float32).max
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return False
+        scores = scores.detach() if isinstance(scores, Tensor) else torch.tensor([_number(x) for x in scores])
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
+    if scores.shape != (count,):
+        raise InputError(f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}")
+    wrong = (~scores.float().isfinite()).nonzero()
+    if len(wrong):
+        raise InputError(f"{source}: score {scores[wrong[0, 0]].item()} for response {int(wrong[0, 0])}: {fix}")
+    return scores.float()
 
 
-def check_scores(rollout: Rollout) -> None:
-    """Raises `InputError` where a reward gave something else than one finite score a response."""
-    scores = rollout.scores
-    if scores.shape != (len(rollout),):
-        raise InputError(f"scores: expected shape ({len(rollout)},), got {tuple(scores.shape)}")
-    if not scores.isfinite().all():
-        wrong = int((~scores.isfinite()).nonzero()[0])
-        raise InputError(f"scores: {scores[wrong].item()} for response {wrong}: rewards must be finite numbers")
+def _number(x) -> float:
+    if isinstance(x, str):
+        raise TypeError(f"{x!r} is a text")
+    return float(x)
 
 
-def shape_scores(rollout: Rollout, config: RolloutConfig) -> Tensor:
-    """[B] the scores that are trained on, float32: clipped, less a penalty for responses without EOS."""
-    scores = rollout.scores.float()
-    # The released code clips the reward model's score to ±2.5; 0 leaves it as it is.
-    if config.score_clip:
-        scores = scores.clamp(-config.score_clip, config.score_clip)
-    return scores - config.missing_eos_penalty * (~rollout.ended).float()
+def shape_scores(scores: Tensor, config: RolloutConfig) -> Tensor:
+    """[B] the scores that are trained on, float32: the released code clips those of the reward model to ±2.5."""
+    scores = scores.float()
+    return scores.clamp(-config.score_clip, config.score_clip) if config.score_clip else scores
 
 
 # -- rewards by name --------------------------------------------------------------------------------------------------

@@ -77,8 +77,8 @@ class SampledReward:
         """Shaped scores, one a response; the arguments are TRL's."""
         # TRL gives ids without padding: the same rollout as PPO's can be made of them.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
-        rollout = replace(rollout, scores=self.reward(rollout).to(rollout.tokens.device))
-        check_scores(rollout)
+        scores = check_scores(self.reward(rollout), len(rollout), getattr(self.reward, "name", ""))
+        rollout = replace(rollout, scores=scores.to(rollout.tokens.device))
         for name, value in self._measure(rollout).items():
             log_metric(name, value)  # TRL averages it over processes
         update = trainer_state.global_step + 1
@@ -86,7 +86,7 @@ class SampledReward:
         if due and self.run is not None and trainer_state.is_world_process_zero:
             group = rollout.select(slice(0, self.config.num_generations))
             self.run.log_samples(sample_rows(update, group, [[(0, n)] for n in group.lengths.tolist()]))
-        return shape_scores(rollout, self.config).tolist()
+        return shape_scores(rollout.scores, self.config).tolist()
 
     def _measure(self, rollout: Rollout) -> dict[str, float]:
         row = {

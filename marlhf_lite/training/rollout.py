@@ -71,6 +71,7 @@ class Rollout:
     mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
     ended: Tensor  # [B] True where the response ends with EOS
     ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
+    nonfinite: Tensor | None = None  # [B] how many of them were NaN or infinite; they became 0
     scores: Tensor | None = None  # [B] the reward of each response, as it was given
     gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
 
@@ -318,4 +319,5 @@ def longest_rollout(rows: int, prompt_tokens: int, response_tokens: int, token: 
     tokens = torch.full((rows, prompt_tokens + response_tokens), token, device=device)
     mask = torch.ones(rows, response_tokens, dtype=torch.bool, device=device)
     logprobs, scores = torch.zeros(rows, response_tokens, device=device), torch.zeros(rows, device=device)
-    return Rollout([""] * rows, [""] * rows, tokens, torch.ones_like(tokens), mask, mask[:, 0], logprobs, scores)
+    texts, scored = [""] * rows, {"ref_logprobs": logprobs, "scores": scores}
+    return Rollout(texts, texts, tokens, torch.ones_like(tokens), mask, ended=mask[:, 0], **scored)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from accelerate.utils.memory import should_reduce_batch_size
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import PPOConfig
-from marlhf_lite.macro import FixedNGram
-from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import local_tensor, sum_over_processes
-from marlhf_lite.training.rollout import longest_rollout
 from marlhf_lite.utils.errors import InputError
 
 START_KL = 0.05  # nats per token: beyond this at the first update, the policy did not start from the reference
@@ -47,56 +45,39 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def fit_micro_batch_size(trainer) -> int:
-    """Set `trainer.micro_batch_size` to the largest that fits, found before training; returns it.
+def largest_micro_batch(dry_run: Callable[[int, int], None], share: int, accelerator: Accelerator) -> int:
+    """The largest size for which `dry_run(size, share)` fits into memory, from a process's whole share down by halves.
 
-    Two micro-batches of the longest possible responses run forward and backward, the second on top of the first one's
-    gradients, from this process's whole share down by halves. No weight changes. The smallest answer of all processes
-    counts.
+    The smallest answer of all processes counts.
     """
-    accelerator, config = trainer.accelerator, trainer.config
-    prompt_tokens = max(map(len, encode_prompts(trainer.tokenizer, trainer.prompts)))
-    share = max(config.batch_size // config.num_mini_batches // accelerator.num_processes, 1)
-    response_tokens, token = trainer.sampling.max_new_tokens, trainer.tokenizer.eos_token_id
-    trainer.micro_batch_size = share
+    size = share
     while True:
-        rows = min(2 * trainer.micro_batch_size, share)
-        rollout = longest_rollout(rows, prompt_tokens, response_tokens, token, accelerator.device)
-        # One token a macro action: the most that segmentation can need.
-        macro_actions = FixedNGram(1)(rollout.mask)
-        normalizers = torch.full((4,), float(rollout.mask.sum()), device=accelerator.device)
         try:
-            with accelerator.no_sync(trainer.actor_critic):  # processes may differ in how often they try
-                trainer.accumulate_gradients(rollout, macro_actions, None, normalizers)
+            dry_run(size, share)
             break
         except RuntimeError as error:
-            reduce_micro_batch_size(trainer, error, alone=True)
-    trainer.optimizer.zero_grad(set_to_none=True)
-    trainer.nonfinite = {}
-    trainer.micro_batch_size = min(gather_object([trainer.micro_batch_size]))
-    size, width = trainer.micro_batch_size, prompt_tokens + response_tokens
+            size = smaller_micro_batch(size, error, alone=True)
+    size = min(gather_object([size]))
     if accelerator.is_main_process:
-        tqdm.write(f"micro_batch_size {size}: the most that fits of {share} responses of {width} tokens")
+        tqdm.write(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
     return size
 
 
-def reduce_micro_batch_size(trainer, error: RuntimeError, alone: bool = False) -> None:
-    """Halve the micro-batch and drop its gradients, where the error says that memory ran out; else raise the error.
+def smaller_micro_batch(size: int, error: RuntimeError, alone: bool) -> int:
+    """Half the size, where the error says that memory ran out; else raise the error.
 
     `alone`: no other process waits for this one in the middle of a pass. Otherwise, and where the size is 1 already,
     raises `InputError`.
     """
     if not should_reduce_batch_size(error):
         raise error
-    size = trainer.micro_batch_size
-    if size == 1 or (trainer.accelerator.num_processes > 1 and not alone):
+    if size == 1 or not alone:
         fix = "shorten --max_response_length or use a smaller model" if size == 1 else f"give {size // 2}"
         raise InputError(f"out of memory with --micro_batch_size {size}: {fix}") from error
-    trainer.optimizer.zero_grad(set_to_none=True)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    trainer.micro_batch_size = size // 2
     tqdm.write(f"out of memory: micro_batch_size is {size // 2} from here on; gradients stay the same")
+    return size // 2
 
 
 # -- the first update -------------------------------------------------------------------------------------------------
@@ -108,34 +89,32 @@ def check_start(row: dict[str, float]) -> None:
     if per_token > START_KL:
         raise InputError(
             f"KL to the reference is {per_token:.3f} nats a token before any step: the policy does not start from the "
-            "reference: give both the same SFT folder, and --lora_dropout 0"
+            "reference: give both the same SFT folder"
         )
 
 
-class MovedCheck:
-    """Copies the weights before the first optimizer step, to see after it whether policy and critic were trained."""
-
-    def __init__(self, trainer):
-        self.trainer = trainer
-        self.before = {role: [p.detach().clone() for p in ps] for role, ps in trainer.parameters.items()}
-
-    def check(self) -> None:
-        """Raises `InputError` where no weight of a model moved, unless the critic warms up alone."""
-        trainer = self.trainer
-        moved = {
-            role: float(any(map(_differ, self.before[role], parameters)))
-            for role, parameters in trainer.parameters.items()
-        }
-        for role, count in sum_over_processes(moved, trainer.accelerator).items():
-            if not count and not (role == "policy" and trainer.config.critic_warmup):
-                raise InputError(
-                    f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a "
-                    f"higher --{role}_learning_rate"
-                )
+def local_copies(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
+    """Copies of this process's part of the weights of each role."""
+    return {role: [local_tensor(p.detach()).clone() for p in own] for role, own in parameters.items()}
 
 
-def _differ(a: Tensor, b: Tensor) -> bool:
-    return not torch.equal(local_tensor(a), local_tensor(b))
+def check_moved(
+    before: dict[str, list[Tensor]], parameters: dict, critic_warmup: int, accelerator: Accelerator
+) -> None:
+    """Raises `InputError` where the first update moved no weight of a model that it should train.
+
+    A bfloat16 weight does not move where its step is less than its rounding.
+    """
+    moved = {
+        role: float(any(not torch.equal(x, local_tensor(p)) for x, p in zip(before[role], own, strict=True)))
+        for role, own in parameters.items()
+    }
+    for role, count in sum_over_processes(moved, accelerator).items():
+        if not count and not (role == "policy" and critic_warmup):
+            raise InputError(
+                f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a higher "
+                f"--{role}_learning_rate"
+            )
 
 
 # -- numbers that are not finite --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.config.parser import parse
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.lab.credit.gradients import Estimator, as_trainer, preset_estimator
+from marlhf_lite.lab.credit.gradients import Estimator, preset_estimator
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, load_tokenizer
@@ -92,15 +92,13 @@ def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mappin
 
     RLOO, which gives all tokens of a response one advantage, has `Blame.tokens` for its share.
     """
-    trainers = {name: as_trainer(trainer, estimator) for name, estimator in estimators.items()}
-    advantages: dict[str, list[Tensor]] = {name: [] for name in trainers}
+    advantages: dict[str, list[Tensor]] = {name: [] for name in estimators}
     for rows in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         part = rollout.select(rows)
         outputs = trainer.compute_outputs(part)
-        for name, one in trainers.items():
-            segments = one.segment(part)
-            found = one.compute_advantages(part, segments, outputs).advantages
-            advantages[name].append(one.steps(segments).broadcast(found))
+        for name, one in estimators.items():
+            batch = one.batch(trainer, part)
+            advantages[name].append(batch.steps.broadcast(one.objective.advantages(batch, outputs).advantages))
     wrong = first_wrong_tokens(rollout, trainer.tokenizer)
     return {name: blame(torch.cat(parts), wrong, rollout.mask, rollout.scores) for name, parts in advantages.items()}
 

@@ -17,7 +17,6 @@ replicates are free of noise in their mean, so that no length of a gradient is o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -33,9 +32,10 @@ from marlhf_lite.lab.credit.credit import RESAMPLES
 from marlhf_lite.lab.credit.monte_carlo import continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.training.outputs import ModelOutputs, OldOutputs
+from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.outputs import Batch, ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rewards import check_scores, shape_scores
+from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
 
 REFERENCE = "RLOO"
@@ -48,6 +48,14 @@ class Estimator:
     config: PPOConfig
     macro_config: MacroConfig
     rule: TerminationRule
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.config, self.macro_config)
+
+    def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
+        """The trainer's rollout, segmented by this estimator's rule."""
+        return self.objective.batch(rollout, trainer.segment(rollout, self.rule, self.macro_config))
 
 
 def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
@@ -77,9 +85,7 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
     policy.train()
     rollout = concatenate(parts, tokenizer.pad_token_id)
     by_replicate = torch.arange(len(rollout)).reshape(len(prompts), replicates).T.flatten()
-    rollout = trainer.score(rollout.select(by_replicate))
-    check_scores(rollout)
-    return rollout
+    return trainer.score(rollout.select(by_replicate))
 
 
 def policy_gradients(
@@ -94,11 +100,10 @@ def policy_gradients(
     `rollout` is that of `sample_replicates`. Losses, values and advantages are the trainer's own; all replicates share
     one normalizer, so that their mean is the gradient of all of them.
     """
-    trainers = {name: as_trainer(trainer, estimator) for name, estimator in estimators.items()}
-    reference = as_trainer(trainer, Estimator(trainer.config, MacroConfig(), Whole()))
+    reference = Estimator(trainer.config, MacroConfig(), Whole())
     normalizers = {
-        name: one.loss_normalizers(one.steps(one.segment(rollout))) / replicates
-        for name, one in (trainers | {REFERENCE: reference}).items()
+        name: one.objective.counts(one.batch(trainer, rollout)) / replicates
+        for name, one in {**estimators, REFERENCE: reference}.items()
     }
     advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
     gradients: dict[str, list[Tensor]] = {name: [] for name in normalizers}
@@ -106,49 +111,45 @@ def policy_gradients(
     for replicate in tqdm(rows, desc=progress, disable=not progress):
         sums = dict.fromkeys(gradients, 0.0)
         for part in replicate.split(trainer.micro_batch_size):
-            batch = rollout.select(part)
-            outputs = trainer.compute_outputs(batch)
-            for name, one in trainers.items():
-                sums[name] += _gradient(one, batch, outputs, None, normalizers[name])
-            sums[REFERENCE] += _gradient(reference, batch, outputs, advantages[part], normalizers[REFERENCE])
+            responses = rollout.select(part)
+            outputs = trainer.compute_outputs(responses)
+            for name, one in estimators.items():
+                sums[name] += _gradient(trainer, one, responses, outputs, None, normalizers[name])
+            given = (advantages[part], normalizers[REFERENCE])
+            sums[REFERENCE] += _gradient(trainer, reference, responses, outputs, *given)
         for name, gradient in sums.items():
             gradients[name].append(gradient)
     return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
-def as_trainer(trainer: PPOTrainer, estimator: Estimator) -> PPOTrainer:
-    """The same models under another estimator; β stays that of the trainer."""
-    other = copy.copy(trainer)
-    other.config, other.macro_config, other.termination = estimator.config, estimator.macro_config, estimator.rule
-    return other
-
-
 def _gradient(
-    trainer: PPOTrainer, batch: Rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers: Tensor
+    trainer: PPOTrainer,
+    estimator: Estimator,
+    rollout: Rollout,
+    outputs: ModelOutputs,
+    advantages: Tensor | None,
+    normalizers: Tensor,
 ) -> Tensor:
-    """[W] of one micro-batch; `advantages` [B] of whole responses take the place of the trainer's own."""
-    segments = trainer.segment(batch)
-    old = trainer.compute_advantages(batch, segments, outputs)
+    """[W] of one micro-batch; `advantages` [B] of whole responses take the place of the estimator's own."""
+    batch = estimator.batch(trainer, rollout)
+    old = estimator.objective.advantages(batch, outputs)
     if advantages is not None:
-        given = advantages[:, None].to(old.advantages) * segments.mask
-        old = OldOutputs(**vars(old) | {"advantages": given})
-    loss, _ = trainer.compute_losses(outputs, old, batch, trainer.steps(segments), normalizers)
+        old = replace(old, advantages=advantages[:, None].to(old.advantages) * batch.steps.mask)
+    loss, _ = estimator.objective.losses(batch, outputs, old, normalizers)
     parts = torch.autograd.grad(loss, trainer.parameters["policy"], retain_graph=True)
     return torch.cat([part.flatten() for part in parts]).float().cpu()
 
 
 @torch.no_grad()
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
-    """[B] what a response earns in all: its score, less β times its KL where that is part of the reward."""
-    scores = shape_scores(rollout, trainer.config)
-    if trainer.config.kl_in == "loss":
-        return scores
+    """[B] what a response earns in all: its score, less β times its KL."""
+    scores = shape_scores(rollout.scores, trainer.config)
     kl = []
     for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         batch = rollout.select(part)
         logprobs = trainer.compute_outputs(batch).logprobs
         kl.append(kl_per_token(logprobs, batch.ref_logprobs, batch.mask, trainer.config.kl_estimator).sum(1))
-    return scores - trainer.kl_coef * torch.cat(kl).to(scores)
+    return scores - trainer.config.kl_coef * torch.cat(kl).to(scores)
 
 
 def leave_one_out(returns: Tensor) -> Tensor:

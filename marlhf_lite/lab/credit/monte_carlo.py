@@ -91,9 +91,8 @@ def monte_carlo_scores(
         for rows in tqdm(batches, desc=progress, disable=not progress):
             given = [prompts[i] for i in rows], [prefixes[i] for i in rows]
             rollout = continue_responses(policy.model, tokenizer, *given, continuations, sampling)
-            rollout = replace(rollout, scores=reward(rollout))
-            check_scores(rollout)
-            scores.append(rollout.scores.double().cpu().reshape(len(rows), continuations))
+            found = check_scores(reward(rollout), len(rollout), getattr(reward, "name", ""))
+            scores.append(found.double().cpu().reshape(len(rows), continuations))
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
 

@@ -1,0 +1,101 @@
+"""What the functions of macro actions refuse, each by the name of its argument, in one line."""
+
+import math
+
+import pytest
+import torch
+
+from marlhf_lite.macro import (
+    FixedNGram,
+    LargestChange,
+    Listed,
+    MacroActions,
+    Perplexity,
+    RandomizedNGram,
+    boundary_f1,
+    check_segmentation,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+    policy_loss,
+    value_loss,
+)
+from marlhf_lite.utils.errors import InputError
+
+MASK = torch.tensor([[True, True, True], [True, True, False]])
+MACRO = MacroActions.from_lengths([[2, 1], [2]])
+X, Y = torch.zeros(2, 3), torch.zeros(2, 2)
+HOLE = torch.tensor([[True, True, True], [True, False, True]])
+NAN = X.masked_fill(torch.tensor([[False] * 3, [False, True, False]]), math.nan)
+
+
+def own(ids=MACRO.ids, lengths=MACRO.lengths, mask=MACRO.mask):
+    """What a trainer does with macro actions that a rule of the user's own has put together."""
+    return check_segmentation(MacroActions(ids, lengths, mask), MASK)
+
+
+REFUSED = [
+    (lambda: MacroActions.from_ids(torch.tensor([[0, 0], [0, 2]])), "ids: response 1, token 1"),
+    (lambda: MacroActions.from_ids(torch.tensor([[0, 1, 0]])), "ids: response 0, token 2"),
+    (lambda: MacroActions.from_ids(torch.tensor([[1, 1]])), "response 0, token 0"),
+    (lambda: MacroActions.from_ids(torch.tensor([[0, -2]])), "response 0, token 1"),
+    (lambda: MacroActions.from_ids(torch.tensor([[0, -1, 0]])), "ids: response 0 is not right-padded"),
+    (lambda: MacroActions.from_ids(torch.tensor([[0.0, 1.0]])), "ids"),
+    (lambda: MacroActions.from_ids(torch.tensor([0, 1])), "ids"),
+    (lambda: MacroActions.from_lengths([[1], [2, 0]], 4), "lengths: response 1, macro action 1"),
+    (lambda: MacroActions.from_lengths([[1.5]]), "lengths: response 0, macro action 0"),
+    (lambda: MacroActions.from_lengths([[1], [3, 2]], 4), "lengths: response 1"),
+    (lambda: MacroActions.from_starts(MASK, HOLE), "mask: response 1"),
+    (lambda: MacroActions.from_starts(MASK[:, :2], MASK), "starts"),
+    (lambda: MacroActions.from_starts(MASK, MASK.long()), "mask"),
+    (lambda: own(lengths=torch.tensor([[2, 1], [1, 0]])), "lengths: response 1, macro action 0"),
+    (lambda: own(mask=torch.ones(2, 2, dtype=torch.bool)), "mask: response 1, macro action 1"),
+    (lambda: own(lengths=MACRO.lengths[:, :1]), "lengths"),
+    (lambda: own(mask=MACRO.lengths), "mask"),
+    (lambda: check_segmentation(MACRO.ids, MASK), "termination rule"),
+    (lambda: check_segmentation(MacroActions.from_lengths([[3], [1]]), MASK), "response 1 has 2 tokens"),
+    (lambda: check_segmentation(MacroActions.from_lengths([[3], [1, 2]]), MASK), "response 1 has 2 tokens"),
+    (lambda: check_segmentation(MacroActions.from_lengths([[3]]), MASK), "ids"),
+    (lambda: MACRO.sum(torch.zeros(2, 4)), "x"),
+    (lambda: MACRO.pool(X.long()), "x"),
+    (lambda: MACRO.pool(X, "mean"), "sigma"),
+    (lambda: MACRO.broadcast(MACRO.ids), "y"),
+    (lambda: macro_values(X, MACRO, "last"), "sigma"),
+    (lambda: macro_rewards(X, Y, MACRO), "scores"),
+    (lambda: macro_rewards(X, Y[:, 0], MACRO, "max"), "pooling"),
+    (lambda: kl_rewards(X, X, MASK, 0.1, "k2"), "estimator"),
+    (lambda: policy_loss(X, X[:1], Y, MACRO), "old_logprobs"),
+    (lambda: policy_loss(X, X, X, MACRO), "advantages"),
+    (lambda: policy_loss(X, X, Y, MACRO, ratio="both"), "ratio"),
+    (lambda: policy_loss(X, X, Y, MACRO, mean="all"), "mean"),
+    (lambda: value_loss(X, X, X, MACRO), "returns"),
+    (lambda: value_loss(X, X, Y, MACRO, target="both"), "target"),
+    (lambda: FixedNGram(0), "n"),
+    (lambda: FixedNGram(2.5), "n"),
+    (lambda: LargestChange("values", 0), "n"),
+    (lambda: RandomizedNGram(()), "lengths"),
+    (lambda: RandomizedNGram((2, 0)), r"lengths\[1\]"),
+    (lambda: RandomizedNGram(repeats=0), "repeats"),
+    (lambda: Listed((2, 0)), r"lengths\[1\]"),
+    (lambda: Perplexity("ppl"), "rule"),
+    (lambda: Perplexity()(MASK), "ref_logprobs"),
+    (lambda: Perplexity()(MASK, ref_logprobs=NAN), "ref_logprobs: nan at response 1, token 1|ref_logprobs: .*token 1"),
+    (lambda: LargestChange("entropy"), "of"),
+    (lambda: LargestChange()(MASK), "values"),
+    (lambda: LargestChange()(MASK, values=NAN), "values: nan at response 1, token 1"),
+    (lambda: boundary_f1(MACRO, MacroActions.from_lengths([[3], [1]])), "b: response 1"),
+    (lambda: boundary_f1(MACRO, MacroActions.from_lengths([[3], [2]], 4)), "b"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_is_refused(number):
+    call, named = REFUSED[number]
+    with pytest.raises(InputError, match=named) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+def test_wider_macro_actions_than_needed_will_do():
+    wide = own(lengths=torch.tensor([[2, 1, 0], [2, 0, 0]]), mask=torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
+    assert wide.spans() == MACRO.spans()
