@@ -456,15 +456,15 @@ def test_an_error_in_the_background_arrives():
 def test_mostly_fallbacks_are_refused():
     """The embedded grammar on other text is token-level PPO in disguise."""
     rule = Parsing(GrammarParser())
-    rule.check_fallbacks()  # nothing was parsed yet
+    rule.check()  # nothing was parsed yet
     tokens = Pieces("It", " slept", ".", " Gr", "mpf", " She", " left", " on", " Monday", ".")
     words_of(rule, tokens, [0, 1, 2, 3, 4])
     assert rule.fallback_rate == 1
     with pytest.raises(InputError, match=r"GrammarParser found no tree for 100% of the sentences.*--parser link"):
-        rule.check_fallbacks()
+        rule.check()
     words_of(rule, tokens, [0, 1, 2, 5, 6, 7, 8, 9])
     assert rule.fallback_rate == 0.5
-    rule.check_fallbacks()
+    rule.check()
 
 
 MASK, IDS, X = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2).long(), Pieces("x")

@@ -11,7 +11,6 @@ Shapes: B responses, C cuts of a response, N states, K continuations of a state.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
