@@ -138,5 +138,5 @@ def average(
         terms = terms / valid.sum(1, keepdim=True).clamp(min=1)
     if normalizer is None:
         normalizer = count if mean == "token" else valid.any(1).sum().float()
-    normalizer = torch.as_tensor(normalizer)
+    normalizer = torch.as_tensor(normalizer, device=terms.device)
     return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 where no process has a term

@@ -255,7 +255,7 @@ class PPOTrainer:
             rollout,
             ref_logprobs=ref_logprobs,
             nonfinite=wrong.sum(1),
-            scores=check_scores(scores, len(rollout), getattr(self.reward, "name", "")),
+            scores=check_scores(scores, len(rollout), getattr(self.reward, "name", "")).to(rollout.tokens.device),
             gold=torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None,
         )
 

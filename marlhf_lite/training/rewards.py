@@ -68,7 +68,8 @@ def check_scores(scores: Tensor | list, count: int, name: str = "") -> Tensor:
         raise InputError(f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}")
     wrong = (~scores.float().isfinite()).nonzero()
     if len(wrong):
-        raise InputError(f"{source}: score {scores[wrong[0, 0]].item()} for response {int(wrong[0, 0])}: {fix}")
+        row = int(wrong[0, 0])
+        raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
     return scores.float()
 
 
