@@ -1,19 +1,20 @@
 """Study reports: gains, differences and costs against plain sums, coverage of intervals, tables, figures."""
 
 import json
-import math
-import statistics
 
 import numpy as np
 import pytest
 import yaml
 from made_up_results import made_up
 
-from marlhf_lite.lab.studies.reports import COST_LEGEND, LEGEND, markdown, study_figures, study_report
+from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.lab.studies.learning import learning_table
+from marlhf_lite.lab.studies.reports import study_figures, study_report
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
-from marlhf_lite.lab.studies.study import load_study
+from marlhf_lite.lab.studies.study import load_study, run_study
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
+from marlhf_lite.utils.tables import interval
 
 METHOD = {"command": "ppo"}
 
@@ -57,17 +58,9 @@ def test_table_against_plain_sums(results):
     assert rows["MA-PPO"]["updates"]["by_seed"] == [6, None] and rows["MA-PPO"]["updates"]["mean"] is None
     assert rows["MA-PPO"]["generated_tokens"]["by_seed"] == [60, None]
     assert rows["MA-PPO"]["seconds"]["by_seed"] == [12.0, None]
-
-
-def test_interval_of_costs_is_students(results):
-    for seed, late in ((2, 1), (3, 2)):
-        curve = [0] * late + [9] * 8
-        results += [made_up("PPO", seed, [1, 2, 3, 4], [9] * 9), made_up("late", seed, [1, 2, 3, 4], curve)]
-    row = study_table(results)[-1]
-    assert row["method"] == "late" and row["updates"]["by_seed"] == [6, 7]
-    half = 12.7062047 * 0.5**0.5 / 2**0.5  # t(1) * s / sqrt(2)
-    assert row["updates"]["high"] == pytest.approx(6.5 + half)
-    assert row["updates"]["low"] == pytest.approx(6.5 - half) and row["updates"]["low"] > 0
+    assert "rm_score_difference" not in rows["PPO"] and rows["SFT"]["rm_score_difference"]["by_seed"] == [-1.0, -2.0]
+    assert rows["MA-PPO"]["gold_difference"]["by_seed"] == [0.75, 0.25] and "cost_updates" not in rows["SFT"]
+    assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
 
 
 def two_way(gaps):
@@ -95,15 +88,6 @@ def test_crossed_interval_against_a_loop(spread):
     assert student(1) >= student(freedom) >= student(1e9)
 
 
-def test_students_t():
-    """Against the closed forms for one and two degrees of freedom, the normal limit, and a printed table."""
-    p = 0.975
-    assert [student(0.5), student(1)] == pytest.approx([math.tan(math.pi * (p - 0.5))] * 2)
-    assert student(2) == pytest.approx((2 * p - 1) * (2 / (4 * p * (1 - p))) ** 0.5)
-    assert student(1e12) == pytest.approx(statistics.NormalDist().inv_cdf(p))
-    assert [student(10), student(30)] == pytest.approx([2.228, 2.042], abs=5e-4)
-
-
 def test_a_sure_gain_and_single_seeds_and_prompts():
     assert crossed_interval(np.full((3, 5), 2.0))[:3] == (2.0, 2.0, 2.0)
     values = np.array([1.0, 2.0, 4.0])
@@ -125,22 +109,6 @@ def test_crossed_interval_holds_the_truth_about_as_often_as_it_says(seeds, promp
     assert 0.92 <= held / 1500 <= 0.995
 
 
-def test_seeds_with_another_zero_do_not_widen_a_gain():
-    results = [made_up(m, s, [100.0 * s + d] * 4) for s in range(3) for m, d in (("SFT", 0), ("PPO", 1))]
-    row = study_table(results)[1]
-    assert row["rm_score"]["std"] == 100
-    assert [row["rm_score_gain"][k] for k in ("mean", "low", "high")] == [1.0, 1.0, 1.0]
-
-
-def test_differences_from_the_target_method_and_costs_in_all(results):
-    rows = {row["method"]: row for row in study_table(results)}
-    assert "rm_score_difference" not in rows["PPO"] and rows["SFT"]["rm_score_difference"]["by_seed"] == [-1.0, -2.0]
-    assert rows["MA-PPO"]["rm_score_difference"]["by_seed"] == [1.5, 0.5]
-    assert rows["MA-PPO"]["gold_difference"]["by_seed"] == [0.75, 0.25]
-    assert "cost_updates" not in rows["SFT"]
-    assert [rows["PPO"][f"cost_{cost}"] for cost in ("updates", "generated_tokens", "seconds")] == [9, 90, 18]
-
-
 def test_explained_variance_is_a_mean_over_updates_and_seeds():
     results = [made_up("PPO", seed, [1.0], curve=[0.0, 1.0]) for seed in (0, 1)]
     for result in results:
@@ -148,8 +116,6 @@ def test_explained_variance_is_a_mean_over_updates_and_seeds():
             step["score_explained_variance"] = 0.1 * step["update"] + result["seed"]
     rows = study_table([*results, made_up("RLOO", 0, [1.0], curve=[0.0])])
     assert rows[0]["score_explained_variance"] == pytest.approx(0.65) and "score_explained_variance" not in rows[1]
-    (line,) = (line for line in markdown(rows).split("\n\n")[2].splitlines() if line.startswith("| PPO"))
-    assert "| 0.65 |" in line
 
 
 def test_where_no_reward_model_trained_its_score_is_left_out(protocol, results, tmp_path):
@@ -162,34 +128,43 @@ def test_where_no_reward_model_trained_its_score_is_left_out(protocol, results, 
 
 
 def test_results_that_cannot_be_compared(results):
-    with pytest.raises(InputError, match="PPO with seed 1 is there twice"):
+    with pytest.raises(InputError, match="PPO with seed 1"):
         by_method([*results, made_up("PPO", 1, [1])])
-    with pytest.raises(InputError, match="other, seed 0 and SFT, seed 0 answered different prompts"):
+    with pytest.raises(InputError, match="other, seed 0 and SFT, seed 0"):
         study_table([*results, made_up("other", 0, [1], prompts="q")])
+    with pytest.raises(InputError, match="--name nothing"):
+        stored_results("nothing")
 
 
-def test_markdown_shows_every_seed(results):
-    text = markdown(study_table(results))
-    lines = {line.split(" | ")[0].strip("| "): line for line in text.split("\n\n")[0].splitlines()}
+def test_tables_show_every_seed(protocol, results, tmp_path):
+    study = load_study(protocol(methods={name: METHOD for name in ("SFT", "PPO", "MA-PPO")}))
+    scores, _, costs, _ = study_report(study, results, tmp_path, tmp_path / "figures").split("\n\n")
+    lines = {line.split(" | ")[0].strip("| "): line for line in scores.splitlines()}
     assert "(2.50; 13.50)" in lines["PPO"] and "1.50 [-4.85, 7.85] (1.00; 2.00)" in lines["PPO"]
-    scores, legend, costs, cost_legend = text.split("\n\n")
-    assert (legend, cost_legend) == (LEGEND, COST_LEGEND)  # each table explains its brackets
     assert "(6; never)" in costs and "| SFT |" in scores and "| SFT |" not in costs
     for part in (scores, costs):
         assert len({line.count("|") for line in part.splitlines()}) == 1
-
-
-def test_report_without_baseline_or_target_method(protocol, results, tmp_path):
-    study = load_study(protocol(methods={"MA-PPO": METHOD}))
-    text = study_report(study, [r for r in results if r["method"] == "MA-PPO"], tmp_path, tmp_path / "figures")
-    assert "MA-PPO" in text and "gain" not in text and LEGEND in text and COST_LEGEND not in text.split(LEGEND)[0]
     assert json.loads((tmp_path / "summary.json").read_text())["methods"][0]["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "ends, text",
+    [
+        ((0.005, -0.0005, 0.0105), "+0.005 [-0.001, +0.011]"),
+        ((1.0, 0.5, 1.5), "+1.00 [+0.50, +1.50]"),
+        ((2.0, 2.0, 2.0), "+2.00"),
+        ((2.0, None, None), "+2.00"),
+    ],
+)
+def test_an_interval_has_the_digits_that_its_ends_need(ends, text):
+    assert interval(dict(zip(("mean", "low", "high"), ends, strict=True)), "+.2f") == text
 
 
 def test_figures_of_each_group(protocol, results, tmp_path):
     names = ("SFT", "PPO", "MA-PPO")
-    methods = {name: METHOD for name in names}
-    study = load_study(protocol(methods=methods, figures={"a": ["SFT", "PPO"], "b": list(names)}))
+    study = load_study(
+        protocol(methods={name: METHOD for name in names}, figures={"a": ["SFT", "PPO"], "b": list(names)})
+    )
     paths = study_figures(study, results, study_table(results), tmp_path)
     kinds = ("final_scores", "differences", "costs", "rm_score_mean", "gold_mean")
     assert sorted(path.name for path in paths) == sorted(f"{g}_{kind}.png" for g in "ab" for kind in kinds)
@@ -197,28 +172,27 @@ def test_figures_of_each_group(protocol, results, tmp_path):
 
 
 def leaves(value, path=""):
-    """Path -> number or text, of anything nested."""
+    """Path -> number or text, of anything nested; numbers to rounding."""
     if not isinstance(value, dict | list):
-        return {path: value}
+        return {path: pytest.approx(value, rel=1e-5, abs=1e-9) if isinstance(value, float) else value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return {key: leaf for name, item in items for key, leaf in leaves(item, f"{path}/{name}").items()}
 
 
-@pytest.mark.parametrize("name", ["main", "ablations", "tuning", "steps"])
-def test_stored_summaries_come_out_again(name):
-    """From the stored results, to rounding, by the names that their keys have now."""
-    study, stored = load_study(name), shipped(f"results/{name}/summary.json").read_text(encoding="utf-8")
+STORED = sorted(path.parent.name for path in shipped("results").glob("*/summary.json"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_summaries_come_out_again_from_results_of_the_protocol(name, capsys):
+    study, stored = load_study(name), json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8"))
+    run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert lines and all(line.endswith((" done", " to do")) for line in lines)  # none of an option that changed
     order = list(study.methods)
-    results = sorted(stored_results(name), key=lambda result: order.index(result["method"]))
-    stored = stored.replace("_lead", "_difference").replace("spent_", "cost_")
-    rows = study_table(results, study.baseline, study.target_method)
-    ours, before = leaves(rows), leaves(json.loads(stored)["methods"])
-    numbers = {path for path, value in before.items() if isinstance(value, float)}
-    assert {path: ours[path] for path in before.keys() - numbers} == {p: before[p] for p in before.keys() - numbers}
-    assert [ours[path] for path in numbers] == pytest.approx([before[path] for path in numbers], rel=1e-5, abs=1e-9)
-    assert ours.keys() == before.keys()
-
-
-def test_results_that_are_not_there():
-    with pytest.raises(InputError, match="marlhf study --name nothing"):
-        stored_results("nothing")
+    results = sorted(stored_results(name), key=lambda result: (order.index(result["method"]), result["seed"]))
+    if study.threshold is None:
+        rows = study_table(results, study.baseline, study.target_method)
+    else:
+        rows = learning_table(study.figures or {"": order}, results, study.threshold, study.window)
+    before, ours = leaves(stored["methods"]), leaves(json.loads(json.dumps(rows)))
+    assert {path: getattr(value, "expected", value) for path, value in ours.items()} == before

@@ -62,7 +62,7 @@ def _cell(row: Mapping, name: str) -> str:
         return f"({seeds})"
     if value.get("std") is not None:
         return f"{number(value['mean'])} ± {number(value['std'])} ({seeds})"
-    return f"{interval({'low': None} | value, form)} ({seeds})"
+    return f"{interval({'low': None, 'high': None} | value, form)} ({seeds})"
 
 
 def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path) -> list[Path]:
