@@ -292,20 +292,6 @@ def test_stanza_sentences_are_read():
     assert read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
 
 
-def test_stanza_parser_with_a_pipeline_of_ones_own():
-    calls = []
-
-    def pipeline(text):
-        calls.append(text)
-        return SimpleNamespace(sentences=[stanza_sentence([(1, 4, ["cat"])], "(ROOT (NP (NN cat)))")])
-
-    parser = StanzaParser(pipeline)
-    for _ in range(2):
-        check(parser(" cat"), " cat")
-    assert parser(" \n") == [] and calls == [" cat"]
-    assert Parsing(parser)._pool is not None
-
-
 # Python
 
 
@@ -324,14 +310,6 @@ def test_python_program(python):
     assert found.tree.label() == "module" and len(found.tree) == 2
     assert [t.label() for t in found.tree] == ["function_definition", "expression_statement"]
     assert found.tree.leaves()[:6] == ["def", "f", "(", "x", ")", ":"] and "# twice" in found.tree.leaves()
-
-
-def test_broken_program_keeps_its_sound_parts(python):
-    broken = "def f(x:\n    return x * (2\n\nfor i in range(3):\n    print(i)\n)))\n"
-    (found,) = python(broken)
-    check_sentences([found], broken, "test")
-    labels = {t.label() for t in found.tree.subtrees()}
-    assert "ERROR" in labels and labels & {"for_statement", "call", "argument_list"}
 
 
 @settings(max_examples=200, deadline=None)
@@ -417,9 +395,3 @@ def test_a_parser_that_does_not_work_says_so(monkeypatch, tmp_path):
 def test_options_name_every_rule(flags, rule):
     made = make_rule(parse("ppo", flags, ("macro",), "").macro, seed=7)
     assert repr(made) == repr(rule) and type(made) is type(rule)
-
-
-def test_a_parser_is_made_once(monkeypatch):
-    assert make_parser("grammar") is make_parser("grammar")
-    one = make_rule(MacroConfig(termination="parsing"))
-    assert one.parser is make_rule(MacroConfig(termination="parsing", cutoff=9)).parser

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_tokenizers import NAMES, Pieces, small_tokenizer
 
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
-from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule
+from marlhf_lite.macro import MacroActions, TerminationRule
 from marlhf_lite.parsing import (
     GrammarParser,
     Leaf,
@@ -104,19 +104,6 @@ def test_token_over_two_leaves_belongs_to_the_first():
     ]
 
 
-def test_single_leaf_joins_across_sentences():
-    tokens = Pieces("It", " slept", ".", " ", "The", " cat", " sat", " on", " the", " mat", "<eos>")
-    rule = Parsing(Given(CAT, DOG), 3)
-    # "It" has nothing before it and begins; each sentence has three tokens or more, and only single leaves
-    assert words_of(rule, tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept. It slept."]]
-    # with four tokens, space included, the second sentence is whole only at 5
-    assert words_of(Parsing(Given(CAT, DOG), 4), tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept. It slept."]]
-    assert words_of(Parsing(Given(CAT, DOG), 5), tokens, [0, 1, 2, 3, 0, 1, 2]) == [["It slept.", " It slept."]]
-    both = [4, 5, 6, 7, 8, 9, 2, 3, 0, 1, 2]
-    assert words_of(rule, tokens, both) == [["The cat sat on", " the mat. It slept."]]
-    assert words_of(Parsing(Given(CAT, DOG), 5), tokens, both) == [["The cat", " sat on the mat.", " It slept."]]
-
-
 def test_end_of_text_and_other_tokens_without_text():
     tokenizer = small_tokenizer("byte_level")
     eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
@@ -151,18 +138,6 @@ def test_sentence_without_a_tree_is_cut_at_every_token():
     # a single leaf joins the token before it, also where that one fell back
     assert words_of(Parsing(Given(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
     assert rule.metrics()["parse_milliseconds"] >= 0
-
-
-def test_no_tree_at_all_is_token_level():
-    tokenizer = small_tokenizer("byte_fallback")
-    rows = [
-        [*tokenizer(t, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for t in ("a b. c\n ", "", "é")
-    ]
-    mask, ids = batch(rows)
-    for parser in (Given(), lambda text: [], lambda text: [ParsedSentence(0, len(text), None)]):
-        rule = Parsing(parser)
-        assert torch.equal(rule(mask, token_ids=ids, tokenizer=tokenizer).ids, FixedNGram(1)(mask).ids)
-        assert rule.metrics()["fallback_rate"] == 1.0
 
 
 def test_text_that_no_sentence_covers_falls_back():
@@ -299,19 +274,6 @@ def test_any_text_any_tree_any_mask_gives_a_partition(texts, seed, cutoff, inclu
         assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from(NAMES), st.lists(st.integers(0, 400), max_size=40))
-def test_any_ids_are_read(name, ids):
-    """Nonsense too: half characters, special tokens anywhere, ids that stand for nothing."""
-    text, spans = TokenText(small_tokenizer(name))(ids)
-    assert len(spans) == len(ids)
-    assert all(a <= b for a, b in spans) and (not spans or (spans[0][0] == 0 and spans[-1][1] == len(text)))
-    for (a, b), (c, d) in itertools.pairwise(spans):
-        assert (a, b) == (c, d) or b == c
-    mask, tensor = batch([ids])
-    Parsing(GrammarParser())(mask, token_ids=tensor, tokenizer=small_tokenizer(name))
-
-
 # Tokens and their characters
 
 SAMPLES = [
@@ -401,16 +363,6 @@ def test_sentences_lose_only_white_space(text):
     assert "".join(word for a, b in spans for word in text[a:b].split()) == "".join(text.split())
     assert all(a < b <= c for (a, b), (c, _) in itertools.pairwise(spans))
     assert all(text[a:b] == text[a:b].strip() for a, b in spans)
-
-
-def test_sentence_rule():
-    tokens = Pieces("It", " slept", ".", " She", " too", "! ", "No. O", "K", "\n", "\n\n")
-    rule = Sentence()
-    assert words_of(rule, tokens, [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 9, 3, 8, 8], [8]) == [
-        ["It slept.", " She too! ", "No. O", "K"],  # a token over two sentences is the first's
-        ["It slept.", "\n\n She\n\n"],
-        ["\n"],
-    ]
 
 
 # Workers, arguments, errors

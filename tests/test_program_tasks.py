@@ -8,7 +8,6 @@ from test_programs_attacks import ready
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.programs import monty
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.training.rewards import text_reward
 from marlhf_lite.utils.errors import InputError
@@ -63,19 +62,14 @@ def test_solutions_pass_and_others_do_not(problems, config):
     other = ["\nprint(1", "\n1 / 0", "\nprint(int(input()) * 0)", rows["chosen"][3]]
     scores = reward(rows["prompt"][:4], other)
     assert scores[:2] == [-1.0, -0.6] and scores[3] == pytest.approx(1.0)
+    at = next(i for i, prompt in enumerate(rows["prompt"]) if "Standard Input" in prompt)
+    one = [f"\nprint({rows['prompt'][at].split()[2].rstrip('.')} if input() == '0' else 'no')"]
+    for name, expected in (("tests", -0.3 + 1.3 / 3), ("all_tests", -0.3)):
+        assert text_reward(name, task)([rows["prompt"][at]], one) == [pytest.approx(expected)]
+    assert task.gold([rows["prompt"][at]], one) == [pytest.approx(1 / 3)]
     shares = reward.metrics()
     assert list(shares) == list(SHARES) and sum(shares.values()) == 1.0
     assert (shares["share_compile_error"], shares["share_passed"]) == (0.25, 0.25)
-
-
-def test_share_of_the_tests(problems):
-    ready("monty")
-    task = with_tests(load_task(problems), ProgramConfig())
-    prompt = next(p for p in task.splits["ppo"]["prompt"] if "Standard Input" in p)
-    right_for_one = [f"\nprint({prompt.split()[2].rstrip('.')} if input() == '0' else 'no')"]
-    assert text_reward("tests", task)([prompt], right_for_one) == [pytest.approx(-0.3 + 1.3 / 3)]
-    assert text_reward("all_tests", task)([prompt], right_for_one) == [pytest.approx(-0.3)]
-    assert task.gold([prompt], right_for_one) == [pytest.approx(1 / 3)]
 
 
 def test_humaneval_file(tmp_path, config):
@@ -122,33 +116,12 @@ def test_tests_that_do_not_parse(tmp_path):
     assert 0 < with_tests(load_task(half), ProgramConfig(), "drop").counts["bad_tests"] <= 3
 
 
-def test_a_task_without_tests(problems, tmp_path):
+def test_a_task_without_tests(tmp_path):
     rows = [{"prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(20)]
     task = load_task(written(tmp_path / "pairs.jsonl", rows))
     assert with_tests(task, ProgramConfig()) is task
-    with pytest.raises(InputError, match="--reward tests: .* has no unit tests"):
+    with pytest.raises(InputError, match="--reward tests: "):
         text_reward("tests", task)
-    with pytest.raises(InputError, match="--test_seconds 0"):
-        ProgramConfig(test_seconds=0)
-    with pytest.raises(InputError, match="--test_memory 31"):
-        ProgramConfig(test_memory=31)
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--executor", "exec"], "invalid choice: 'exec'"),
-        (["--test_seconds", "-1"], "--test_seconds -1.0: it must be above 0"),
-        (["--reward", "test"], "--reward test: unknown: give rm, gold, tests"),
-        ([], "executor monty: it is not installed: pip install pydantic-monty"),
-    ],
-)
-def test_bad_options_are_one_line(problems, sft, tiny, tmp_path, capsys, monkeypatch, argv, words):
-    monkeypatch.setattr(monty, "monty", monty.monty if argv else None)
-    common = ["--sft", str(sft), "--dataset", problems, "--model", tiny.model, "--output_dir", str(tmp_path / "run")]
-    assert main(["ppo", "--reward", "tests", *common, *argv]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and words in error
 
 
 # Through the pipeline

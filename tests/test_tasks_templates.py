@@ -20,55 +20,35 @@ def fails(rows, *parts, **options):
     return message
 
 
-def test_tldr_prompt():
-    expected = "POST Subreddit: r/cats\nMy cat sleeps.\nTL;DR:"
-    assert templates.tldr_prompt("cats", "My cat sleeps.\n") == expected
-    assert templates.tldr_prompt("r/cats", "My cat sleeps.") == expected
-
-
-def test_hh_prompt():
-    assert templates.hh_prompt("Hi") == "\n\nHuman: Hi\n\nAssistant:"
-    assert (
-        templates.hh_prompt(["Hi", "Hello ", "Why?"])
-        == "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:"
-    )
-    for turns in ([], ["Hi", "Hello"]):
-        with pytest.raises(InputError, match=f"{len(turns)} dialogue turns: give an odd number"):
-            templates.hh_prompt(turns)
+CITATIONS, BRACKETS = templates.strip_citations, templates.strip_brackets
 
 
 @pytest.mark.parametrize(
-    ("text", "stripped"),
+    ("made", "expected"),
     [
-        ("Cats sleep [1]. Dogs run [2, 3].", "Cats sleep. Dogs run."),
-        ("Both[1][2] do.", "Both do."),
-        ("Cats [1] sleep.", "Cats sleep."),
-        ("[1] Cats sleep.\n[2][3] Dogs run.", "Cats sleep.\nDogs run."),
-        ("Range [4-6] and [7–9], [1; 2]", "Range and,"),
-        ("An [aside], a list [], [1a] and [1.5] stay", "An [aside], a list [], [1a] and [1.5] stay"),
-        ("line\n\nline", "line\n\nline"),
+        (templates.tldr_prompt("cats", "My cat sleeps.\n"), "POST Subreddit: r/cats\nMy cat sleeps.\nTL;DR:"),
+        (templates.tldr_prompt("r/cats", "Meow."), "POST Subreddit: r/cats\nMeow.\nTL;DR:"),
+        (templates.hh_prompt("Hi"), "\n\nHuman: Hi\n\nAssistant:"),
+        (templates.hh_prompt(["Hi", "Yes ", "So?"]), "\n\nHuman: Hi\n\nAssistant: Yes\n\nHuman: So?\n\nAssistant:"),
+        (templates.webgpt_prompt("Why [1]?"), "\n\nHuman: Why?\n\nAssistant:"),
+        (templates.webgpt_prompt("Why [1]?", "released"), " Human: Why [1]? Assistant:"),
+        (CITATIONS("Cats sleep [1]. Dogs [2] run[2, 3]. Both[1][2] do."), "Cats sleep. Dogs run. Both do."),
+        (CITATIONS("[1] Cats sleep.\n[2][3] Dogs run.\n\n"), "Cats sleep.\nDogs run.\n\n"),
+        (CITATIONS("Range [4-6] and [7–9], [1; 2]"), "Range and,"),
+        (CITATIONS("An [aside], a list [], [1a] and [1.5] stay"), "An [aside], a list [], [1a] and [1.5] stay"),
+        (BRACKETS("Cats (all of them) sleep [1]. A (b (c) [d] e) f."), "Cats sleep. A f."),
+        (BRACKETS("(a) b [note] (c)"), " b"),
+        (BRACKETS("An open ( and a ] stay"), "An open ( and a ] stay"),
     ],
 )
-def test_strip_citations(text, stripped):
-    assert templates.strip_citations(text) == stripped
+def test_prompts(made, expected):
+    assert made == expected
 
 
-def test_webgpt_prompt():
-    assert templates.webgpt_prompt("Why do cats purr [1]?") == "\n\nHuman: Why do cats purr?\n\nAssistant:"
-    assert templates.webgpt_prompt("Why [1]?", "released") == " Human: Why [1]? Assistant:"
-
-
-@pytest.mark.parametrize(
-    ("text", "stripped"),
-    [
-        ("Cats (all of them) sleep [1].", "Cats sleep."),
-        ("A (b (c) [d] e) f.", "A f."),
-        ("(a) b [note] (c)", " b"),
-        ("An open ( and a ] stay", "An open ( and a ] stay"),
-    ],
-)
-def test_strip_brackets(text, stripped):
-    assert templates.strip_brackets(text) == stripped
+@pytest.mark.parametrize("turns", [[], ["Hi", "Hello"]])
+def test_a_dialogue_ends_with_the_human(turns):
+    with pytest.raises(InputError, match="dialogue turns"):
+        templates.hh_prompt(turns)
 
 
 turn = st.text(alphabet="ab \n:", max_size=8)
@@ -83,31 +63,6 @@ def test_split_transcripts_round_trip(shared, chosen, rejected):
     assert prompt.endswith("\n\nAssistant:")
     # the prompt is at the last shared turn: no longer one would do
     assert "\n\nAssistant:" not in os.path.commonprefix([chosen, rejected])[len(prompt) - len("\n\nAssistant:") + 1 :]  # noqa: RUF071
-
-
-def test_split_transcripts_that_part_early():
-    start = "\n\nHuman: Hi\n\nAssistant:"
-    chosen, rejected = start + " Hello\n\nHuman: Why?\n\nAssistant: So.", start + " Yes"
-    prompt, good, bad = templates.split_transcripts(chosen, rejected)
-    assert (prompt, good, bad) == (start, " Hello\n\nHuman: Why?\n\nAssistant: So.", " Yes")
-
-
-def test_split_transcripts_without_a_shared_turn():
-    pair = "\n\nHuman: a\n\nAssistant: x", "\n\nHuman: b\n\nAssistant: x"
-    with pytest.raises(InputError, match=r"^'chosen' and 'rejected' share no .* begin both with the same prompt"):
-        templates.split_transcripts(*pair)
-
-
-def test_three_columns():
-    rows = [{**GOOD, "chosen": " Because. \n", "score": 3}]
-    assert templates.to_preferences(rows, "x") == ([GOOD], {"read": 1, "kept": 1})
-
-
-def test_two_transcripts():
-    start = "\n\nHuman: Hi\n\nAssistant:"
-    pairs, counts = templates.to_preferences([{"chosen": start + " Hello", "rejected": start + " Go\n"}], "x")
-    assert pairs == [{"prompt": start, "chosen": " Hello", "rejected": " Go"}]
-    assert counts == {"read": 1, "kept": 1}
 
 
 def test_chats():
@@ -131,51 +86,39 @@ def test_chats():
     assert templates.to_preferences([apart, blank], "x")[1] == {"read": 2, "kept": 1, "empty_response": 1}
 
 
-def test_missing_columns():
-    expected = "pairs.jsonl: columns found: question, answer; expected: prompt, chosen, rejected"
-    assert fails([{"question": "a", "answer": "b"}], "add the missing columns").startswith(expected)
-    fails([{"prompt": "a", "chosen": "b"}], "columns found: prompt, chosen; expected", bad_rows="drop")
-    fails([{}], "columns found: none")
-
-
-TRANSCRIPTS = {"chosen": "\n\nHuman: a\n\nAssistant: x", "rejected": "\n\nHuman: b\n\nAssistant: y"}
+START = "\n\nHuman: Hi\n\nAssistant:"
+WHOLE = {"chosen": f"{START} So.\n\nHuman: Why?\n\nAssistant: Yes.", "rejected": f"{START} No\n"}
+APART = {"chosen": "\n\nHuman: a\n\nAssistant: x", "rejected": "\n\nHuman: b\n\nAssistant: y"}
 BAD = [
     ("missing_column", {"prompt": "a", "chosen": "b"}, "no 'rejected'"),
-    ("not_text", {**GOOD, "chosen": 3}, "'chosen' is not text but int"),
-    ("missing_column", {**GOOD, "prompt": None}, "no 'prompt'"),
-    ("not_text", {**GOOD, "rejected": " x\ud83d"}, "'rejected' has half a surrogate pair at character 3"),
-    ("empty_prompt", {**GOOD, "prompt": " \n"}, "the prompt is empty"),
-    ("empty_prompt", {**GOOD, "prompt": "\n\nAssistant:"}, "the prompt is empty"),
-    ("equal_pair", {**GOOD, "rejected": "Because.\n"}, "'chosen' and 'rejected' are equal"),
+    ("not_text", GOOD | {"chosen": 3}, "'chosen' is not text but int"),
+    ("missing_column", GOOD | {"prompt": None}, "no 'prompt'"),
+    ("not_text", GOOD | {"rejected": " x\ud83d"}, "'rejected' has half a surrogate pair at character 3"),
+    ("empty_prompt", GOOD | {"prompt": " \n"}, "the prompt is empty"),
+    ("empty_prompt", GOOD | {"prompt": "\n\nAssistant:"}, "the prompt is empty"),
+    ("equal_pair", GOOD | {"rejected": "Because.\n"}, "'chosen' and 'rejected' are equal"),
+    ("no_shared_turn", APART, "'chosen' and 'rejected' share no"),
+    ("empty_response", GOOD | {"chosen": " "}, ""),  # in the published data: dropped in any case
+    ("empty_response", GOOD | {"rejected": ""}, ""),
 ]
 
 
 @pytest.mark.parametrize(("reason", "row", "message"), BAD)
 def test_bad_rows(reason, row, message):
-    text = fails([GOOD, row], f"pairs.jsonl: row 2: {message}", "correct or delete the row", "--bad_rows drop")
-    assert text.startswith("pairs.jsonl")
-    pairs, counts = templates.to_preferences([GOOD, row, row], "x", bad_rows="drop")
-    assert pairs == [GOOD] and counts == {"read": 3, "kept": 1, reason: 2}
+    good = WHOLE if reason == "no_shared_turn" else GOOD
+    if message:
+        fails([good, row], f"pairs.jsonl: row 2: {message}", "--bad_rows drop")
+    pairs, counts = templates.to_preferences([good, row, row], "x", bad_rows="drop" if message else "error")
+    assert len(pairs) == 1 and counts == {"read": 3, "kept": 1, reason: 2}
 
 
-def test_no_shared_turn():
-    good = {**TRANSCRIPTS, "rejected": "\n\nHuman: a\n\nAssistant: y"}
-    fails([good, TRANSCRIPTS], "pairs.jsonl: row 2: 'chosen' and 'rejected' share no")
-    counts = templates.to_preferences([good, TRANSCRIPTS], "x", bad_rows="drop")[1]
-    assert counts == {"read": 2, "kept": 1, "no_shared_turn": 1}
-
-
-def test_empty_responses_are_always_dropped():
-    rows = [GOOD, {**GOOD, "chosen": " "}, {**GOOD, "rejected": ""}]
-    for bad_rows in ("error", "drop"):
-        pairs, counts = templates.to_preferences(rows, "x", bad_rows=bad_rows)
-        assert pairs == [GOOD] and counts == {"read": 3, "kept": 1, "empty_response": 2}
-
-
-def test_no_row_left():
-    fails([{**GOOD, "chosen": ""}] * 2, "pairs.jsonl: no row can be used (empty_response 2)")
+def test_columns():
+    kept = {"prompt": START, "chosen": " So.\n\nHuman: Why?\n\nAssistant: Yes.", "rejected": " No"}
+    for row, expected in ((GOOD | {"chosen": " Because. \n", "score": 3}, GOOD), (WHOLE, kept)):
+        assert templates.to_preferences([row], "x") == ([expected], {"read": 1, "kept": 1})
+    fails([{"question": "a", "answer": "b"}], "pairs.jsonl: columns found: question, answer; expected: prompt, chosen")
+    fails([{"prompt": "a", "chosen": "b"}], "columns found: prompt, chosen; expected", bad_rows="drop")
+    fails([{}], "columns found: none")
+    fails([GOOD | {"chosen": ""}] * 2, "pairs.jsonl: no row can be used (empty_response 2)")
     fails([], "no row can be used (no rows)")
-
-
-def test_bad_rows_option():
-    fails([GOOD], "--bad_rows 'skip': choose error or drop", bad_rows="skip")
+    fails([GOOD], "--bad_rows 'skip'", bad_rows="skip")

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,18 @@ from test_programs_attacks import ready
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig, StudyConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.lab.corpora.tiny_code import document, make_problem, write, write_with_bug
+from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import load_study, plan, run_study
+from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import RunFolder
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "data"))
-from build_models import train_tokenizer
+from marlhf_lite.utils.shipped import shipped
 
 
 def problems(count, seed=1):
@@ -76,36 +74,13 @@ def test_form_of_prompts_programs_and_tests():
         assert not {repr(test.input[0]) for test in tests} & {repr(x) for x in problem.arguments[:2]}
 
 
-def test_a_share_of_the_documents_has_a_bug():
-    ready("monty")
-    rng = random.Random(5)
-    made = [document(rng) for _ in range(300)]
-    outcomes = TestRunner("monty").run([text for _, text, _ in made], [read_problem(x).tests for *_, x in made])
-    assert 0.3 < sum(not all(outcome.passed) for outcome in outcomes) / 300 < 0.5
-
-
-def test_a_tokenizer_keeps_lines_and_indentation():
-    rng = random.Random(0)
-    texts = [document(rng)[:2] for _ in range(1500)]
-    tokenizer = train_tokenizer([prompt + program for prompt, program in texts], 512)
-    lengths = []
-    for prompt, program in texts[:300]:
-        ids = tokenizer(program, add_special_tokens=False)["input_ids"]
-        assert tokenizer.decode(ids, skip_special_tokens=True) == program
-        assert tokenizer.decode(tokenizer(prompt)["input_ids"], skip_special_tokens=True) == prompt
-        lengths.append(len(ids))
-    for text in ("\n    x\n        y", "a  b   c", "\n\n\n", "    ", "if x:\n            y = 1\n"):
-        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
-    assert min(lengths) >= 10 and max(lengths) <= 80
-
-
 def test_the_task():
     ready("monty")
     task = with_tests(load_task("tiny-code", size=200), ProgramConfig())
-    sizes = {part: len(rows) for part, rows in task.splits.items()}
-    assert sizes == {"sft": 36, "rm": 0, "ppo": 144, "test": 20}
-    rows = task.splits["test"]
+    right = {row["chosen"] for row in read_file(shipped("tiny-code.jsonl.gz"))[:200]}
+    rows, taught = task.splits["test"], task.splits["sft"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * 20
+    assert 0.2 < sum(row["chosen"] not in right for row in taught) / 36 < 0.6  # demonstrations have bugs
     assert set(rows["difficulty"]) <= {"lists", "texts", "numbers"}
 
 
