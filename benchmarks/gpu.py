@@ -25,13 +25,13 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
-from marlhf_lite.config.options import DataConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.commands import MemoryCommand
+from marlhf_lite.config.options import MacroConfig, MemoryConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.architectures import known_config
@@ -152,8 +152,9 @@ def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dic
         )
         rows = trainer.train()
         options.model = str(folder / "config")
-        data = DataConfig(max_prompt_length=args.prompt, max_response_length=args.response)
-        estimate = estimate_memory(SimpleNamespace(model=options, ppo=ppo, data=data), gpu=False)
+        lengths = {"max_prompt_length": args.prompt, "max_response_length": args.response}
+        sizes = MemoryConfig(batch_size=args.batch, micro_batch_size=args.micro, **lengths)
+        estimate = estimate_memory(MemoryCommand(memory=sizes, model=options), gpu=False)
     used = rows[1:] or rows
     seconds = sum(row["seconds"] for row in used) / len(used)
     weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)

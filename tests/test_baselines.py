@@ -14,20 +14,16 @@ import torch
 from conftest import nudge
 from transformers import TrainerCallback
 
+from marlhf_lite.config.commands import COMMANDS, OPTIONS, groups
 from marlhf_lite.config.options import (
     CheckpointConfig,
-    DataConfig,
     DPOStageConfig,
     GroupConfig,
     GRPOStageConfig,
-    LoggingConfig,
-    ModelConfig,
     RLOOStageConfig,
-    RunConfig,
-    TrainerConfig,
 )
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.experiments.pipeline import RunContext
+from marlhf_lite.experiments.context import RunContext
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.tasks.splits import Task
@@ -130,25 +126,22 @@ def logprobs(model, rollout):
 
 @pytest.fixture
 def work(base, tokenizer, texts, tmp_path):
-    """A workspace on a few prompts and pairs; keyword arguments are options."""
+    """A context of a command on a few prompts and pairs; keyword arguments are options."""
 
-    def build(model=base, **changes):
-        kinds = {"run": RunConfig, "model": ModelConfig, "data": DataConfig, "trainer": TrainerConfig}
+    def build(model=base, method="rloo", **changes):
         given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
         given |= {"policy_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
-        kinds |= {"checkpoint": CheckpointConfig, "logging": LoggingConfig, "dpo": DPOStageConfig, **CONFIGS}
-        names = {f.name for kind in kinds.values() for f in fields(kind)}
-        assert given.keys() <= names
-        options = {
-            name: kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
-            for name, kind in kinds.items()
-        }
+        assert given.keys() <= OPTIONS
+        kinds = groups(COMMANDS[method]).items()
+        options = COMMANDS[method](
+            **{name: kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given}) for name, kind in kinds}
+        )
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         splits = {part: datasets.Dataset.from_dict(pairs) for part in ("rm", "ppo", "test")}
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
         folder = tmp_path / "work"
         run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, {})
-        return RunContext(SimpleNamespace(**options), run, task, tokenizer, lambda: model)
+        return RunContext(options, run, task, tokenizer, lambda: model, resume=bool(options.run.resume))
 
     return build
 
@@ -228,7 +221,7 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
 def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, sft, method, monkeypatch, capsys):
     """Half way: two updates are fine, then weights that give no number."""
-    place = work(updates=4, warmup_ratio=0.0)
+    place = work(method=method, updates=4, warmup_ratio=0.0)
 
     def spoil(self, args, state, control, model=None, **unused):
         if state.global_step == 2:
@@ -381,7 +374,7 @@ def check_policy(folder, base, sft):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
-    folder = getattr(pipeline, f"{method}_stage")(work(), sft, model_reward)
+    folder = STAGES[method](work(method=method), sft, model_reward).policy
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == method and run.config["updates"] == 2
     check_policy(folder, base, sft)
@@ -401,8 +394,7 @@ def test_group_stage_leaves_ppos_records(work, base, sft, model_reward, method):
 
 
 def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft):
-    space = work()
-    folder = pipeline.dpo_stage(space, sft)
+    folder = pipeline.dpo_stage(work(method="dpo"), sft).policy
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == "dpo" and run.config["dpo_batch_size"] == 2
     check_policy(folder, base, sft)
@@ -428,11 +420,11 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
             with monkeypatch.context() as patch:
                 patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(stop))
                 with pytest.raises(KeyboardInterrupt):
-                    STAGES[method](work(overwrite=True, **options), sft, model_reward)
+                    STAGES[method](work(method=method, **options), sft, model_reward)
             rows = RunFolder.open(runs[0][0].parent).metrics()
             assert [row["update"] for row in rows] == [1, 2, 3]
         given = {"resume": "work"} if stop else {}
-        folder = STAGES[method](work(**options, **given), sft, model_reward)
+        folder = STAGES[method](work(method=method, **options, **given), sft, model_reward).policy
         run = RunFolder.open(folder.parent)
         rows = [{k: v for k, v in row.items() if "second" not in k} for row in run.metrics()]
         runs.append((folder, rows, run.samples(), run.tests(), adapter(load_policy(base, folder))))

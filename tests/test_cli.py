@@ -17,13 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-import marlhf_lite
-from marlhf_lite.cli import COMMANDS, main
-from marlhf_lite.config.groups import GROUPS
-from marlhf_lite.config.parser import parse
-from marlhf_lite.experiments import pipeline
+from marlhf_lite.cli import main
+from marlhf_lite.config.commands import COMMANDS, option_names
+from marlhf_lite.experiments import context
 from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
-from marlhf_lite.models import loading as models
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
@@ -35,11 +32,10 @@ SMALL = (
 ).split()
 
 
-def budget(*groups):
-    """Those of the small settings that a command with these groups takes."""
-    known = {name for group in groups for name in GROUPS[group].__dataclass_fields__}
+def budget(command):
+    """Those of the small settings that a command takes."""
     pairs = zip(SMALL[::2], SMALL[1::2])
-    return [word for flag, value in pairs if flag[2:] in known for word in (flag, value)]
+    return [word for flag, value in pairs if flag[2:] in option_names(COMMANDS[command]) for word in (flag, value)]
 
 
 @pytest.fixture(autouse=True)
@@ -58,47 +54,12 @@ def write_jsonl(path, rows):
     return str(path)
 
 
-def dialogues(count):
-    """Small talk in the form of the HH data: two transcripts that part at the last assistant turn."""
-    things = "tea bread paint glue soap rope seeds bricks".split()
-    rows = []
-    for i in range(count):
-        thing = f"{things[i % 8]} number {i}"
-        start = f"\n\nHuman: Where do I buy {thing}?\n\nAssistant: How much?\n\nHuman: {i + 1} pounds.\n\nAssistant:"
-        rows.append({"chosen": f"{start} Try the market for {thing}.", "rejected": f"{start} No idea{'!' * (i % 3)}"})
-    return rows
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     return write_jsonl(tmp_path_factory.mktemp("data") / "pairs.jsonl", make_pairs(80, 0))
 
 
-# Exit codes and help
-
-
-@pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
-def test_usage(argv, capsys):
-    assert main(argv) == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown and command.help in shown for name, command in COMMANDS.items())
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_command_help(name, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main([name, "--help"])
-    assert caught.value.code == 0
-    assert f"usage: marlhf {name} [options]" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_examples_use_real_options(name):
-    """Every flag of the example in a command's help is one of its options."""
-    _, command, *words = COMMANDS[name].example.split()
-    known = {f for group in COMMANDS[name].groups for f in GROUPS[group].__dataclass_fields__}
-    assert command == name
-    assert {word[2:] for word in words if word.startswith("--")} <= known | {"preset", "config"}
+# Exit codes and mistakes
 
 
 @pytest.mark.parametrize(
@@ -126,230 +87,164 @@ try:
     status = main({argv})
 except SystemExit as end:
     status = end.code
-assert status == {status}, status
-assert not {{'torch', 'transformers', 'datasets', 'matplotlib'}} & set(sys.modules)"""
+assert not {{'torch', 'transformers', 'datasets', 'matplotlib'}} & set(sys.modules)
+sys.exit(status)"""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"marlhf-lite {marlhf_lite.__version__}\n"
-
-
-def test_exit_code_of_the_process():
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "marlhf_lite", "run", "--updats", "3"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == ""
-    expected = "marlhf: error: marlhf run: unknown option --updats: did you mean --updates? see marlhf run --help\n"
-    assert done.stderr == expected
-
-
-SFT = object()  # in a command line: the folder of an SFT adapter
-
-
-# Mistakes, each one line, before a model is loaded and before the run's folder is made
+    assert done.returncode == status, done.stderr
+    assert (done.stderr == "") == (status == 0) and (done.stdout == "") == (status == 2)
+    if argv == []:
+        assert all(f"  {name} " in done.stdout for name in [*COMMANDS, "presets"])
 
 
 @pytest.fixture
-def no_model(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("a model was loaded before the input was checked")
+def fails(capsys, tmp_path, monkeypatch):
+    """Runs a command that must fail: exit code 2, one line that names what is wrong, no model loaded, no file left."""
+    monkeypatch.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded before the input was checked"))
 
-    monkeypatch.setattr(models, "load_base", refuse)
-    monkeypatch.setattr(pipeline, "load_base", refuse)
-
-
-@pytest.fixture
-def fails(no_model, capsys, tmp_path):
-    """Runs a command that must fail: exit code 2, one line that holds the parts, nothing on disk."""
-
-    def run(*argv, parts=(), output="out"):
+    def run(*argv, names=(), output="out"):
         capsys.readouterr()
         before = sorted(tmp_path.rglob("*"))
-        where = ["--output_dir", output] if output else []
-        assert main([*map(str, argv), *where]) == 2
+        assert main([*map(str, argv), *(["--output_dir", output] if output else [])]) == 2
         shown = capsys.readouterr()
         assert shown.err.startswith("marlhf: error: ") and shown.err.count("\n") == 1, shown.err
-        assert shown.err.endswith("\n") and ": " in shown.err[len("marlhf: error: ") :]
-        assert shown.out == ""
-        for part in parts:
-            assert part in shown.err, shown.err
-        assert sorted(tmp_path.rglob("*")) == before
-        return shown.err
+        assert shown.out == "" and sorted(tmp_path.rglob("*")) == before
+        for name in [names] if isinstance(names, str) else names:
+            assert str(name) in shown.err, shown.err
 
     return run
 
 
 GOOD = {"prompt": "Q", "chosen": " yes", "rejected": " no"}
-HALF = {"prompt": "Q", "chosen": " yes"}
-THREE = [GOOD | {"prompt": f"Q{i}"} for i in range(3)]
-
-
-def lines(*rows):
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-BAD_DATA = {
-    "empty": (b"", "d.jsonl", ["d.jsonl: the file holds no rows", "give at least one"]),
-    "missing column": (lines(HALF), "d.jsonl", ["d.jsonl", "columns found: prompt, chosen", "rejected"]),
-    "one row lacks it": (lines(GOOD, HALF), "d.jsonl", ["row 2", "no 'rejected'", "--bad_rows drop"]),
-    "cut gzip": (gzip.compress(lines(*[GOOD] * 50))[:-12], "d.jsonl.gz", ["d.jsonl.gz", "cannot be read", "whole"]),
-    "unknown kind": (lines(GOOD), "d.txt", ["d.txt", "unknown extension", ".jsonl"]),
-    "too few": (lines(*THREE), "d.jsonl", ["d.jsonl: 3 rows are too few", "at least 4"]),
-    "same prompt": (lines(*[GOOD] * 9), "d.jsonl", ["d.jsonl: 9 rows have 1 different prompts", "give at least 4"]),
+FILES = {  # what stands in a data file -> what the message names
+    "d.jsonl": {
+        "": "d.jsonl",
+        json.dumps(GOOD | {"rejected": None}): ["d.jsonl", "rejected"],
+        "\n".join(map(json.dumps, [GOOD, {"prompt": "Q", "chosen": " yes"}])): ["row 2", "rejected", "--bad_rows"],
+        "\n".join(json.dumps(GOOD | {"prompt": f"Q{i}"}) for i in range(3)): ["d.jsonl", "3 rows"],
+        "\n".join([json.dumps(GOOD)] * 9): ["d.jsonl", "1 different prompts"],
+    },
+    "d.txt": {json.dumps(GOOD): ["d.txt", ".jsonl"]},
+    "d.jsonl.gz": {"no archive": "d.jsonl.gz"},
+    "my.yaml": {
+        "updats: 3\n": ["updats", "did you mean updates?"],
+        "batch-size: 3\n": ["batch-size", "did you mean batch_size?"],
+        "1: 3\n": "unknown key 1",
+        "seed: many\n": ["--seed", "'many'"],
+        "seed: 1.5\n": "--seed",
+        "cliprange: {a: 1}\n": "--cliprange",
+        "whiten: perhaps\n": ["--whiten", "perhaps"],
+        "ratio: both\n": ["--ratio", "'both'"],
+        "updates: 0\n": "--updates 0",
+        "- seed\n- 3\n": "a list",
+        "a: b: c\n": "not YAML",
+        "seed: [1\n": "not YAML",
+    },
 }
 
 
-@pytest.mark.parametrize("case", BAD_DATA)
-@pytest.mark.parametrize("command", ["run", "sft"])
-def test_bad_data(fails, tmp_path, command, case):
-    content, name, parts = BAD_DATA[case]
-    (tmp_path / name).write_bytes(content)
-    fails(command, "--dataset", f"./{name}", parts=[name, *parts])
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name, some in FILES.items() for content in some])
+def test_bad_files(fails, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    option = "--config" if name.endswith("yaml") else "--dataset"
+    fails("run", option, f"./{name}", names=[name, *([x] if isinstance(x := FILES[name][content], str) else x)])
 
 
-@pytest.mark.parametrize("command", ["run", "sft"])
-def test_a_part_that_the_data_set_lacks(command, fails):
-    fails(command, "--part", "cnn_dm", parts=["--part cnn_dm: tiny-tldr has no such part"])
+SFT, RM, HALF, HERE = (object() for _ in range(4))  # in a command line: folders of the tests
+RUN = "run --size 9 "
+MISTAKES = [  # a command line -> what the message names
+    ("fly", "fly"),
+    ("run --fly", "--fly"),
+    ("run words", "words"),
+    ("run --updats 3", ["--updats", "did you mean --updates?"]),
+    ("run --batch-sise=3", ["--batch-sise", "did you mean --batch_size?"]),
+    ("run --update 3", "did you mean --updates?"),  # no abbreviations
+    ("run --seed", "--seed"),
+    ("run --seed x", ["--seed", "'x'"]),
+    ("run --ratio x", ["--ratio", "'x'"]),
+    ("run --preset mine", "--preset mine"),
+    ("run --config no.yaml", "--config no.yaml"),
+    ("run --n 0", "--n 0"),
+    ("demo --n 2.5", "--n 2.5"),
+    ("run --termination randomized --lengths 2,x", "--lengths 2,x"),
+    ("run --updates 0", "--updates 0"),
+    ("run --size 3", "--size 3"),
+    (RUN + "--max_prompt_length 2", "--max_prompt_length 2"),
+    (RUN + "--batch_size 9 --rollouts 2", "--batch_size 9"),
+    (RUN + "--rm_batch_size 9 --per_device_train_batch_size 2 --sft_batch_size 8", "--rm_batch_size 9"),
+    (RUN + "--report_to mars", "--report_to mars"),
+    (RUN + "--finetune full --load_in_4bit", "--load_in_4bit"),
+    ("run --part cnn_dm", "--part cnn_dm"),
+    *((f"run --dataset {name}", name) for name in ("./no.jsonl", "no.csv", "nothing", "tiny_tldr")),
+    ("run --model no_folder", "--model no_folder"),
+    ("run --model ./no/folder", "--model ./no/folder"),
+    *((f"{name}", "--sft") for name in ("rm", "ppo", "dpo", "evaluate")),
+    ("rm --sft nowhere", "--sft nowhere"),
+    *((f"{RUN}--reward {name}", f"--reward {name}") for name in ("no_module:f", "os:no_name", "os:sep", "golden", ":")),
+    (RUN + "--reward broken_reward:f", ["--reward broken_reward:f", "SyntaxError"]),
+    ("run --from_checkpoint 2", "--from_checkpoint 2"),
+    ("rloo --critic_learning_rate 1", ["--critic_learning_rate", "did you mean --policy_learning_rate?"]),
+    *((f"{name} 3", name.split()[1]) for name in ("sft --updates", "rloo --lam", "grpo --whiten", "study --model")),
+    ("rloo --config lam.yaml --preset paper", "--sft"),  # options of other commands may stand in files
+    ("generate", "--policy"),
+    (["export", "--policy", SFT], "--output_dir"),
+    (["ppo", "--sft", SFT], "--rm"),
+    (["ppo", "--sft", SFT, "--reward", "gold", "--n", "-1"], "--n -1"),
+    (["ppo", "--sft", SFT, "--reward", "gold", "--dataset", "pairs.jsonl"], "--reward gold"),
+    (["rloo", "--sft", SFT, "--reward", "gold", "--num_generations", "3"], "--num_generations 3"),
+    (["rm", "--sft", RM], "--sft"),
+    (["ppo", "--sft", SFT, "--rm", SFT], "--rm"),
+    (["run", "--rm", HERE], "--rm"),
+    (["rm", "--sft", HALF], "no weights"),
+    (["run", "--model", SFT], "--sft"),
+    (["run", "--model", HERE], ["--model", "config.json"]),
+    *((["evaluate", "--sft", SFT, "--policies", words], "--policies") for words in ("nowhere", "x=", "SFT=old/a")),
+    (["evaluate", "--sft", SFT, "--policies", "old"], ["old/a/policy", "old/b/policy"]),
+    (["evaluate", "--sft", SFT, "--policies", "old/a,old/a/policy"], "second one is called a"),
+]
 
 
-@pytest.mark.parametrize("name", ["./no.jsonl", "no.csv", "nothing", "tiny_tldr", ""])
-def test_missing_dataset(fails, name):
-    fails("run", "--dataset", name, parts=[name.removeprefix("./")])
-
-
-@pytest.mark.parametrize(
-    ("argv", "parts"),
-    [
-        (["fly"], ["unknown command fly", "choose from demo, run"]),
-        (["run", "--fly"], ["unknown option --fly", "--help"]),
-        (["run", "--preset", "mine"], ["--preset mine", "paper, released"]),
-        (["run", "--config", "no.yaml"], ["--config no.yaml", "check the path"]),
-        (["run", "--n", "0"], ["--n 0", "from 1 up, or inf"]),
-        (["ppo", "--sft", SFT, "--reward", "gold", "--n", "-1"], ["--n -1", "from 1 up, or inf"]),
-        (["demo", "--n", "2.5"], ["--n 2.5"]),
-        (["run", "--termination", "randomized", "--lengths", "2,x"], ["--lengths 2,x"]),
-        (["run", "--updates", "0"], ["--updates 0", "at least 1"]),
-        (["run", "--size", "3"], ["--size 3", "give at least 4"]),
-        (["run", "--size", "0"], ["--size 0"]),
-        (["run", "--size", "9", "--max_prompt_length", "2"], ["--max_prompt_length 2", "prompts are longer: raise it"]),
-        (["run", "--model", "no_folder"], ["--model no_folder", "no such folder"]),
-        (["run", "--model", "./no/folder"], ["--model ./no/folder", "no such folder"]),
-        (["rm"], ["--sft: not given", "marlhf sft"]),
-        (["ppo"], ["--sft: not given", "marlhf sft"]),
-        (["evaluate"], ["--sft: not given", "marlhf sft"]),
-        (["rm", "--sft", "nowhere"], ["--sft nowhere", "no adapter there", "marlhf sft"]),
-        (["run", "--size", "9", "--reward", "no_module:f"], ["--reward no_module:f", "No module named"]),
-        (["run", "--size", "9", "--reward", "os:no_name"], ["--reward os:no_name", "no_name", "package.module"]),
-        (["run", "--size", "9", "--reward", "os:sep"], ["--reward os:sep", "not a function"]),
-        (["run", "--size", "9", "--reward", "golden"], ["--reward golden", "rm, gold"]),
-        (["run", "--size", "9", "--reward", ":"], ["--reward :"]),
-        (["ppo", "--from_checkpoint", "2"], ["--from_checkpoint 2: only a run that goes on has one", "--resume"]),
-        (["run", "--from_checkpoint", "2"], ["--from_checkpoint 2", "--resume"]),
-        (["rloo", "--critic_learning_rate", "1"], ["--critic_learning_rate", "did you mean --policy_learning_rate?"]),
-        (["generate"], ["--policy: not given", "marlhf ppo"]),
-        (["export", "--policy", SFT], ["--output_dir: not given"]),
-    ],
-)
-def test_bad_options(fails, sft, tmp_path, argv, parts):
-    (tmp_path / "FILE").touch()
-    argv = [sft if word is SFT else word for word in argv]
-    fails(*argv, parts=parts, output=None if argv[0] in ("fly", "generate", "export") else "out")
-
-
-def test_options_of_other_commands_may_stand_in_files(fails, tmp_path):
-    """One file serves several commands; what is wrong here is something else."""
-    (tmp_path / "my.yaml").write_text("lam: 0.5\n")
-    fails("rloo", "--config", "my.yaml", "--preset", "paper", parts=["--sft: not given"])
-
-
-def test_model_folders(fails, tiny, sft, tmp_path):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    fails("run", "--model", bare, parts=[f"--model {bare}", "no config.json"])
-    shutil.copy(f"{tiny.model}/config.json", bare)
-    fails("run", "--model", bare, parts=[f"--model {bare}", "no weights", "model.safetensors"])
-    fails("run", "--model", sft, parts=["holds an adapter", "--sft"])
-
-
-def test_gold_needs_a_known_truth(fails, pairs, sft):
-    parts = ["--reward gold", "no gold score"]
-    fails("run", "--dataset", pairs, "--reward", "gold", parts=parts)
-    fails("ppo", "--sft", sft, "--dataset", pairs, "--reward", "gold", parts=parts)
-
-
-def test_a_reward_that_breaks_on_import(fails, tmp_path):
+@pytest.mark.parametrize(("words", "names"), MISTAKES, ids=[str(names) for _, names in MISTAKES])
+def test_mistakes(fails, sft, rm, pairs, tmp_path, words, names):
     (tmp_path / "broken_reward.py").write_text("def f(:\n")
-    fails("run", "--size", "9", "--reward", "broken_reward:f", parts=["--reward broken_reward:f", "SyntaxError"])
-
-
-def test_adapters(fails, sft, rm, tmp_path):
-    fails("ppo", "--sft", sft, parts=["--rm: not given", "marlhf rm"])
-    fails("rm", "--sft", rm, parts=[f"--sft {rm}", "another kind", "marlhf sft"])
-    fails("ppo", "--sft", sft, "--rm", sft, parts=[f"--rm {sft}", "another kind", "marlhf rm"])
-    fails("run", "--rm", tmp_path, parts=[f"--rm {tmp_path}", "no adapter there"])
-    half = tmp_path / "half"
-    half.mkdir()
-    shutil.copy(sft / "adapter_config.json", half)
-    fails("rm", "--sft", half, parts=["no weights"])
-    (half / "adapter_config.json").write_text("{")
-    fails("rm", "--sft", half, parts=["adapter_config.json is damaged"])
-
-
-def test_policies(fails, sft, tmp_path):
+    (tmp_path / "lam.yaml").write_text("lam: 0.5\n")
+    (tmp_path / "half").mkdir()
+    shutil.copy(sft / "adapter_config.json", tmp_path / "half")
+    shutil.copy(pairs, tmp_path / "pairs.jsonl")
     for name in ("a", "b"):
-        shutil.copytree(sft, tmp_path / "run" / name / "policy")
-    evaluate = ("evaluate", "--sft", sft, "--policies")
-    fails(*evaluate, "nowhere", parts=["--policies nowhere", "marlhf ppo"])
-    fails(*evaluate, "x=", parts=["--policies: not given"])
-    fails(*evaluate, "run", parts=["--policies run", "several", "run/a/policy", "run/b/policy"])
-    fails(*evaluate, "run/a,run/a/policy", parts=["a second one is called a", "name=folder"])
-    fails(*evaluate, "SFT=run/a", parts=["a second one is called SFT"])
+        shutil.copytree(sft, tmp_path / "old" / name / "policy")
+    folders = {SFT: sft, RM: rm, HALF: tmp_path / "half", HERE: tmp_path}
+    argv = words.split() if isinstance(words, str) else [folders.get(word, word) for word in words]
+    fails(*argv, names=names, output=None if argv[0] in ("fly", "generate", "export") or "study" in argv else "out")
 
 
-def test_output_folder_in_use(fails, tmp_path):
+def test_output_folder_in_use(fails, sft, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")
-    fails("run", output="notes", parts=["--output_dir notes exists already", "--overwrite"])
-    fails("run", "--overwrite", output="notes", parts=["--output_dir notes holds something that is not a run"])
-    fails("run", output="notes/diary.txt", parts=["--output_dir notes/diary.txt", "is a file"])
-    fails("run", output="notes/diary.txt/deeper", parts=["is a file"])
+    fails("run", output="notes", names="--overwrite")
+    fails("run", "--overwrite", output="notes", names="not a run")
+    fails("run", output="notes/diary.txt", names="notes/diary.txt")
+    fails("run", output="notes/diary.txt/deeper", names="notes/diary.txt")
     RunFolder.create("old", {"seed": 1})
-    fails("run", output="old", parts=["--output_dir old exists already", "--overwrite"])
-
-
-def test_overwrite_spares_what_the_run_needs(fails, sft, tmp_path):
-    RunFolder.create("a", {})
-    shutil.copytree(sft, tmp_path / "a" / "sft")
-    write_jsonl(tmp_path / "a" / "pairs.jsonl", make_pairs(10, 0))
-    fails("rm", "--sft", "a", "--overwrite", output="a", parts=["--output_dir a", "would remove a/sft"])
-    fails("sft", "--dataset", "a/pairs.jsonl", "--overwrite", output="a", parts=["would remove a/pairs.jsonl"])
-
-
-def test_an_overwritten_run_stays_when_the_new_one_cannot_start(fails, tmp_path):
-    RunFolder.create("a", {"seed": 1})
-    fails("run", "--dataset", "no.jsonl", "--overwrite", output="a", parts=["no.jsonl"])
-    assert RunFolder.open("a").config["seed"] == 1
-
-
-def test_a_model_that_does_not_load_leaves_no_folder(tiny, tmp_path, capsys):
-    broken = tmp_path / "broken"
-    shutil.copytree(tiny.model, broken)
-    (broken / "config.json").write_text("{}")
-    assert main(["sft", "--size", "20", "--model", str(broken), "--output_dir", "out"]) == 2
-    assert f"--model {broken}: cannot be loaded" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    shutil.copytree(sft, tmp_path / "old" / "sft")
+    write_jsonl(tmp_path / "old" / "pairs.jsonl", make_pairs(10, 0))
+    fails("run", output="old", names="--overwrite")
+    fails("rm", "--sft", "old", "--overwrite", output="old", names="would remove old/sft")
+    fails("sft", "--dataset", "old/pairs.jsonl", "--overwrite", output="old", names="would remove old/pairs.jsonl")
+    fails("run", "--dataset", "no.jsonl", "--overwrite", output="old", names="no.jsonl")
+    assert RunFolder.open("old").config["seed"] == 1
 
 
 @pytest.mark.parametrize("targets", ["q_proj", "[", ""])
-def test_lora_targets_that_match_nothing_leave_no_folder(tiny, tmp_path, capsys, targets):
+def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys, targets):
     argv = ["sft", "--size", "20", "--model", tiny.model, "--lora_target_modules", targets, "--output_dir", "out"]
     assert main(argv) == 2
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and f"--lora_target_modules {targets}: matches no layer" in shown
+    assert shown.count("\n") == 1 and f"--lora_target_modules {targets}: " in shown
+    shutil.copytree(tiny.model, tmp_path / "broken")
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    assert main(["sft", "--size", "20", "--model", "./broken", "--output_dir", "out"]) == 2
+    assert "--model ./broken: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -401,12 +296,15 @@ def test_run_on_a_file_with_the_embedded_model(pairs, tmp_path, capsys):
         assert part in shown
 
 
-def test_a_notebook_shows_no_path_of_the_machine(tiny, tmp_path, capsys):
-    """The command line says where its run is; `open_context`, which notebooks call, does not."""
-    words = ["--size", "20", "--model", tiny.model, "--output_dir", str(tmp_path / "out")]
-    pipeline.open_context(parse("sft", words, COMMANDS["sft"].groups, "about"))
-    shown = capsys.readouterr().out
-    assert shown.startswith("tiny-tldr: sft ") and str(tmp_path) not in shown
+def dialogues(count):
+    """Small talk in the form of the HH data: two transcripts that part at the last assistant turn."""
+    things = "tea bread paint glue soap rope seeds bricks".split()
+    rows = []
+    for i in range(count):
+        thing = f"{things[i % 8]} number {i}"
+        start = f"\n\nHuman: Where do I buy {thing}?\n\nAssistant: How much?\n\nHuman: {i + 1} pounds.\n\nAssistant:"
+        rows.append({"chosen": f"{start} Try the market for {thing}.", "rejected": f"{start} No idea{'!' * (i % 3)}"})
+    return rows
 
 
 def test_run_on_transcripts(tiny, tmp_path):
@@ -438,19 +336,6 @@ def test_run_with_n_1_is_called_ppo_and_ends_with_three_answers(tiny, tmp_path, 
     assert after_table.count("\nprompt: ") == 3 and after_table.count("\nSFT [") == after_table.count("\nPPO [") == 3
     for row in first:
         assert " ".join(row["prompt"].split())[-40:] in after_table
-
-
-def test_stages_take_over_data_and_model(tiny, pairs, sft, tmp_path, capsys):
-    """`--sft` of a run on other data: the next stage trains on that, and says so; a contradiction is refused."""
-    stage("sft", "a", "--dataset", pairs, "--model", tiny.model)
-    capsys.readouterr()
-    stage("rm", "b", "--sft", "a")
-    shown = capsys.readouterr().out
-    assert f"data and model as in --sft: --dataset {pairs} --model {tiny.model}" in shown
-    config = RunFolder.open("b").config
-    assert (config["dataset"], config["model"]) == (pairs, tiny.model)
-    assert main(["ppo", "--sft", "a", "--rm", "b", "--dataset", "tiny-tldr", "--output_dir", "c"]) == 2
-    assert "--dataset tiny-tldr: --sft a was made with" in capsys.readouterr().err and not Path("c").exists()
 
 
 def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path, capsys, monkeypatch):
@@ -493,7 +378,7 @@ def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
 
 
 def stage(name, out, *argv):
-    words = [name, "--output_dir", out, *budget(*COMMANDS[name].groups), *map(str, argv)]
+    words = [name, "--output_dir", out, *budget(name), *map(str, argv)]
     assert main(words) == 0
     return Path(out)
 
@@ -539,7 +424,7 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert Path("e/figures/rm_score_distribution.png").is_file() and not Path("e/figures/reward_curves.png").exists()
     trained, answered = Path("c/config.yaml").read_bytes(), Path("e/samples.jsonl").read_bytes()
     with monkeypatch.context() as again:  # everything is stored, so nothing is loaded
-        again.setattr(pipeline, "load_base", lambda *_: pytest.fail("a model was loaded"))
+        again.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded"))
         stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b/rm", "--policies", "c=c")
     answers = Path("e/samples.jsonl").read_bytes()
     assert answers and answered.startswith(answers)
@@ -577,7 +462,7 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
         return generate(*args)
 
     monkeypatch.setattr(ppo, "generate", interrupted)
-    argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo", "data"), "--output_dir", "out"]
+    argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo"), "--output_dir", "out"]
     assert main(argv) == 130
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins

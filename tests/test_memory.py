@@ -4,7 +4,6 @@ import copy
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,8 @@ from transformers import AutoConfig, GemmaConfig
 
 import marlhf_lite
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import DataConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.commands import MemoryCommand
+from marlhf_lite.config.options import MemoryConfig, ModelConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.architectures import ARCHITECTURES
 from marlhf_lite.models.loading import lora_config, share, with_head
@@ -57,11 +57,8 @@ def folder(folders):
 
 
 def options(folder, model=None, **ppo):
-    return SimpleNamespace(
-        model=ModelConfig(**{"model": folder} | (model or {})),
-        data=DataConfig(max_prompt_length=PROMPT, max_response_length=LENGTH),
-        ppo=PPOConfig(**{"batch_size": ROWS, "micro_batch_size": ROWS} | ppo),
-    )
+    sizes = {"max_prompt_length": PROMPT, "max_response_length": LENGTH, "batch_size": ROWS, "micro_batch_size": ROWS}
+    return MemoryCommand(MemoryConfig(**sizes | ppo), ModelConfig(**{"model": folder} | (model or {})))
 
 
 def build_actors(base, given):

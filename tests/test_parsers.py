@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import Pieces
 
+from marlhf_lite.config.commands import PPOCommand
 from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.config.parser import parse
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
@@ -393,5 +394,5 @@ def test_a_parser_that_does_not_work_says_so(monkeypatch, tmp_path):
     ],
 )
 def test_options_name_every_rule(flags, rule):
-    made = make_rule(parse("ppo", flags, ("macro",), "").macro, seed=7)
+    made = make_rule(parse("ppo", flags, PPOCommand).macro, seed=7)
     assert repr(made) == repr(rule) and type(made) is type(rule)

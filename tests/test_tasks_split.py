@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.experiments.pipeline import RunContext, held_out_evaluation
+from marlhf_lite.experiments.context import RunContext
+from marlhf_lite.experiments.pipeline import held_out_evaluation
 from marlhf_lite.lab.studies.results import stored_results
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.splits import Task, split_rows

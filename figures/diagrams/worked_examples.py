@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import nltk
 import torch
@@ -24,6 +23,7 @@ from canvas import (
     tint,
 )
 
+from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.macro import FixedNGram, MacroActions, Perplexity, RandomizedNGram, gae, macro_rewards, macro_values
 from marlhf_lite.models.memory import GIB, Memory, estimate_memory
@@ -312,8 +312,7 @@ _ROLES = (("policy", PPO), ("refer-\nence", REFERENCE), ("reward\nmodel", REWARD
 
 
 def _estimate(preset: str) -> Memory:
-    options = parse("memory", ["--preset", preset], ("memory", "model"), "")
-    return estimate_memory(SimpleNamespace(model=options.model, data=options.memory, ppo=options.memory))
+    return estimate_memory(parse("memory", ["--preset", preset], MemoryCommand))
 
 
 def _bar(c: Canvas, x: float, y: float, h: float, scale: float, total: float, parts: list) -> None:

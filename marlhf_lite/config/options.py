@@ -1,6 +1,6 @@
 """Every option of the command line, of `--config` files and of presets, as dataclasses; `--help` prints their help.
 
-A command takes the classes whose options it uses (`cli.COMMANDS`). Numbers are checked against their bounds when an
+A command takes the classes whose options it uses (`config.commands`). Numbers are checked against their bounds when an
 object is made. Options have the names of TRL and transformers, where these have the option.
 """
 
@@ -242,6 +242,11 @@ class MacroConfig(Checked):
         super().__post_init__()
         if self.reward_pooling == "mean" and self.rho != 1.0:
             raise InputError(f"--rho {self.rho}: --reward_pooling mean weighs tokens by --sigma: leave it out")
+
+    @property
+    def token_level(self) -> bool:
+        """Whether every macro action is one token."""
+        return self.termination == "fixed" and self.n == "1"
 
 
 # Sampling, PPO, RLOO and GRPO

@@ -10,26 +10,27 @@ from __future__ import annotations
 import argparse
 import copy
 import difflib
+import inspect
 import re
 import shutil
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
+from typing import TypeVar
 
 import yaml
 from trl import TrlParser
 
 from marlhf_lite.config.checked import BOUNDS
+from marlhf_lite.config.commands import OPTIONS, groups
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.config.groups import GROUPS, OPTIONS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
 
-ALIASES = {"official": "released"}  # other names of presets
+Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # Options that `--resume` may change: how long a run is, what it leaves behind and what fits into memory. They do not
@@ -82,7 +83,7 @@ class OptionParser(TrlParser):
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             word = unknown[0].split("=")[0]
-            hint = _did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
+            hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
             raise InputError(f"{self.prog}: unknown option {word}: {hint}see {self.prog} --help")
         return {name: value for name, value in vars(known).items() if value is not None}
 
@@ -93,7 +94,7 @@ class OptionParser(TrlParser):
         """
         for key in values:
             if key not in OPTIONS and key != "environment":  # which the config.yaml of a run has
-                hint = _did_you_mean(str(key), list(OPTIONS)).rstrip()
+                hint = did_you_mean(str(key), OPTIONS).rstrip()
                 raise InputError(f"{source}: unknown key {key}: {hint or 'see marlhf <command> --help'}")
         mine = {action.dest for action in self._actions}
         # One word a flag, since a value may begin with a dash.
@@ -112,18 +113,18 @@ class OptionParser(TrlParser):
         ]
 
 
-def parse(command: str, argv: Sequence[str], groups: Sequence[str], description: str) -> SimpleNamespace:
-    """Return the options of a command, one dataclass for each of its groups, by name.
+def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
+    """Return the options of `marlhf <name>` as an object of `command`, a class of `config.commands`.
 
     Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and where an option
     contradicts the run that a model comes from or that goes on.
     """
-    parser = _make_parser(command, groups, description)
+    parser = _make_parser(name, command)
     flags = parser.read_flags(argv)
     layers, resume = [], flags.get("resume", "")
-    for name in map(str.strip, flags["preset"].split(",") if "preset" in flags else []):
-        file = preset_file(name, f"--preset {flags['preset']}")
-        layers.append(parser.read_values(read_yaml(file, f"--preset {name}"), f"--preset {name}"))
+    for preset in map(str.strip, flags["preset"].split(",") if "preset" in flags else []):
+        file = preset_file(preset, f"--preset {flags['preset']}")
+        layers.append(parser.read_values(read_yaml(file, f"--preset {preset}"), f"--preset {preset}"))
     if resume:
         layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
     if "config" in flags:
@@ -133,27 +134,27 @@ def parse(command: str, argv: Sequence[str], groups: Sequence[str], description:
     if not resume:
         values = _inherit(parser, values) | values
         values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
-    options = SimpleNamespace(**dict(zip(groups, parser.make(values), strict=False)))
+    options = command(**dict(zip(groups(command), parser.make(values), strict=False)))
     if resume:
         options.run.output_dir, options.run.overwrite = resume, False
         _check_unchanged(options)
     return options
 
 
-def flatten(options: SimpleNamespace) -> dict:
-    """Return all options by name: what config.yaml stores and `--config` reads."""
-    return {name: value for group in vars(options).values() for name, value in asdict(group).items()}
+def flatten(options) -> dict:
+    """Return all options of a command by name: what config.yaml stores and `--config` reads."""
+    return {name: value for group in asdict(options).values() for name, value in group.items()}
 
 
-def _make_parser(command: str, groups: Sequence[str], description: str) -> OptionParser:
-    kinds = [GROUPS[name] for name in groups]
+def _make_parser(name: str, command: type) -> OptionParser:
+    kinds = list(groups(command).values())
     for kind in kinds:
         kind._argument_group_name = kind.__doc__.rstrip(".")
     parser = OptionParser(
         kinds,
-        prog=f"marlhf {command}",
-        usage=f"marlhf {command} [options]",
-        description=description,
+        prog=f"marlhf {name}",
+        usage=f"marlhf {name} [options]",
+        description=inspect.cleandoc(command.__doc__),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -187,7 +188,8 @@ def read_yaml(path: Path, source: str) -> dict:
     return values
 
 
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question with the known name that is nearest to a word; empty where none is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -206,7 +208,7 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     return {name: value for name, value in config.items() if name not in ("output_dir", "overwrite", "resume")}
 
 
-def _check_unchanged(options: SimpleNamespace) -> None:
+def _check_unchanged(options) -> None:
     """Raise `InputError` where an option that changes results differs from that of the run that goes on."""
     started = RunFolder.open(options.run.resume).config
     for name, value in flatten(options).items():
@@ -271,9 +273,8 @@ def presets() -> list[str]:
 
 def preset_file(name: str, source: str) -> Path:
     """Return the file of a preset. Raises `InputError` that begins with `source` for an unknown name."""
-    name = ALIASES.get(name, name)
     if name not in presets():
-        close = difflib.get_close_matches(name, [*presets(), *ALIASES], n=3)
+        close = difflib.get_close_matches(name, presets(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(presets())}"
         raise InputError(f"{source}: unknown preset {name!r}: {hint}")
     return PRESETS / f"{name}.yaml"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 
+from marlhf_lite.config.commands import JudgeCommand
 from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, printable, stored_judge
@@ -25,7 +25,7 @@ from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, check_writable
 
 
-def run_judge(options: SimpleNamespace) -> tuple[list[dict], dict]:
+def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     """Judge what the options name (groups judge, endpoint, rm_input, model, length, seed) and print the counts.
 
     Returns the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are written
@@ -73,7 +73,7 @@ def find_answers(places: str, *methods: str) -> tuple:
     return rows, *found
 
 
-def make_judge(options: SimpleNamespace, rows: Sequence[Mapping]) -> Judge:
+def make_judge(options: JudgeCommand, rows: Sequence[Mapping]) -> Judge:
     """The judge that `--judge` names, for these answers. Raises `InputError` where the judge lacks something."""
     criteria, has_gold = CRITERIA[options.judge.judge_criteria], all(row.get("gold") is not None for row in rows)
     kind = options.judge.judge
@@ -88,7 +88,7 @@ def make_judge(options: SimpleNamespace, rows: Sequence[Mapping]) -> Judge:
     return EndpointJudge(options.endpoint, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
 
 
-def _with_rm_scores(options: SimpleNamespace, rows: Sequence[Mapping]) -> Sequence[Mapping]:
+def _with_rm_scores(options: JudgeCommand, rows: Sequence[Mapping]) -> Sequence[Mapping]:
     """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
     scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
     stored = len(scored_by) == 1 and None not in scored_by

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from peft import PeftModel
 from transformers import PreTrainedModel, set_seed
 
-from marlhf_lite.experiments.pipeline import print_main, start_processes
+from marlhf_lite.config.commands import ExportCommand, GenerateCommand
+from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
 
 
-def merged_policy(options: SimpleNamespace, folder: Path) -> tuple[PreTrainedModel, object]:
+def merged_policy(options: GenerateCommand | ExportCommand, folder: Path) -> tuple[PreTrainedModel, object]:
     """Load a policy and merge its adapter into the base weights; return the model and its tokenizer."""
     start_processes()
-    options = replace(options.model, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
-    tokenizer, policy = load_tokenizer(options.model), load_policy(load_base(options), folder, trainable=False)
+    config = replace(options.model, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
+    tokenizer, policy = load_tokenizer(config.model), load_policy(load_base(config), folder, trainable=False)
     return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer
 
 
-def answer_prompt(options: SimpleNamespace, folder: Path, prompt: str) -> str:
+def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     """Return a policy's answer to a prompt."""
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
@@ -38,7 +38,7 @@ def answer_prompt(options: SimpleNamespace, folder: Path, prompt: str) -> str:
     return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
 
 
-def export_policy(options: SimpleNamespace, folder: Path, output: Path) -> None:
+def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     """Save a policy and its tokenizer as a model that transformers loads, and push it to the hub if asked."""
     model, tokenizer = merged_policy(options, folder)
     for part in (model, tokenizer):

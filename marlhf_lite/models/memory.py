@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.architectures import known_config
@@ -46,14 +46,14 @@ class Memory:
         return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.context
 
 
-def estimate_memory(options: SimpleNamespace, gpu: bool = True) -> Memory:
-    """Estimate the memory of one process that runs PPO with these options (groups model, data, ppo), unsharded.
+def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
+    """Estimate the memory of one process that runs PPO with these options, unsharded.
 
     The longest batch counts: prompts of --max_prompt_length, responses of --max_response_length. With `gpu`, CUDA's own
     memory is added. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and what its
     matrix products copy.
     """
-    model, ppo, data = options.model, options.ppo, options.data
+    model, sizes = options.model, options.memory
     base = empty_base(model)
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
     head = base.get_output_embeddings()
@@ -68,14 +68,14 @@ def estimate_memory(options: SimpleNamespace, gpu: bool = True) -> Memory:
         if model.load_in_4bit:  # the linear layers of the blocks shrink, no others
             blocks = list(_adapted(base, "all-linear"))
             weights += sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
-    rows = ppo.generation_batch_size or ppo.batch_size
-    prompt, response = data.max_prompt_length, data.max_response_length
+    rows = sizes.generation_batch_size or sizes.batch_size
+    prompt, response = sizes.max_prompt_length, sizes.max_response_length
     return Memory(
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
         generation=generation_bytes(base, rows, prompt + response),
-        training=training_bytes(base, model, ppo.micro_batch_size or 1, prompt, response, trained),
+        training=training_bytes(base, model, sizes.micro_batch_size or 1, prompt, response, trained),
         context=CUDA_CONTEXT if gpu else 0.0,
     )
 

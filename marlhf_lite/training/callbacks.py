@@ -14,6 +14,7 @@ from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.logging import held_out_line
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.progress import bar
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.threads import FreeCores
 
@@ -34,7 +35,7 @@ class ProgressBar(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         hidden = not state.is_local_process_zero
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
+        self.bar = bar(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.free_cores.use()

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
 from marlhf_lite.macro import (
@@ -47,6 +46,7 @@ from marlhf_lite.training.rollout import (
     longest_rollout,
     prompt_batches,
 )
+from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.threads import FreeCores
@@ -147,7 +147,7 @@ class PPOTrainer:
         batches = islice(stream, self.updates_done, None)
         stop = bool(self.history) and self._is_beyond_kl_ceiling(self.history[-1])
         hidden = not self.accelerator.is_local_main_process
-        with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
+        with progress.bar(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
             while not stop and self.updates_done < self.total_updates:
                 row = self.update(next(batches))
                 bar.set_postfix({k: f"{row[k]:.2f}" for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 from transformers import set_seed
 
-from marlhf_lite.config.groups import GROUPS
+from marlhf_lite.config.commands import PPOCommand, option_names
 from marlhf_lite.config.parser import flatten, parse
 from marlhf_lite.evaluation.statistics import Interval
-from marlhf_lite.experiments import pipeline
+from marlhf_lite.experiments.context import RunContext, start_processes
+from marlhf_lite.experiments.pipeline import make_reward
 from marlhf_lite.lab.credit import credit, monte_carlo
 from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
@@ -40,12 +40,12 @@ from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import FunctionReward, text_reward
 from marlhf_lite.training.rollout import Rollout, prompt_batches
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
-COMMAND = ("run", "model", "data", "inputs", "reward", "macro", "ppo")
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
 LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")  # presets of estimators, explained in `gradients`
 CURVE = ("update", "rm_score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
@@ -76,15 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_options(argv: Sequence[str]) -> SimpleNamespace:
+def read_options(argv: Sequence[str]) -> PPOCommand:
     """The options of the study `main`, and over them those of `argv`."""
-    known = {f.name for name in COMMAND for f in fields(GROUPS[name])}
+    known = option_names(PPOCommand)
     shared = [f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known]
-    about = "What critic and estimators get of the credit, at a few moments of a PPO and a MA-PPO run."
-    return parse("diagnosis", [*shared, *argv], COMMAND, about)
+    return parse("diagnosis", [*shared, *argv], PPOCommand)
 
 
-def run(options: SimpleNamespace, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
+def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
     """Train both runs and measure them at each moment up to the last update; the result is written after each."""
     sizes, seed = sizes or Sizes(), options.run.seed
     context = open_context(options)
@@ -105,13 +104,15 @@ def run(options: SimpleNamespace, sft: Path, rm: Path, folder: Path, sizes: Size
     return result
 
 
-def open_context(options: SimpleNamespace) -> pipeline.RunContext:
+def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     """Data and base model of the options; no folder is made."""
-    pipeline.start_processes()
+    start_processes()
     data = options.data
     task = load_task(data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows)
     base = load_base(options.model)
-    return pipeline.RunContext(options, None, task, load_tokenizer(options.model.model), lambda: base)
+    function = text_reward(options.reward.reward, task)
+    reward = FunctionReward(function, options.reward.reward) if function else None
+    return RunContext(options, None, task, load_tokenizer(options.model.model), lambda: base, reward=reward)
 
 
 # -- one moment -------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
     options = context.options
     set_seed(options.run.seed)
     models = build_models(context.base, sft, rm, options.ppo.critic_init)
-    reward, prompts = pipeline.make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
+    reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
     return PPOTrainer(
         models,
         context.tokenizer,

@@ -12,19 +12,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import torch
 from torch import Tensor
 from transformers import set_seed
 
-from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.options import (
+    DataConfig,
+    EvaluationConfig,
+    GenerateConfig,
+    MacroConfig,
+    ModelConfig,
+    PPOConfig,
+    SeedConfig,
+    SFTInputConfig,
+)
 from marlhf_lite.config.parser import parse
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments import pipeline
+from marlhf_lite.experiments.context import start_processes
 from marlhf_lite.lab.credit.gradients import Estimator, preset_estimator
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
@@ -38,7 +46,6 @@ from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 
-COMMAND = ("seed", "model", "data", "sft_input", "ppo", "generate", "eval")
 LADDER = {"PPO": "E0", "PPO lam^(1/5)": "E1", "MA-PPO": "E4", "PPO lam=1": "MC"}  # name -> preset of an estimator
 
 
@@ -106,11 +113,24 @@ def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mappin
 # The command
 
 
+@dataclass
+class FirstWrongStepCommand:
+    """Which estimator blames the step that was wrong? A trained policy and its critic, on held-out prompts."""
+
+    inputs: SFTInputConfig = field(default_factory=SFTInputConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    seed: SeedConfig = field(default_factory=SeedConfig)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run with the words of a command line; faults are one line on stderr, and status 2."""
     try:
-        options = parse("first_wrong_step", sys.argv[1:] if argv is None else argv, COMMAND, __doc__.split("\n")[0])
-        sft = resolve_adapter_dir("sft", options.sft_input.sft)
+        options = parse("first_wrong_step", sys.argv[1:] if argv is None else argv, FirstWrongStepCommand)
+        sft = resolve_adapter_dir("sft", options.inputs.sft)
         print(run(options, sft, resolve_adapter_dir("policy", options.generate.policy)).to_string())
     except InputError as error:
         print(f"first_wrong_step: {error}", file=sys.stderr)
@@ -118,9 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(options: SimpleNamespace, sft: Path, policy: Path) -> pd.DataFrame:
+def run(options: FirstWrongStepCommand, sft: Path, policy: Path) -> pd.DataFrame:
     """Sample, and return a row for each estimator: shares with their 95 % intervals over responses."""
-    pipeline.start_processes()
+    start_processes()
     trainer = make_trainer(options, sft, policy)
     with torch.no_grad():
         rollout = trainer.score(trainer.generate_rollout(trainer.prompts))
@@ -134,7 +154,7 @@ def run(options: SimpleNamespace, sft: Path, policy: Path) -> pd.DataFrame:
     return pd.DataFrame(rows).T.fillna("")
 
 
-def make_trainer(options: SimpleNamespace, sft: Path, policy: Path) -> PPOTrainer:
+def make_trainer(options: FirstWrongStepCommand, sft: Path, policy: Path) -> PPOTrainer:
     """A trainer of the run's policy and critic, which stand beside each other, on held-out prompts."""
     data, critic = options.data, policy.parent / "critic"
     if not critic.is_dir():

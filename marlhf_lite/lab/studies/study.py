@@ -27,8 +27,8 @@ from pathlib import Path
 import filelock
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.groups import GROUPS, OPTIONS
-from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, option_names
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig, StudyConfig
 from marlhf_lite.config.parser import flatten, parse, preset_file, read_yaml
 from marlhf_lite.lab.studies.results import collect_curve, collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
@@ -40,22 +40,11 @@ STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]
 # Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
 TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
-# `marlhf` command of a run -> its groups of options.
-COMMON = ("run", "model", "data")
-STAGES = {
-    "sft": (*COMMON, "trainer", "sft"),
-    "rm": (*COMMON, "sft_input", "trainer", "rm"),
-    "ppo": (*COMMON, "inputs", "reward", "programs", "macro", "ppo", "checkpoint", "logging"),
-    "rloo": (*COMMON, "inputs", "reward", "programs", "rloo", "checkpoint", "logging"),
-    "grpo": (*COMMON, "inputs", "reward", "programs", "grpo", "checkpoint", "logging"),
-    "dpo": (*COMMON, "inputs", "programs", "trainer", "dpo", "sampling", "checkpoint", "logging"),
-    "evaluate": (*COMMON, "inputs", "policies", "programs", "sampling", "eval"),
-}
 # Options that the study gives to each command itself.
-OWN = {f.name for f in fields(GROUPS["run"])} - {"seed"}
+OWN = {f.name for f in fields(RunConfig)} - {"seed"}
 OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
 # Options that no result depends on.
-FREE = OWN | {f.name for group in ("checkpoint", "logging") for f in fields(GROUPS[group])}
+FREE = OWN | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 
 
 # The protocol
@@ -201,8 +190,11 @@ def _run(study: Study, name: str, seed: int) -> Run:
         own = read_yaml(preset_file(method["preset"], source), source) | own
     stages = [stage for stage in ("sft", "rm", TRAINING[command], "evaluate") if stage]
     given = study.shared | own | {"seed": seed}
-    words = {stage: [f"--{key}={given[key]}" for key in given if key in _names(stage)] for stage in stages}
-    unknown = [f"--{key}={value}" for key, value in own.items() if not any(key in _names(stage) for stage in stages)]
+    words = {
+        stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
+    }
+    known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
+    unknown = [f"--{key}={value}" for key, value in own.items() if key not in known]
     try:
         for key in (OWN | {"seed"}) & set(study.shared | own):
             raise InputError(f"{key}: the study sets this itself: leave it out")
@@ -230,20 +222,16 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
         raise InputError(f"{where}: no reward model is trained: {hint}")
 
 
-def _names(stage: str) -> set[str]:
-    return {f.name for group in STAGES[stage] for f in fields(GROUPS[group])}
-
-
 @functools.cache
 def _parse(stage: str, *words: str) -> dict:
     """Options of a command that its result depends on. Raises `InputError` for a faulty one."""
-    options = parse(stage, words, STAGES[stage], stage)
-    if hasattr(options, "macro"):
+    options = parse(stage, words, COMMANDS[stage])
+    if isinstance(options, PPOCommand):
         make_rule(options.macro)
     if stage in ("rloo", "grpo"):
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
-        check_groups(getattr(options, stage))
+        check_groups(options.sampling)
     return {key: value for key, value in flatten(options).items() if key not in FREE}
 
 

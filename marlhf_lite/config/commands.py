@@ -1,0 +1,302 @@
+"""The options of every command: one dataclass a command, its fields are groups of options (`config.options`).
+
+The docstring of a command is what `--help` prints. `marlhf run` has the options of all its stages, so its class
+inherits from theirs, and a stage takes the options of its own command or those of the whole run.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+
+from marlhf_lite.config.checked import Checked
+from marlhf_lite.config.options import (
+    CheckpointConfig,
+    CompareConfig,
+    DataConfig,
+    DPOStageConfig,
+    EndpointConfig,
+    EvaluationConfig,
+    ExportConfig,
+    GenerateConfig,
+    GroupConfig,
+    GRPOStageConfig,
+    InputConfig,
+    JudgeConfig,
+    LengthConfig,
+    LoggingConfig,
+    MacroConfig,
+    MemoryConfig,
+    ModelConfig,
+    PolicyConfig,
+    PPOConfig,
+    ProgramConfig,
+    RewardConfig,
+    RewardModelConfig,
+    RLOOStageConfig,
+    RMInputConfig,
+    RunConfig,
+    SamplingConfig,
+    SeedConfig,
+    SFTInputConfig,
+    SFTStageConfig,
+    StudyConfig,
+    TrainerConfig,
+)
+
+# Commands that leave a run
+
+
+@dataclass
+class StageCommand:
+    """What every command that leaves a run takes."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+
+
+@dataclass
+class SFTCommand(StageCommand):
+    """Supervised fine-tuning of an adapter on chosen responses.
+
+    example: marlhf sft --output_dir runs/a
+    """
+
+    sft: SFTStageConfig = field(default_factory=SFTStageConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+@dataclass
+class RMCommand(StageCommand):
+    """Reward model from preference pairs.
+
+    example: marlhf rm --sft runs/a --output_dir runs/b
+    """
+
+    rm: RewardModelConfig = field(default_factory=RewardModelConfig)
+    inputs: SFTInputConfig = field(default_factory=SFTInputConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+
+@dataclass
+class PolicyCommand(StageCommand):
+    """What every command that trains a policy takes; `sampling` says how its responses are sampled."""
+
+    inputs: InputConfig = field(default_factory=InputConfig)
+    programs: ProgramConfig = field(default_factory=ProgramConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+
+@dataclass
+class PPOCommand(PolicyCommand):
+    """PPO over macro actions; --n 1 is token-level PPO.
+
+    example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
+    """
+
+    macro: MacroConfig = field(default_factory=MacroConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+    @property
+    def sampling(self) -> PPOConfig:
+        return self.ppo
+
+    @property
+    def methods(self) -> dict[str, MacroConfig]:
+        """The PPO runs of this command: names, and what a macro action is in each."""
+        return {"ppo": self.macro}
+
+
+@dataclass
+class DPOCommand(PolicyCommand):
+    """DPO on the reward model's pairs.
+
+    example: marlhf dpo --sft runs/a --output_dir runs/d
+    """
+
+    dpo: DPOStageConfig = field(default_factory=DPOStageConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass
+class RLOOCommand(PolicyCommand):
+    """RLOO: groups of responses in place of a critic.
+
+    example: marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e
+    """
+
+    rloo: RLOOStageConfig = field(default_factory=RLOOStageConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+    @property
+    def sampling(self) -> GroupConfig:
+        return self.rloo
+
+
+@dataclass
+class GRPOCommand(PolicyCommand):
+    """GRPO: RLOO's groups, scaled by their deviation.
+
+    example: marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f
+    """
+
+    grpo: GRPOStageConfig = field(default_factory=GRPOStageConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+    @property
+    def sampling(self) -> GroupConfig:
+        return self.grpo
+
+
+@dataclass
+class EvaluatedCommand(StageCommand):
+    """What every command takes that evaluates policies on held-out prompts."""
+
+    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+@dataclass
+class EvaluateCommand(EvaluatedCommand):
+    """Answers, scores and intervals on held-out prompts.
+
+    example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
+    """
+
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
+    inputs: InputConfig = field(default_factory=InputConfig)
+    programs: ProgramConfig = field(default_factory=ProgramConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+
+@dataclass
+class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
+    """All stages on your data: SFT, reward model, MA-PPO, evaluation.
+
+    example: marlhf run --dataset pairs.jsonl --model google/gemma-2b --dtype bfloat16
+    """
+
+    @property
+    def methods(self) -> dict[str, MacroConfig]:
+        """One run, called PPO where macro actions are single tokens."""
+        return {"PPO" if self.macro.token_level else "MA-PPO": self.macro}
+
+
+@dataclass
+class DemoCommand(RunCommand):
+    """SFT, reward model, PPO and MA-PPO from one start, compared: minutes on two cores.
+
+    example: marlhf demo --updates 60 --seed 1
+    """
+
+    @property
+    def methods(self) -> dict[str, MacroConfig]:
+        """Two runs: single tokens, and macro actions."""
+        return {"PPO": replace(self.macro, termination="fixed", n="1"), "MA-PPO": self.macro}
+
+
+# Other commands
+
+
+@dataclass
+class CompareCommand:
+    """Stored answers of several runs side by side, paired by prompt.
+
+    example: marlhf compare --answers runs/a,runs/b --baseline SFT
+    """
+
+    compare: CompareConfig = field(default_factory=CompareConfig)
+
+
+@dataclass
+class JudgeCommand:
+    """Win rates by a judge: gold, rm, an endpoint, or you.
+
+    example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human
+    """
+
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+    rm_input: RMInputConfig = field(default_factory=RMInputConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+    seed: SeedConfig = field(default_factory=SeedConfig)
+
+
+@dataclass
+class GenerateCommand:
+    """A policy's answer to a prompt.
+
+    example: marlhf generate --policy runs/c --prompt "SUBREDDIT: r/tea ... TL;DR:"
+    """
+
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    length: LengthConfig = field(default_factory=LengthConfig)
+    seed: SeedConfig = field(default_factory=SeedConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass
+class ExportCommand:
+    """A policy as a model of its own, its adapter merged: a folder for transformers, or the hub.
+
+    example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name
+    """
+
+    export: ExportConfig = field(default_factory=ExportConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+@dataclass
+class StudyCommand:
+    """A grid of methods and seeds: what is not done runs, then the table and figures.
+
+    example: marlhf study --name main --workers 2
+    """
+
+    study: StudyConfig = field(default_factory=StudyConfig)
+
+
+@dataclass
+class MemoryCommand:
+    """How much memory PPO needs, from the model's config, before anything is loaded.
+
+    example: marlhf memory --preset lora-t4-16gb --gpu 16
+    """
+
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+
+
+COMMANDS: dict[str, type] = {
+    "demo": DemoCommand,
+    "run": RunCommand,
+    "sft": SFTCommand,
+    "rm": RMCommand,
+    "ppo": PPOCommand,
+    "dpo": DPOCommand,
+    "rloo": RLOOCommand,
+    "grpo": GRPOCommand,
+    "evaluate": EvaluateCommand,
+    "compare": CompareCommand,
+    "judge": JudgeCommand,
+    "generate": GenerateCommand,
+    "export": ExportCommand,
+    "study": StudyCommand,
+    "memory": MemoryCommand,
+}
+
+
+def groups(command: type) -> dict[str, type[Checked]]:
+    """Return the groups of a command by name: its own, then those that it shares with other commands."""
+    kinds = {f.name: f.default_factory for f in fields(command)}
+    return {name: kinds[name] for kind in command.__mro__ for name in vars(kind).get("__annotations__", ())}
+
+
+def option_names(command: type) -> set[str]:
+    """Return the names of all options of a command."""
+    return {f.name for kind in groups(command).values() for f in fields(kind)}
+
+
+OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))

@@ -1,0 +1,233 @@
+"""What all stages of a run share: its options, folder, data, tokenizer, base model, reward and termination rules.
+
+`open_context` makes them once, and checks before anything trains whatever can be checked.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import datasets
+import transformers
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
+from transformers import PreTrainedModel
+
+from marlhf_lite.config.commands import (
+    DPOCommand,
+    EvaluateCommand,
+    GRPOCommand,
+    PolicyCommand,
+    PPOCommand,
+    RLOOCommand,
+    RMCommand,
+    RunCommand,
+    SFTCommand,
+    StageCommand,
+)
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.config.parser import flatten
+from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.macro import TerminationRule
+from marlhf_lite.models.loading import check_target_modules, load_base, load_tokenizer, model_path
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.logging import tracker_names
+from marlhf_lite.training.program_tests import with_tests
+from marlhf_lite.training.rewards import FunctionReward, text_reward
+from marlhf_lite.training.rloo_grpo import check_groups
+from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.training.safeguards import count_updates
+from marlhf_lite.training.sft import split_batch
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, is_run
+
+Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
+OF_THE_START = ("output_dir", "overwrite", "resume", "from_checkpoint")  # not updated in config.yaml by --resume
+
+
+@dataclass(frozen=True)
+class RunContext(Generic[Options]):
+    """What the stages of a run share."""
+
+    options: Options
+    run: RunFolder
+    task: Task
+    tokenizer: object
+    load: Callable[[], PreTrainedModel]  # returns the base model, the same one at every call
+    inputs: Inputs = field(default_factory=Inputs)
+    reward: FunctionReward | None = None  # None: the reward model
+    rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
+    resume: bool = False  # whether stages that are there go on
+
+    @property
+    def base(self) -> PreTrainedModel:
+        return self.load()
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return PartialState().is_main_process
+
+    @property
+    def seed(self) -> int:
+        return self.options.run.seed
+
+    @property
+    def limit(self) -> int:
+        """The longest response, in tokens."""
+        return self.options.data.max_response_length
+
+    @property
+    def sampling(self) -> Sampling:
+        chosen = self.options.sampling
+        return Sampling(self.limit, chosen.temperature, chosen.top_k, chosen.top_p)
+
+    @property
+    def test_prompts(self) -> list[str]:
+        """The held-out prompts to evaluate on, each once."""
+        return list(self.task.held_out(self.options.eval.eval_prompts)["prompt"])
+
+
+def print_main(text: str) -> None:
+    """Print once, not once a process."""
+    if PartialState().is_main_process:
+        print(text)
+
+
+def start_processes() -> None:
+    """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
+    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first one made decides about the device
+    datasets.disable_progress_bars()
+    transformers.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunContext:
+    """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
+
+    `inputs` are models of earlier stages, which the run must not overwrite. An evaluation opens a run that exists, as
+    with `--resume`, and loads the base model when it is first needed. Raises `InputError` for every fault of the
+    options, the data or the model.
+    """
+    start_processes()
+    inputs, data, run = inputs or Inputs(), options.data, options.run
+
+    # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
+    path = Path(broadcast_object_list([run.output_dir])[0])
+    resume = bool(run.resume) or (isinstance(options, EvaluateCommand) and not run.overwrite and is_run(path))
+    if not resume:
+        check_output_dir(path, run.overwrite, [*inputs.folders, data.dataset, options.model.model])
+    model_path(options.model.model)
+
+    # 2. Termination rules, trackers, and what contradicts itself.
+    rules = {}
+    if isinstance(options, PPOCommand):
+        rules = {name: make_rule(macro, run.seed) for name, macro in options.methods.items()}
+    if isinstance(options, PolicyCommand):
+        tracker_names(options.logging.report_to)
+    if options.model.finetune == "full" and options.model.load_in_4bit:
+        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
+
+    # 3. The data, and the reward of texts.
+    given = {name: getattr(data, name) for name in ("size", "bad_rows", "template", "part")}
+    task = load_task(data.dataset, seed=data.split_seed, streaming=data.dataset_streaming, **given)
+    if isinstance(options, PolicyCommand | EvaluateCommand):
+        task = with_tests(task, options.programs, data.bad_rows)
+    reward = None
+    if isinstance(options, PPOCommand | RLOOCommand | GRPOCommand):
+        function = text_reward(options.reward.reward, task)
+        reward = FunctionReward(function, options.reward.reward) if function else None
+    tokenizer = load_tokenizer(options.model.model)
+    task = _drop_long_prompts(task, tokenizer, data.max_prompt_length)
+    _check_training(options, inputs, task)
+
+    # 4. The base model.
+    load = functools.cache(lambda: load_base(options.model))
+    if not (isinstance(options, EvaluateCommand) and resume):
+        load()
+    if isinstance(options, SFTCommand) and options.model.finetune == "lora":
+        check_target_modules(load(), options.model.lora_target_modules)
+
+    # 5. The folder is made when nothing can go wrong any more.
+    folder = open_run(path, flatten(options), resume=resume, overwrite=run.overwrite)
+    context = RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume)
+    if context.is_main:
+        different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
+        write_json(folder.path / "data.json", task.counts | different)
+    _print_start(context)
+    return context
+
+
+def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
+    kept, dropped = {}, 0
+    for part, rows in task.splits.items():
+        kept[part], count = drop_long_prompts(rows, tokenizer, limit)
+        dropped += count
+    counts = task.counts | {part: len(rows) for part, rows in kept.items()} | {"long_prompts": dropped}
+    return replace(task, splits=datasets.DatasetDict(kept), counts=counts)
+
+
+def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
+    """Raise `InputError` for batches that cannot be divided, and where a reward model has no pairs to learn from."""
+    state, trained = PartialState(), []
+    if isinstance(options, SFTCommand):
+        trained.append(("--sft_batch_size", options.sft.sft_batch_size))
+    if isinstance(options, RMCommand):
+        trained.append(("--rm_batch_size", options.rm.rm_batch_size))
+    if isinstance(options, DPOCommand):
+        trained.append(("--dpo_batch_size", options.dpo.dpo_batch_size))
+    for name, size in trained:
+        split_batch(size, options.trainer.per_device_train_batch_size, name)
+    if isinstance(options, PPOCommand):
+        count_updates(options.ppo, len(task.splits["ppo"]), state)
+    if isinstance(options, RLOOCommand | GRPOCommand):
+        check_groups(options.sampling, state.num_processes)
+    makes_rm = isinstance(options, RMCommand) and not inputs.rm
+    if isinstance(options, RunCommand):
+        makes_rm = makes_rm and options.reward.reward == "rm"
+    if makes_rm and not len(task.splits["rm"]):
+        hint = "train PPO with --reward tests, or package.module:function"
+        raise InputError(f"{task.name}: it has no preference pairs for a reward model: {hint}")
+
+
+def _print_start(context: RunContext[StageCommand]) -> None:
+    model, dataset, task = context.options.model.model, context.options.data.dataset, context.task
+    if taken := [name for name in ("sft", "rm", "policies") if getattr(context.inputs, name)]:
+        print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {model}")
+    not_dropped = ("read", "kept", *task.splits)
+    dropped = ", ".join(
+        f"{n} {why.replace('_', ' ')}" for why, n in task.counts.items() if n and why not in not_dropped
+    )
+    parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
+    print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
+    if dataset != (read := EMBEDDED_MODELS.get(model, dataset)):
+        print_main(f"note: {model} has read only {read}: on other data, scores mean little")
+
+
+def open_run(path: Path, config: dict, resume: bool = False, overwrite: bool = False) -> RunFolder:
+    """Make a run's folder in the main process, or with `resume` open the one that exists.
+
+    The config.yaml of a resumed run is updated with the present options, if it is a run of the same command.
+    """
+    state = PartialState()
+    state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
+    if state.is_main_process and resume and is_run(path):
+        run = RunFolder.open(path)
+        if set(run.config) <= {"environment", *config}:
+            run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
+    elif state.is_main_process and not (resume and path.exists()):
+        RunFolder.create(path, config, overwrite=overwrite)
+    state.wait_for_everyone()
+    return RunFolder.open(path)

@@ -1,0 +1,52 @@
+"""The models and the data file that a command names: found and checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marlhf_lite.config.commands import RunCommand, StageCommand
+from marlhf_lite.config.parser import flatten, named_folders
+from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.utils.errors import InputError
+
+FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Folders of models that earlier stages made."""
+
+    sft: Path | None = None
+    rm: Path | None = None
+    policies: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def folders(self) -> list[Path]:
+        return [folder for folder in (self.sft, self.rm, *self.policies.values()) if folder]
+
+
+def find_inputs(options: StageCommand) -> Inputs:
+    """Find what --sft, --rm and --policies name. Raises `InputError` where one is missing that the command needs."""
+    values, makes_them = flatten(options), isinstance(options, RunCommand)
+    if values.get("from_checkpoint") and not values["resume"]:
+        hint = "add --resume with the run's folder, or leave it out"
+        raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
+    needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
+    found = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
+    dataset = values["dataset"]
+    if (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and not Path(dataset).expanduser().exists():
+        raise InputError(f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})")
+    return Inputs(**found, policies=_policies(values.get("policies", "")))
+
+
+def _policies(words: str) -> dict[str, Path]:
+    policies: dict[str, Path] = {}
+    for name, folder in named_folders(words):
+        place = resolve_adapter_dir("policies", folder)
+        name = name or place.parent.name
+        if name in policies or name == "SFT":
+            raise InputError(f"--policies: a second one is called {name}: give each a name, as name=folder")
+        policies[name] = place
+    return policies
