@@ -71,7 +71,7 @@ def small(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDIES.glob("*.yaml")))
 def test_the_project_s_studies_are_whole(name):
-    """No two runs have one file or the same options, all of a seed have one start, and rates are 2 to 3."""
+    """No two runs have one file or the same options, and rates are 2 to 3."""
     study = load_study(name)
     runs = plan(study)
     assert len({run.name for run in runs}) == len({json.dumps(run.options) for run in runs}) == len(runs)
