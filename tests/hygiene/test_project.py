@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME = PROJECT["project"]["dependencies"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 EVERYTHING = [*RUNTIME, *(requirement for group in EXTRAS.values() for requirement in group)]
-TESTED = [*RUNTIME, *EXTRAS["notebooks"], *EXTRAS["dev"], *EXTRAS["book"]]
+TESTED = [*RUNTIME, *EXTRAS["notebooks"], *EXTRAS["dev"], *EXTRAS["book"], *EXTRAS["real"]]
 PINS = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
 GPU = ("nvidia-", "cuda-", "triton")  # torch pins its own
 
