@@ -228,6 +228,6 @@ def open_run(path: Path, config: dict, resume: bool = False, overwrite: bool = F
         if set(run.config) <= {"environment", *config}:
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
     elif state.is_main_process and not (resume and path.exists()):
-        RunFolder.create(path, config, overwrite=overwrite)
+        RunFolder.create(path, config | {"resume": ""}, overwrite=overwrite)  # a stage that starts over, too
     state.wait_for_everyone()
     return RunFolder.open(path)
