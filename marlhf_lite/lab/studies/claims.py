@@ -11,46 +11,46 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, updates_to
+from marlhf_lite.lab.studies.contrasts import exp, ratio_of_updates
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval
 
 LONG = ("MA-PPO", "MA-PPO lines", "PPO lam^(1/5)", "PPO lam=1")  # methods of `steps` with a long horizon
+SEEING, BLIND = ("seeing MA-PPO", "seeing PPO"), ("blind MA-PPO", "blind PPO")
+RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
+    *(("steps", ["PPO", method], share, 5) for share in (0.55, 0.6) for method in ("MA-PPO", "PPO lam^(1/5)")),
+    ("steps", ["PPO lam^(1/5)", "MA-PPO"], 0.6, 5),
+    ("steps", ["PPO", "MA-PPO"], 0.6, 3),
+    ("critic", BLIND[::-1], 0.8, 3),
+    ("critic", SEEING + BLIND, 0.8, 3),
+    ("umbrella_noise", ["L32 first noise E4", "L32 first noise E3"], 0.8, 3),
+    ("n_sweep", ["n=2", "n=inf"], 0.8, 3),
+]
 
 
 def claims() -> dict[str, str]:
     """Return name of a number -> the number with its 95 % interval, as text."""
-    steps, critic, noise, sweep = map(stored_results, ("steps", "critic", "umbrella_noise", "n_sweep"))
-    found = {}
-    for share in (0.55, 0.6):
-        for method in ("MA-PPO", "PPO lam^(1/5)"):
-            found[f"steps, PPO / {method} to {share}"] = ratio_of_updates(steps, ["PPO", method], share, 5)
-    found["steps, PPO lam^(1/5) / MA-PPO to 0.6"] = ratio_of_updates(steps, ["PPO lam^(1/5)", "MA-PPO"], 0.6, 5)
-    found["critic, blind PPO / MA-PPO"] = ratio_of_updates(critic, ["blind PPO", "blind MA-PPO"], 0.8, 3)
-    seeing = ratio_of_updates(critic, ["seeing MA-PPO", "seeing PPO"], 0.8, 3)
-    noisy = ratio_of_updates(noise, ["L32 first noise E4", "L32 first noise E0"], 0.8, 3)
-    both = t_interval(np.log(seeing["by_seed"] + noisy["by_seed"]).tolist())
-    found["critic and umbrella_noise, seeing MA-PPO / PPO"] = exp(both)
+    texts = {}
+    for study, methods, threshold, window in RATIOS:
+        found = ratio_of_updates(stored_results(study), methods, threshold, window)
+        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(found)
+    pooled = [("critic", SEEING), ("umbrella_noise", ["L32 first noise E4", "L32 first noise E0"])]
+    ratios = [ratio_of_updates(stored_results(study), methods, 0.8, 3)["by_seed"] for study, methods in pooled]
+    both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
+    texts["critic and umbrella_noise: MA-PPO / PPO, seeing"] = interval(both)
     for study in ("main", "summaries"):
-        found[f"{study}, PPO / MA-PPO to PPO's final RM score"] = _to_final_score(stored_results(study))
-    texts = {name: interval(value) for name, value in found.items()}
-    for name, results, methods in (
-        (
-            "critic, the difference of the differences",
-            critic,
-            ("seeing MA-PPO", "seeing PPO", "blind MA-PPO", "blind PPO"),
-        ),
-        ("umbrella_noise, E4 - E3", noise, ("L32 first noise E4", "L32 first noise E3")),
-        ("n_sweep, n=2 - n=inf", sweep, ("n=2", "n=inf")),
+        texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(_to_final_score(stored_results(study)))
+    runs = by_method(stored_results("steps"))
+    gold = {
+        method: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for method, found in runs.items()
+    }
+    for name, gaps in (
+        ("four of long horizon - PPO", np.mean([gold[method] for method in LONG], axis=0) - gold["PPO"]),
+        ("MA-PPO - PPO lam^(1/5)", gold["MA-PPO"] - gold["PPO lam^(1/5)"]),
     ):
-        texts[f"{name} in updates"] = interval(_difference_of_updates(results, methods), "+.1f")
-    gold = {method: _final(found, "gold") for method, found in by_method(steps).items()}
-    long = np.mean([gold[method] for method in LONG], axis=0)
-    texts["steps, four of long horizon - PPO"] = interval(crossed_interval(long - gold["PPO"])._asdict(), "+.3f")
-    gap = crossed_interval(gold["MA-PPO"] - gold["PPO lam^(1/5)"])._asdict()
-    texts["steps, MA-PPO - PPO lam^(1/5)"] = interval(gap, "+.3f")
+        texts[f"steps: {name}, accuracy"] = interval(crossed_interval(gaps)._asdict(), "+.3f")
     for score in ("rm_score", "gold"):
-        texts[f"kl_price, MA-PPO - PPO at equal KL in {score}"] = interval(at_equal_kl(score), "+.3f")
+        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(score), "+.3f")
     return texts
 
 
@@ -62,19 +62,6 @@ def _to_final_score(results: Sequence[Mapping]) -> dict:
         there = [updates_to_reach(curve, final_score(curves[0])) or len(curve) for curve in curves]
         logs.append(math.log(there[0] / there[1]))
     return exp(t_interval(logs))
-
-
-def _difference_of_updates(results: Sequence[Mapping], methods: Sequence[str]) -> dict:
-    """Of A - B, or of (A - B) - (C - D); never counts with the budget."""
-    runs = {method: {r["seed"]: r for r in results if r["method"] == method} for method in methods}
-    counts = [[updates_to(run, 0.8, 3) or len(curve_of(run)) for _, run in sorted(runs[m].items())] for m in methods]
-    signs = np.array([1, -1, -1, 1][: len(methods)])
-    return t_interval((signs @ np.array(counts)).tolist())
-
-
-def _final(found: Mapping[int, Mapping], score: str) -> np.ndarray:
-    """[seeds, prompts]"""
-    return np.array([found[seed]["final"][score] for seed in sorted(found)])
 
 
 def at_equal_kl(score: str) -> dict:

@@ -115,15 +115,8 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
 
 def markdown(rows: Sequence[Mapping], groups: Mapping[str, Sequence[str]], study) -> str:
     """Write one Markdown table for each group, and a legend. `study` is a `Study`."""
-    heads = [
-        "method",
-        f"updates to {study.threshold:g}",
-        "difference",
-        "area",
-        "difference",
-        *CRITIC.values(),
-        "credit kept",
-    ]
+    speed = ["method", f"updates to {study.threshold:g}", "difference", "area", "difference"]
+    heads = [*speed, *CRITIC.values(), "credit kept"]
     parts = []
     for group, names in groups.items():
         lines = [_line(row) for row in rows if row["group"] == group]
@@ -189,10 +182,7 @@ def differences(rows: Sequence[Mapping]) -> np.ndarray:
         "dots: each seed. Faster is further left on the left, further right on the right."
     )
     keys = {"updates_difference": "difference in\nupdates to threshold", "area_difference": "difference in area"}
-    axes = dots([row for row in rows if "area_difference" in row], keys, text)
-    for ax in axes:
-        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    return axes
+    return dots([row for row in rows if "area_difference" in row], keys, text)
 
 
 @plt.rc_context(plots.STYLE)

@@ -141,10 +141,7 @@ def final_scores(rows: Sequence[Mapping], other: str = "SFT", kind: str = "gain"
     compared = bool(keys)
     bars = "95 % interval over seeds and prompts" if compared else "±1 std over seeds"
     text = f"Held-out prompts. Dot: mean; bar: {bars}; small dots: each seed. Further right is better."
-    axes = dots(rows, keys if compared else SCORES, text)
-    for ax in axes if compared else ():
-        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    return axes
+    return dots(rows, keys if compared else SCORES, text)
 
 
 def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
@@ -168,6 +165,8 @@ def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndar
     axes = plots.subplots((1, len(keys)), 0.14 + 0.055 * len(shown))[0]
     styles = plots.method_styles([row["method"] for row in rows])
     for ax, (key, label) in zip(axes, keys.items(), strict=True):
+        if key.endswith(("_gain", "_difference")):
+            ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         for place, row in enumerate(shown):
             if key in row:
                 _point(ax, row[key], place, styles[row["method"]]["color"])
