@@ -116,7 +116,7 @@ def test_faults_are_named_in_one_line(write, tmp_path):
         "empty": [ok, tmp_path / "empty"],
         "DPO lacks 1": [ok, write("b1.jsonl", answers("DPO", BASE[:7], PROMPTS[:7]))],
         "PPO lacks 1": [ok, write("b2.jsonl", answers("DPO", [*BASE, 1], [*PROMPTS, "other"]))],
-        "b3.jsonl, row 9": [ok, write("b3.jsonl", [*rows, rows[0]])],
+        "b3.jsonl: id ": [ok, write("b3.jsonl", [*rows, rows[0]])],
         "--rm": [ok, write("b4.jsonl", answers("DPO", BASE, rm="abd"))],
         "b5.jsonl, row 2": [ok, write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}])],
         "c.jsonl, line 2": [ok, broken],

@@ -242,7 +242,7 @@ def keyed(*rows):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([row("a"), row("b"), row("a")], "row 3"),
+        ([row("a"), row("b"), row("a")], "id a of PPO"),
         ([row("a"), {k: v for k, v in row().items() if k != "response"}], "row 2: no response"),
         ([row("a", rm_score=float("inf"))], "row 1: rm_score"),
         ([row(token_ids=None)], "row 1: no token_ids"),
@@ -252,7 +252,7 @@ def test_faulty_stores_are_named(tmp_path, rows, words):
     path = ResponseStore(tmp_path, "PPO", SETTINGS).path
     path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=f"{path}, {words}"):
+    with pytest.raises(InputError, match=f"{path}[,:] {words}"):
         ResponseStore(tmp_path, "PPO", SETTINGS)
 
 

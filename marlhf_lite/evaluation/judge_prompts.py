@@ -109,25 +109,18 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     fenced = _FENCE.match(text.strip())
     try:
         verdict = json.loads(fenced[1] if fenced else text, object_pairs_hook=_unique_keys)
-        _check_verdict(verdict, criteria)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return Judgment("malformed", raw=text)
-    return Judgment(verdict["winner"], verdict["scores"], text)
-
-
-def _check_verdict(verdict: dict, criteria: Criteria) -> None:
-    """Raise `ValueError`, `TypeError` or `AttributeError` for a verdict of another form."""
-    numbers = [n for side in verdict["scores"].values() for n in side.values()] if "scores" in verdict else []
-    fits = (
-        verdict.keys() == {"reason", "scores", "winner"}
-        and isinstance(verdict["reason"], str)
-        and verdict["winner"] in ("A", "B", "tie")
-        and verdict["scores"].keys() == {"A", "B"}
-        and all(side.keys() == criteria.aspects.keys() for side in verdict["scores"].values())
-        and all(type(n) in (int, float) and LOWEST <= n <= HIGHEST for n in numbers)
-    )
-    if not fits:
-        raise ValueError("not the form that was asked for")
+        sides = verdict["scores"]
+        fits = (
+            verdict.keys() == {"reason", "scores", "winner"}
+            and isinstance(verdict["reason"], str)
+            and verdict["winner"] in ("A", "B", "tie")
+            and sides.keys() == {"A", "B"}
+            and all(side.keys() == criteria.aspects.keys() for side in sides.values())
+            and all(type(n) in (int, float) and LOWEST <= n <= HIGHEST for x in sides.values() for n in x.values())
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        fits = False
+    return Judgment(verdict["winner"], sides, text) if fits else Judgment("malformed", raw=text)
 
 
 def _unique_keys(pairs: list[tuple]) -> dict:

@@ -16,16 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
+from typing import Literal
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.scores import prompt_ids
+from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 VALID = ("first", "second", "tie")
 WINNERS = (*VALID, "malformed", "skipped")
 IDENTICAL = "the two responses are the same text"
+Order = Literal["random", "both"]
 GIVE_UP = 3  # comparisons in a row without a judgment that end a run
 
 
@@ -67,27 +70,20 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
     """
     if first == second:
         raise InputError(f"--judge_methods: {first} twice: give two different methods")
-    one, other = (_by_id(rows, method) for method in (first, second))
-    if {key: row["prompt"] for key, row in one.items()} != {key: row["prompt"] for key, row in other.items()}:
+    frame = to_frame(rows)
+    answers = [frame[frame["method"] == method].set_index("id") for method in (first, second)]
+    for method, mine in zip((first, second), answers, strict=True):
+        if not len(mine):
+            there = ", ".join(frame["method"].unique())
+            raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
+        if mine.index.has_duplicates:
+            raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
+    one, other = answers
+    if one["prompt"].to_dict() != other["prompt"].to_dict():
         what = f"{first} answered {len(one)} and {second} {len(other)}, or others"
         raise InputError(f"answers: different prompts ({what}): give answers to the same prompts")
-    return [
-        Comparison(key, row["prompt"], row["response"], other[key]["response"], (first, second))
-        for key, row in one.items()
-    ]
-
-
-def _by_id(rows: Sequence[Mapping], method: str) -> dict[str, Mapping]:
-    mine = [row for row in rows if row["method"] == method]
-    if not mine:
-        there = ", ".join(dict.fromkeys(row["method"] for row in rows))
-        raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
-    ids = [row.get("id") for row in mine]
-    ids = prompt_ids([row["prompt"] for row in mine]) if None in ids else map(str, ids)
-    answers = dict(zip(ids, mine, strict=True))
-    if len(answers) < len(mine):
-        raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
-    return answers
+    texts = zip(one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True)
+    return [Comparison(str(id), *each, (first, second)) for id, *each in texts]
 
 
 def draw_pairs(pairs: Sequence[Comparison], size: int | None, seed: int = 0) -> list[Comparison]:
@@ -127,7 +123,11 @@ class NotJudged(Exception):
 
 
 def judge_pairs(
-    judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: str = "random", seed: int = 0
+    judge: Judge,
+    pairs: Sequence[Comparison],
+    folder: str | Path,
+    order: Order = "random",
+    seed: int = 0,
 ) -> list[dict]:
     """Ask a judge about every pair.
 
@@ -142,11 +142,10 @@ def judge_pairs(
 
     Returns:
         One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
-        shown first), criteria, scores, raw. `combine` and `summary` read them. Pairs that a person who stopped
-        early has not reached are missing.
+        shown first), criteria, scores, raw. Pairs that a person who stopped early has not reached are missing.
 
     Raises:
-        InputError: bad arguments, or a judge that cannot go on; judgments until then are kept.
+        InputError: no pairs, or a judge that cannot go on; judgments until then are kept.
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
     waiting = store.waiting()
@@ -191,10 +190,13 @@ class JudgmentStore:
     """
 
     def __init__(
-        self, judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: str = "random", seed: int = 0
+        self,
+        judge: Judge,
+        pairs: Sequence[Comparison],
+        folder: str | Path,
+        order: Order = "random",
+        seed: int = 0,
     ):
-        if order not in ("random", "both"):
-            raise InputError(f"order {order!r}: choose from random, both")
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
             raise InputError(f"{len(pairs)} pairs: give at least one, and each an id of its own")
         self.judge, self._lock = judge, threading.Lock()
@@ -203,9 +205,14 @@ class JudgmentStore:
         self.done = dict(self.stored) if judge.identity else {}
         self.comparisons = {}
         for pair in pairs:
-            for shown in self._orders(pair, order, seed):
+            drawn = random.Random(ascii((seed, judge.name, pair.id))).choice(("first", "second"))
+            shown_first = ("first", "second") if order == "both" else (drawn,)
+            if not judge.ordered or pair.first == pair.second:
+                shown_first = ("none",)
+            for shown in shown_first:
                 comparison = replace(pair, shown=shown)
-                key = self.comparisons[comparison] = self._key(comparison)
+                said = json.dumps([judge.identity, pair.prompt, pair.first, pair.second, shown])
+                key = self.comparisons[comparison] = hashlib.sha256(said.encode()).hexdigest()
                 if pair.first == pair.second:
                     self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
 
@@ -231,19 +238,11 @@ class JudgmentStore:
             if key in self.done
         ]
 
-    def _orders(self, pair: Comparison, order: str, seed: int) -> tuple[str, ...]:
-        if not self.judge.ordered or pair.first == pair.second:
-            return ("none",)
-        if order == "both":
-            return ("first", "second")
-        return (random.Random(ascii((seed, self.judge.name, pair.id))).choice(("first", "second")),)
-
-    def _key(self, comparison: Comparison) -> str:
-        texts = [comparison.prompt, comparison.first, comparison.second, comparison.shown]
-        return hashlib.sha256(json.dumps([self.judge.identity, *texts]).encode()).hexdigest()
-
     def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
-        sides, row = comparison.sides, {"key": self._key(comparison), "pair": comparison.id, "judge": self.judge.name}
+        sides, row = (
+            comparison.sides,
+            {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name},
+        )
         row |= {"methods": list(comparison.methods), "shown": comparison.shown, "criteria": self.judge.criteria}
         row |= asdict(judgment) | {"winner": sides.get(judgment.winner, judgment.winner)}
         if judgment.scores is not None:
@@ -301,8 +300,9 @@ def summary(rows: Sequence[Mapping]) -> dict:
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
-    decided = [row for row in rows if row["shown"] != "none" and row["winner"] in ("first", "second")]
-    twice = [group for group in _by_pair(rows) if len(group) == 2 and all(row["winner"] in VALID for row in group)]
+    decided = [row["winner"] == row["shown"] for row in rows if row["shown"] != "none" and row["winner"] in VALID[:2]]
+    said = [[row["winner"] for row in group] for group in _by_pair(rows)]
+    same = [len(set(winners)) == 1 for winners in said if len(winners) == 2 and set(winners) <= set(VALID)]
     return {
         "judge": rows[0]["judge"] if rows else "",
         "methods": rows[0]["methods"] if rows else [],
@@ -314,9 +314,9 @@ def summary(rows: Sequence[Mapping]) -> dict:
         "identical": sum(row["raw"] == IDENTICAL for row in pairs),
         "position": {
             "decided": len(decided),
-            "first_shown_share": _mean([row["winner"] == row["shown"] for row in decided]),
-            "both_orders": len(twice),
-            "consistency": _mean([one["winner"] == other["winner"] for one, other in twice]),
+            "first_shown_share": fmean(decided) if decided else None,
+            "both_orders": len(same),
+            "consistency": fmean(same) if same else None,
         },
         "scores": _mean_scores([row for row in pairs if row["winner"] in VALID]),
     }
@@ -336,9 +336,5 @@ def _mean_scores(rows: Sequence[Mapping]) -> dict | None:
     scores = [row["scores"] for row in rows if row["scores"]]
     if not scores:
         return None
-    names = scores[0]["first"]
-    return {side: {name: _mean([each[side][name] for each in scores]) for name in names} for side in scores[0]}
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    return sum(numbers) / len(numbers) if numbers else None
+    sides = scores[0]
+    return {side: {name: fmean(each[side][name] for each in scores) for name in sides[side]} for side in sides}

@@ -7,13 +7,12 @@ A response is identified by its prompt's id, its number among the samples of tha
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,9 +52,7 @@ class ResponseStore:
         self.folder = Path(root) / f"{name}-T{settings['temperature']:g}-{digest}"
         self.settings = {"method": method, **settings}
         self.path = self.folder / SAMPLES
-        rows = read_lines(self.path)
-        check_rows(rows, str(self.path), ("id", "token_ids", "ended"))
-        self.rows = to_frame(rows).set_index(KEY)
+        self.rows = _frame(_rows_of(self.path, ("id", "token_ids", "ended")), self.path).set_index(KEY)
 
     def add(self, rows: pd.DataFrame) -> None:
         """Write responses at once: they are found again, whatever happens after this."""
@@ -86,45 +83,36 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     a score is no finite number, or a response is there twice.
     """
     path = Path(path).expanduser()
-    rows = []
-    for file in [path] if path.is_file() else _sample_files(path):
-        found = read_lines(file)
-        check_rows(found, str(file))
-        rows += found
+    stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
+    files = [file for file in (path, path / SAMPLES) if file.is_file()] or [p.with_name(SAMPLES) for p in stores]
+    rows = [row for file in files for row in _rows_of(file)]
     if not rows:
         what = "no answers in it" if path.exists() else "no such file or folder"
         raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
+    return _frame(rows, path)
+
+
+def _rows_of(file: Path, needed: Sequence[str] = ()) -> list[dict]:
+    """The rows of a file. Raises `InputError` for one that is no response or lacks one of `needed`."""
+    rows = read_lines(file)
+    for number, row in enumerate(rows, 1):
+        missing = [name for name in ("prompt", "method", "response", *needed) if row.get(name) is None]
+        if missing:
+            raise InputError(f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
+        for name, value in row.items():
+            if name in NUMBERS and not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
+                raise InputError(f"{file}, row {number}: {name} {value!r} is no finite number: leave it out")
+    return rows
+
+
+def _frame(rows: Sequence[Mapping], source: Path) -> pd.DataFrame:
+    """Raises `InputError` where a response is there twice."""
     frame = to_frame(rows)
     twice = frame[frame.duplicated(["method", "temperature", *KEY])]
     if len(twice):
         what = f"id {twice['id'].iloc[0]} of {twice['method'].iloc[0]}"
-        raise InputError(f"{path}: {what} stands there twice: delete one of them")
+        raise InputError(f"{source}: {what} stands there twice: delete one of them")
     return frame
-
-
-def _sample_files(folder: Path) -> list[Path]:
-    if (folder / SAMPLES).is_file():
-        return [folder / SAMPLES]
-    stores = sorted(folder.glob(f"*/{SETTINGS}")) or sorted(folder.glob(f"*/*/{SETTINGS}"))
-    return [path.with_name(SAMPLES) for path in stores]
-
-
-def check_rows(rows: Sequence[Mapping], source: str, needed: Sequence[str] = ()) -> None:
-    """Raises `InputError` unless every row is a response (prompt, method, response, and `needed`) and stands once."""
-    first: dict[tuple, int] = {}
-    for number, row in enumerate(rows, 1):
-        missing = [name for name in ("prompt", "method", "response", *needed) if row.get(name) is None]
-        if missing:
-            raise InputError(f"{source}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
-        for name in NUMBERS:
-            value = row.get(name)
-            if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
-                raise InputError(f"{source}, row {number}: {name} {value!r} is no finite number: leave it out")
-        if row.get("id") is not None:
-            names = (row["method"], row.get("temperature"), row["id"], row.get("sample", 0), row.get("seed", 0))
-            if first.setdefault(names, number) != number:
-                what = f"id {row['id']} of {row['method']}"
-                raise InputError(f"{source}, row {number}: {what} stands in row {first[names]} too: delete one of them")
 
 
 def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:
@@ -173,32 +161,30 @@ def answer(
     batch, so that comparisons by prompt are tighter.
     """
     policy.eval()
-    wanted = _keyed(prompts, 1, seed)
     rows = []
-    for chunk in tqdm(list(_batches(wanted, batch_size)), desc=f"answers of {name}", leave=False):
+    for chunk in tqdm(_batches(_keyed(prompts, 1, seed), batch_size), desc=f"answers of {name}", leave=False):
         rollout = _generate(policy, tokenizer, chunk, sampling)
-        scores = score_rollout(rollout, policy, reference, reward, gold)
-        rows.append(_response_rows(rollout, chunk, name, sampling, scores))
+        rows.append(_rows(rollout, chunk, name, sampling, score_rollout(rollout, policy, reference, reward, gold)))
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
 def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu") -> Rollout:
     """Stored responses as the rollout they came from: the same tokens, to be scored or segmented again."""
     responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
-    texts = {name: responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended")}
-    rollout = from_tokens(tokenizer, texts["prompt"], texts["token_ids"], [tokenizer.eos_token_id])
-    ended = torch.tensor(texts["ended"], dtype=torch.bool)  # also by tokens other than the tokenizer's EOS
-    return replace(rollout, responses=texts["response"], ended=ended).to(device)
+    prompts, texts, tokens, ended = (responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended"))
+    rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
+    ended = torch.tensor(ended, dtype=torch.bool)  # also by tokens other than the tokenizer's EOS
+    return replace(rollout, responses=texts, ended=ended).to(device)
 
 
 def _keyed(prompts: Sequence[str], samples: int, seed: int) -> pd.Series:
     """The prompt of every response that is wanted, with the index KEY."""
     index = pd.MultiIndex.from_product([prompt_ids(prompts), range(samples), [seed]], names=KEY)
-    return pd.Series([prompt for prompt in prompts for _ in range(samples)], index=index, dtype=object)
+    return pd.Series(np.repeat(np.array(prompts, dtype=object), samples), index=index, dtype=object)
 
 
-def _batches(rows: pd.Series | pd.DataFrame, size: int) -> Iterator:
-    return (rows.iloc[start : start + size] for start in range(0, len(rows), size))
+def _batches(rows: pd.Series | pd.DataFrame, size: int) -> list:
+    return [rows.iloc[start : start + size] for start in range(0, len(rows), size)]
 
 
 def _generate(policy: PolicyModel, tokenizer, wanted: pd.Series, sampling: Sampling) -> Rollout:
@@ -207,9 +193,7 @@ def _generate(policy: PolicyModel, tokenizer, wanted: pd.Series, sampling: Sampl
         return generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
 
 
-def _response_rows(
-    rollout: Rollout, wanted: pd.Series, method: str, sampling: Sampling, scores: Mapping[str, Iterable]
-) -> pd.DataFrame:
+def _rows(rollout: Rollout, wanted: pd.Series, method: str, sampling: Sampling, scores: Mapping) -> pd.DataFrame:
     tokens = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask, strict=True)]
     columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
     return pd.DataFrame(columns | {"token_ids": tokens} | dict(scores), index=wanted.index, dtype=object)
@@ -251,75 +235,51 @@ def evaluate_checkpoints(
         InputError: a folder without weights, or a stored file that is broken.
     """
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
-    worker, tables = _Worker(scorers, tokenizer, batch_size), []
-    wanted = _keyed(prompts, samples, seed)
-    greedy = wanted[wanted.index.get_level_values("sample") == 0]
+    marks = {name: fingerprint(path, name) for name in ("reference", "rm") if (path := getattr(scorers, name))}
+    wanted, tables = _keyed(prompts, samples, seed), []
     for name, path in checkpoints.items():
-        policy = worker.policy(Path(path))
+        load = scorers.policy(Path(path))
         for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
             how = replace(sampling, temperature=float(temperature))
             store = ResponseStore(folder, name, {"fingerprint": prints[name], "model": model, **vars(how)})
-            tables.append(worker.fill(store, wanted if temperature > 0 else greedy, how, policy))
-    return pd.concat(tables, ignore_index=True)
+            asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
+            _fill(store, asked, how, load, scorers, marks, tokenizer, batch_size)
+            tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
+    rows = pd.concat(tables, ignore_index=True)
+    # A store may hold scores that are not asked for now.
+    given = {"kl": scorers.reference, "reference": scorers.reference, "rm_score": scorers.rm, "rm": scorers.rm}
+    return rows.drop(columns=[name for name in rows if not (given | {"gold": scorers.gold}).get(name, True)])
 
 
-class _Worker:
-    """Fills stores. Reference and reward model stay loaded throughout, a policy for as long as it is needed."""
-
-    def __init__(self, scorers: Scorers, tokenizer, batch_size: int):
-        self.scorers, self.tokenizer, self.batch_size = scorers, tokenizer, batch_size
-        given = {"reference": scorers.reference, "rm": scorers.rm}
-        self.marks = {name: fingerprint(path, name) for name, path in given.items() if path}
-        self.reference = functools.cache(lambda: scorers.load(scorers.reference).eval())
-        self.reward = functools.cache(lambda: ModelReward(scorers.load_rm(scorers.rm)))
-
-    def policy(self, folder: Path) -> Callable[[], PolicyModel]:
-        """The policy in a folder, loaded when it is first asked for."""
-        if self.scorers.reference and folder.resolve() == Path(self.scorers.reference).resolve():
-            return self.reference
-        return functools.cache(lambda: self.scorers.load(folder).eval())
-
-    def fill(
-        self, store: ResponseStore, wanted: pd.Series, sampling: Sampling, policy: Callable[[], PolicyModel]
-    ) -> pd.DataFrame:
-        """Score again what other models scored, generate what is missing, and return what is wanted."""
-        there = wanted.index.isin(store.rows.index)
-        stale, missing = self._stale(store.rows.loc[wanted.index[there]]), self._longest_first(wanted[~there])
-        method, total, scored = store.settings["method"], len(stale) + len(missing), []
-        about = {"desc": f"{method}, T={sampling.temperature:g}", "unit": "", "leave": False}
-        with tqdm(total=total, disable=not total, **about) as bar:
-            for chunk in _batches(stale, self.batch_size):
-                rollout = restore(self.tokenizer, chunk, next(policy().parameters()).device)
-                scores = pd.DataFrame(self._scores(rollout, policy), index=chunk.index, dtype=object)
-                scored.append(chunk.assign(**scores))
-                bar.update(len(chunk))
-            if scored:
-                store.replace(pd.concat(scored))
-            for chunk in _batches(missing, self.batch_size):
-                rollout = _generate(policy(), self.tokenizer, chunk, sampling)
-                store.add(_response_rows(rollout, chunk, method, sampling, self._scores(rollout, policy)))
-                bar.update(len(chunk))
-        return self._asked(to_frame(store.rows.loc[wanted.index].reset_index()))
-
-    def _asked(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Rows without scores that were not asked for."""
-        asked = {"kl": "reference" in self.marks, "reference": "reference" in self.marks}
-        asked |= {"rm_score": "rm" in self.marks, "rm": "rm" in self.marks, "gold": self.scorers.gold is not None}
-        return rows.drop(columns=[name for name in rows if not asked.get(name, True)])
-
-    def _stale(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Stored responses that lack a score, or have it from another model than is asked now."""
-        marks = rows.reindex(columns=[*self.marks, "gold"])
-        fresh = (marks[[*self.marks]] == pd.Series(self.marks, dtype=object)).all(axis=1)
-        return rows[~(fresh & (marks["gold"].notna() | (self.scorers.gold is None)))]
-
-    def _longest_first(self, missing: pd.Series) -> pd.Series:
-        """Prompts of like length together, so that padding is little; the most memory is needed at once."""
-        prompts = list(dict.fromkeys(missing))
-        lengths = dict(zip(prompts, map(len, encode_prompts(self.tokenizer, prompts)), strict=True)) if prompts else {}
-        return missing.iloc[np.argsort([-lengths[prompt] for prompt in missing], kind="stable")]
-
-    def _scores(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict:
-        models = (policy(), self.reference()) if self.scorers.reference else (None, None)
-        reward = self.reward() if self.scorers.rm else None
-        return score_rollout(rollout, *models, reward, self.scorers.gold) | self.marks
+def _fill(
+    store: ResponseStore,
+    wanted: pd.Series,
+    sampling: Sampling,
+    load: Callable[[], PolicyModel],
+    scorers: Scorers,
+    marks: Mapping[str, str],
+    tokenizer,
+    batch_size: int,
+) -> None:
+    """Score again what other models than those of `marks` scored, and generate what is missing."""
+    there = wanted.index.isin(store.rows.index)
+    stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
+    by = stored.reindex(columns=[*marks, "gold"])
+    fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
+    stale, scored = stored[~fresh], []
+    # Prompts of like length together, so that padding is little; the most memory is needed at once.
+    lengths = [-len(ids) for ids in encode_prompts(tokenizer, missing.tolist())] if len(missing) else []
+    missing = missing.iloc[np.argsort(lengths, kind="stable")]
+    total, about = len(stale) + len(missing), {"desc": f"{method}, T={sampling.temperature:g}", "unit": ""}
+    with tqdm(total=total, disable=not total, leave=False, **about) as bar:
+        for chunk in _batches(stale, batch_size):
+            rollout = restore(tokenizer, chunk, next(load().parameters()).device)
+            scores = pd.DataFrame(scorers.score(rollout, load) | marks, index=chunk.index, dtype=object)
+            scored.append(chunk.assign(**scores))
+            bar.update(len(chunk))
+        if scored:
+            store.replace(pd.concat(scored))
+        for chunk in _batches(missing, batch_size):
+            rollout = _generate(load(), tokenizer, chunk, sampling)
+            store.add(_rows(rollout, chunk, method, sampling, scorers.score(rollout, load) | marks))
+            bar.update(len(chunk))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -36,15 +36,34 @@ COLUMNS = {
 GoldScore = Callable[[list[str], list[str]], list[float]]
 
 
-@dataclass(frozen=True)
 class Scorers:
-    """The models that score responses. `load` and `load_rm` turn a folder into a model when it is first needed."""
+    """The models that score responses: a reference for the KL, a reward model, a gold score, each if it is given.
 
-    load: Callable[[Path], PolicyModel]
-    reference: Path | None = None  # for the KL; None for none
-    rm: Path | None = None
-    load_rm: Callable[[Path], ScalarHeadModel] | None = None
-    gold: GoldScore | None = None
+    `load` and `load_rm` turn a folder into a model when it is first needed. Reference and reward model stay loaded.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Path], PolicyModel],
+        reference: Path | None = None,
+        rm: Path | None = None,
+        load_rm: Callable[[Path], ScalarHeadModel] | None = None,
+        gold: GoldScore | None = None,
+    ):
+        self.load, self.reference, self.rm, self.gold = load, reference, rm, gold
+        self._reference = cache(lambda: load(reference).eval())
+        self._reward = cache(lambda: ModelReward(load_rm(rm)))
+
+    def policy(self, folder: Path) -> Callable[[], PolicyModel]:
+        """What gives the policy in a folder, loaded when it is first asked for."""
+        if self.reference and folder.resolve() == Path(self.reference).resolve():
+            return self._reference
+        return cache(lambda: self.load(folder).eval())
+
+    def score(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict[str, list]:
+        """The columns of `score_rollout`, with the scorers that are given."""
+        models = (policy(), self._reference()) if self.reference else (None, None)
+        return score_rollout(rollout, *models, self._reward() if self.rm else None, self.gold)
 
 
 @torch.no_grad()
@@ -134,18 +153,6 @@ def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(method=[f"{method} T={'?' if pd.isna(t) else t}" for method, t in pairs])
 
 
-def prompt_means(responses: pd.DataFrame) -> pd.DataFrame:
-    """The columns of NUMBERS averaged over the samples of each prompt: a row for each method and prompt.
-
-    NaN where a sample lacks the value.
-    """
-    frame = to_frame(responses)
-    there = [name for name in NUMBERS if name in frame]
-    groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)
-    complete = groups[there].count().eq(groups.size(), axis=0)
-    return groups[there].mean().where(complete).reset_index()
-
-
 def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT") -> list[dict]:
     """Means of each method, and for its scores the gain over the baseline: the paired difference with its interval.
 
@@ -160,24 +167,22 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
     Raises:
         InputError: a method with other prompts than the baseline's.
     """
-    means = prompt_means(name_temperatures(responses))
-    by_method = {name: rows.set_index("id") for name, rows in means.groupby("method", sort=False)}
+    frame = name_temperatures(responses)
+    there = [name for name in NUMBERS if name in frame]
+    groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)[there]
+    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))  # none where a sample lacks the value
+    by_method = {name: rows.droplevel("method") for name, rows in means.groupby("method", sort=False)}
     base = by_method.get(baseline, next(iter(by_method.values()), None))
     summary = []
     for method, rows in by_method.items():
-        known = [name for name in NUMBERS if name in rows and rows[name].notna().all()]
+        known = [name for name in there if rows[name].notna().all()]
         line = {"method": method, "prompts": len(rows)} | rows[known].mean().to_dict()
-        for score in SCORES:
-            if rows is not base and score in known and base[score].notna().all():
-                line[f"{score}_gain"] = _gain(rows[score], base[score], method)
+        for score in (score for score in SCORES if score in known and rows is not base and base[score].notna().all()):
+            if len(rows) != len(base) or not base.index.isin(rows.index).all():
+                raise InputError(f"{method}: other prompts than those of the baseline: answer the same prompts")
+            line[f"{score}_gain"] = paired_bootstrap(rows[score].loc[base.index], base[score])._asdict()
         summary.append(line)
     return summary
-
-
-def _gain(scores: pd.Series, base: pd.Series, method: str) -> dict:
-    if len(scores) != len(base) or not base.index.isin(scores.index).all():
-        raise InputError(f"{method}: other prompts than those of the baseline: answer the same prompts")
-    return paired_bootstrap(scores.loc[base.index], base)._asdict()
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:
@@ -193,12 +198,7 @@ def _cell(row: Mapping, name: str) -> str:
     if value is None:
         return "-"
     if isinstance(value, Mapping):
-        return _interval(value)
+        return tables.interval(value)
     text = tables.number(value) if isinstance(value, float) else str(value)
     gain = row.get(f"{name}_gain")
-    return text + (f" ({_interval(gain, '+.2f')})" if gain else "")
-
-
-def _interval(value: Mapping, form: str = ".2f") -> str:
-    mean, low, high = (tables.number(value[key], form) for key in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
+    return text + (f" ({tables.interval(gain, '+.2f')})" if gain else "")
