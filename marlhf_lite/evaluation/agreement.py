@@ -89,8 +89,10 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
         raise InputError(f"agreement: {what}: give verdicts on the same pairs")
     names = list(WORTH)
     counts = pd.crosstab(judged["one"], judged["other"]).reindex(index=names, columns=names, fill_value=0).to_numpy()
-    share = wilson(int(counts.trace()), len(judged))
-    return Agreement(share, _kappa_interval(counts), len(judged), len(verdicts) - len(judged))
+    value, n = float(kappa(counts)), len(judged)
+    drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
+    interval = percentile_interval(value, kappa(drawn))
+    return Agreement(wilson(int(counts.trace()), n), interval, n, len(verdicts) - n)
 
 
 def kappa(counts: np.ndarray) -> np.ndarray:
@@ -105,26 +107,14 @@ def kappa(counts: np.ndarray) -> np.ndarray:
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
-def _kappa_interval(counts: np.ndarray) -> Interval:
-    """Bootstrap over pairs: each resample is a table of counts."""
-    value, n = float(kappa(counts)), int(counts.sum())
-    if math.isnan(value):
-        return Interval(value, math.nan, math.nan)
-    drawn = np.random.default_rng(0).multinomial(n, counts.ravel() / n, RESAMPLES).reshape(-1, *counts.shape)
-    return percentile_interval(value, kappa(drawn))
-
-
 def agreement_table(raters: Mapping[str, Mapping[str, str | None]]) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
     `raters`: name to verdicts by pair id, on the same pairs.
     """
-    rows = []
-    for a, b in combinations(raters, 2):
-        result = agree(raters[a], raters[b])
-        intervals = {"agreement": result.agreement._asdict(), "kappa": result.kappa._asdict()}
-        rows.append({"a": a, "b": b, **intervals, "pairs": result.pairs, "left_out": result.left_out})
-    return rows
+    found = {(a, b): agree(raters[a], raters[b])._asdict() for a, b in combinations(raters, 2)}
+    intervals = ("agreement", "kappa")
+    return [{"a": a, "b": b, **x, **{name: x[name]._asdict() for name in intervals}} for (a, b), x in found.items()]
 
 
 def pairs_for_win_rate(rate: float) -> int:

@@ -28,10 +28,7 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     """
     scores = finite("scores", scores)
     check_sizes([n], len(scores), "scores")
-    weight = np.zeros(len(scores))
-    weight[-1] = n / len(scores)
-    for i in range(len(scores) - 1, n - 1, -1):  # C(i−1, n−1) / C(i, n−1) = (i − n + 1) / i
-        weight[i - 1] = weight[i] * (i - n + 1) / i
+    weight = [math.comb(i, n - 1) / math.comb(len(scores), n) for i in range(len(scores))]
     _, rank = np.unique(scores, return_inverse=True)
     shared = np.bincount(rank[np.argsort(scores, kind="stable")], weight) / np.bincount(rank)
     return shared[rank]

@@ -65,7 +65,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
-    """The comparison as a Markdown table: behind scores the gain over the baseline with its interval."""
+    """As a Markdown table: behind scores the gain over the baseline with its interval."""
     return table(summary, COLUMNS)
 
 

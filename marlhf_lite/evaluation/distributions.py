@@ -46,15 +46,14 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
     base = scores[baseline(scores)]
     rows = []
     for method, values in scores.items():
-        row = {"method": method, "mean": _prompt_interval(values), "std": float(values.std(ddof=0))}
-        row |= {"quantiles": values.quantile(list(QUANTILES)).to_dict(), "below": []}
+        below = []
         for threshold in np.quantile(base, TAILS).tolist():
             tail = {"threshold": threshold, "share": _share(values < threshold)}
             if method != base.name:
                 shares = (_by_prompt(x < threshold) for x in (values, base))
                 tail["change"] = paired_bootstrap(*shares)._asdict()
-            row["below"].append(tail)
-        rows.append(row)
+            below.append(tail)
+        rows.append({"method": method, "std": float(values.std(ddof=0)), **_location(values), "below": below})
     return rows
 
 
@@ -72,23 +71,18 @@ def shift_summary(scores: pd.DataFrame) -> list[dict]:
 
     The share below 0 is that of responses which training made worse.
     """
-    return [
-        {
-            "method": method,
-            "mean": _prompt_interval(values),
-            "quantiles": values.quantile(list(QUANTILES)).to_dict(),
-            "below": [{"threshold": 0.0, "share": _share(values < 0)}],
-        }
-        for method, values in shifts(scores).items()
-    ]
+    moved = shifts(scores).items()
+    below = {method: [{"threshold": 0.0, "share": _share(values < 0)}] for method, values in moved}
+    return [{"method": method, **_location(values), "below": below[method]} for method, values in moved]
 
 
 def _by_prompt(values: pd.Series) -> pd.Series:
     return values.groupby(level="id", sort=False).mean()
 
 
-def _prompt_interval(values: pd.Series) -> dict:
-    return bootstrap_mean(_by_prompt(values))._asdict()
+def _location(values: pd.Series) -> dict:
+    quantiles = values.quantile(list(QUANTILES)).to_dict()
+    return {"mean": bootstrap_mean(_by_prompt(values))._asdict(), "quantiles": quantiles}
 
 
 def _share(below: pd.Series) -> dict:

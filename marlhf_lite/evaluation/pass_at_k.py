@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from marlhf_lite.evaluation.scores import name_temperatures, score_matrix, table
@@ -33,9 +32,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def pass_rates(
-    responses: pd.DataFrame,
-    difficulty: Mapping[str, str] | None = None,
-    ks: Sequence[int] = (1, 5),
+    responses: pd.DataFrame, difficulty: Mapping[str, str] | None = None, ks: Sequence[int] = (1, 5)
 ) -> list[dict]:
     """Return pass@k of each method for each difficulty and over all problems, as Table 3 has it.
 
@@ -49,30 +46,24 @@ def pass_rates(
         bootstrap draws problems, not programs.
     """
     rows = []
-    for method, found in name_temperatures(responses).groupby("method", sort=False):
-        shares = score_matrix(found, "gold")
+    for method, rows_of in name_temperatures(responses).groupby("method", sort=False):
+        shares = score_matrix(rows_of, "gold")
         samples = shares.shape[1]
         counts = (shares == 1).sum(axis=1)  # of a problem's programs, those that pass all tests
-        prompts = found.drop_duplicates("id").set_index("id")["prompt"].reindex(counts.index)
+        prompts = rows_of.drop_duplicates("id").set_index("id")["prompt"].reindex(counts.index)
         strata = prompts.map(difficulty or {})
-        for stratum in [*(name for name in _strata(strata)), ALL]:
+        found = [name for name in strata.dropna().unique() if name]
+        ordered = [name for name in STRATA if name in found] + sorted(set(found) - set(STRATA))
+        for stratum in [*ordered, ALL]:
             chosen = counts if stratum == ALL else counts[strata == stratum]
             row = {"method": method, "difficulty": stratum, "problems": len(chosen)}
             for k in (k for k in ks if k <= samples):
-                values = np.array([pass_at_k(samples, int(count), k) for count in chosen])
-                row[f"pass@{k}"] = bootstrap_mean(values)._asdict()
+                row[f"pass@{k}"] = bootstrap_mean([pass_at_k(samples, int(count), k) for count in chosen])._asdict()
             rows.append(row)
     return rows
 
 
-def _strata(found: pd.Series) -> list[str]:
-    """Return the difficulties that there are, APPS's in their order first."""
-    names = [name for name in found.dropna().unique() if name]
-    return [name for name in STRATA if name in names] + sorted(set(names) - set(STRATA))
-
-
 def pass_table(rows: Sequence[Mapping]) -> str:
     """Return the rows of `pass_rates` as a Markdown table, with intervals in brackets."""
-    ks = dict.fromkeys(name for row in rows for name in row if name.startswith("pass@"))
     headings = {"method": "method", "difficulty": "difficulty", "problems": "problems"}
-    return table(rows, headings | {name: name for name in ks})
+    return table(rows, headings | {name: name for row in rows for name in row if name.startswith("pass@")})

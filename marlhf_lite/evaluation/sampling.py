@@ -56,26 +56,16 @@ class InverseTransformSampler(LogitsProcessor):
 
 
 @dataclass(frozen=True)
-class CachedSampling(Sampling):
-    """`Sampling` after tokens that the model has read already."""
+class SeededSampling(Sampling):
+    """`Sampling` for `rollout.generate`, after tokens that the model has read already, or by inverse transform."""
 
     past: object = None  # a cache of all tokens but the last; `generate` adds to it. None: nothing was read
+    uniforms: Tensor | None = None  # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
 
     def arguments(self) -> dict:
-        """Arguments of `generate`, with the cache."""
-        return super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
-
-
-@dataclass(frozen=True)
-class SeededSampling(CachedSampling):
-    """`Sampling` by inverse transform, for `rollout.generate`."""
-
-    uniforms: Tensor | None = None  # [B, max_new_tokens]; not used at temperature 0
-
-    def arguments(self) -> dict:
-        """Arguments of `generate`: greedy over what `InverseTransformSampler` leaves."""
-        given = super().arguments()
-        if self.temperature == 0:
+        """Arguments of `generate`: with uniform numbers greedy over what `InverseTransformSampler` leaves."""
+        given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
+        if self.temperature == 0 or self.uniforms is None:
             return given
         sampler = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
         greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
@@ -88,18 +78,13 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], names: Sequence[st
 
     `names` [B] tell responses apart, such as "seed/prompt/sample"; torch's random state is neither used nor changed.
     """
-    uniforms, past = uniform_numbers(names, sampling.max_new_tokens), _read_once(model, tokenizer, prompts)
-    return generate(model, tokenizer, prompts, SeededSampling(**vars(sampling), uniforms=uniforms, past=past))
-
-
-def _read_once(model, tokenizer, prompts: Sequence[str]):
-    """A cache of all prompt tokens but the last, a row for each prompt; None where there is nothing to share."""
-    unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
-    if len(unique) == len(prompts):
-        return None
-    ids, mask = pad(encode_prompts(tokenizer, list(unique)), tokenizer.pad_token_id, left=True)
-    device = next(model.parameters()).device
-    return read_all_but_last(model, ids.to(device), mask.to(device), [unique[prompt] for prompt in prompts])
+    rows, past = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}, None
+    if len(rows) < len(prompts):
+        ids, mask = pad(encode_prompts(tokenizer, list(rows)), tokenizer.pad_token_id, left=True)
+        device = next(model.parameters()).device
+        past = read_all_but_last(model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts])
+    uniforms = uniform_numbers(names, sampling.max_new_tokens)
+    return generate(model, tokenizer, prompts, SeededSampling(**vars(sampling), past=past, uniforms=uniforms))
 
 
 @torch.no_grad()

@@ -25,18 +25,11 @@ class Interval(NamedTuple):
 
 
 def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of `values` with its 95 % percentile bootstrap interval (`scipy.stats.bootstrap`).
+    """Mean of `values` [N] with its 95 % percentile bootstrap interval of `n` resamples (`scipy.stats.bootstrap`).
 
     The interval says how far the mean would move with other prompts, not with other training seeds. It is too narrow
-    for few values (under about 20), and has width 0 for one value.
-
-    Args:
-        values: [N] finite numbers, one for each prompt, N ≥ 1.
-        n: resamples. More make the ends steadier; they do not narrow the interval.
-        seed: the same seed gives the same interval.
-
-    Raises:
-        InputError: no values, or a value that is missing or not finite.
+    for few values (under about 20), and has width 0 for one value. Raises `InputError` for no values, or one that is
+    missing or not finite.
     """
     values = finite("values", values)
     mean = values.mean()
@@ -58,16 +51,11 @@ def percentile_interval(value: float, draws: np.ndarray) -> Interval:
 
 
 def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Mean of a − b with its interval, where `a[i]` and `b[i]` are the scores of two methods on the same prompt.
+    """Mean of a − b with its interval, where `a[i]` and `b[i]` [N] are the scores of two methods on the same prompt.
 
     Resampling prompts instead of scores cancels what makes a prompt easy for both methods, so the interval is narrower
-    than that of two separate samples. An interval without 0 is a difference at this level.
-
-    Args:
-        a, b: [N] finite numbers, in the same order of prompts.
-
-    Raises:
-        InputError: different lengths, or as `bootstrap_mean`.
+    than that of two separate samples. An interval without 0 is a difference at this level. Raises `InputError` for
+    different lengths, or as `bootstrap_mean`.
     """
     a = finite("a", a)
     return bootstrap_mean(a - finite("b", b, count=len(a)))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.sampling import CachedSampling, read_all_but_last
+from marlhf_lite.evaluation.sampling import SeededSampling, read_all_but_last
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rewards import check_scores
@@ -130,7 +130,7 @@ def continue_responses(
     new: list[list[int]] = [[] for _ in rows]
     while len(rows):
         step = min(TOKENS_AT_A_TIME, int(left[rows].max()) - (ids.shape[1] - width))
-        some = CachedSampling(step, sampling.temperature, sampling.top_k, sampling.top_p, past)
+        some = SeededSampling(step, sampling.temperature, sampling.top_k, sampling.top_p, past)
         tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, some)
         for row, found, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
             new[row] += found[valid].tolist()
