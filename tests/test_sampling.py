@@ -90,7 +90,7 @@ def test_repeated_prompts_are_read_once(draw, policy, monkeypatch):
     shared = draw()
     (rows, columns), widths = widths[0], widths[1:]
     assert (rows, columns) == (3, shared.prompt_width - 1)
-    monkeypatch.setattr(module, "_read_once", lambda *args: None)
+    monkeypatch.setattr(module, "read_all_but_last", lambda *args: None)
     plain = draw()
     for name in ("tokens", "attention_mask", "mask", "ended"):
         assert torch.equal(getattr(shared, name), getattr(plain, name))

@@ -71,9 +71,10 @@ def shift_summary(scores: pd.DataFrame) -> list[dict]:
 
     The share below 0 is that of responses which training made worse.
     """
-    moved = shifts(scores).items()
-    below = {method: [{"threshold": 0.0, "share": _share(values < 0)}] for method, values in moved}
-    return [{"method": method, **_location(values), "below": below[method]} for method, values in moved]
+    return [
+        {"method": method, **_location(x), "below": [{"threshold": 0.0, "share": _share(x < 0)}]}
+        for method, x in shifts(scores).items()
+    ]
 
 
 def _by_prompt(values: pd.Series) -> pd.Series:

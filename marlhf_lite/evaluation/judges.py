@@ -82,8 +82,7 @@ class EndpointJudge(Judge):
             raise InputError(f"--judge_url {url}: not an address: give one such as http://localhost:8000/v1") from None
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Print an estimate of the tokens: three bytes each in prompts (English has about four), and the limit of
-        verdicts."""
+        """Print an estimate: three bytes a token in prompts (English has about four), and the limit of verdicts."""
         messages = [message for each in comparisons for message in self._messages(*each.texts)]
         prompts = sum(len(message["content"].encode()) // 3 + 5 for message in messages)
         requests, verdicts = len(comparisons), len(comparisons) * (self.options.judge_max_tokens or 400)
