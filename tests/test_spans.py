@@ -27,28 +27,18 @@ def no_figures_left():
     plt.close("all")
 
 
-def boxes(ax):
-    return [patch for patch in ax.patches if patch.get_gid() == "macro action"]
-
-
-def rules():
-    mask = torch.ones(1, len(PIECES), dtype=torch.bool)
-    return {"token": FixedNGram(1)(mask), "fixed 4": FixedNGram(4)(mask), "whole": Whole()(mask)}
-
-
-def test_a_box_for_each_macro_action_and_every_token_in_every_row():
-    ax = draw_spans(PIECES, rules())
-    assert len(boxes(ax)) == 9 + 3 + 1
-    shown = [text.get_text() for text in ax.texts]
-    assert shown.count(" sis") == 3 and shown.count("↵") == 3 and shown.count("·") == 3
-    assert {"token", "fixed 4", "whole"} <= set(shown)
+def test_long_responses_go_on_in_another_line():
+    ax = plt.figure().subplots()
+    draw_spans(ax, ["word "] * 30, MacroActions.from_lengths([[13, 17]]), columns=60)
+    boxes = [(patch.get_gid(), patch.get_y(), patch.get_x()) for patch in ax.patches]
+    for t, (name, y, x) in enumerate(boxes):  # 12 tokens to a line
+        assert name == f"macro action {int(t >= 13)}" and int(y) == t // 12
+        assert x == pytest.approx(5 * (t % 12) + 0.12 * (t in (0, 13)))
+    ax = plt.figure().subplots()
+    draw_spans(ax, PIECES, FixedNGram(4)(torch.ones(1, len(PIECES), dtype=torch.bool)))
+    assert [text.get_text() for text in ax.texts] == [*PIECES[:6], "↵", "$x$", "·"]
+    assert len({patch.get_gid() for patch in ax.patches}) == 3
     ax.figure.draw_without_rendering()
-
-
-def test_long_responses_go_on_in_another_block():
-    ax = draw_spans(["word "] * 30, {"whole": MacroActions.from_lengths([[30]])}, columns=60)
-    assert len(boxes(ax)) == 3  # 12 tokens to a block
-    assert len([text for text in ax.texts if text.get_text() == "whole"]) == 3
 
 
 def test_html_is_escaped_and_needs_nothing_from_outside():

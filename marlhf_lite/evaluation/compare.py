@@ -40,7 +40,6 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     Returns:
         For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, for other methods than
         the baseline, <score>_wins: the share of prompts where the method scores higher, ties as half (Wilson interval).
-        `comparison_table` makes a table of it.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models, no such baseline, or
@@ -80,11 +79,10 @@ def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
 
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
-    prompts, others = (dict(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
-    for a, b, one, other in ((base, name, prompts, others), (name, base, others, prompts)):
-        gone = [text for key, text in one.items() if other.get(key) != text]
+    prompts, others = (set(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
+    for a, b, gone in ((base, name, prompts - others), (name, base, others - prompts)):
         if gone:
-            words = " ".join(gone[0].split())[:60]
+            words = " ".join(min(gone)[1].split())[:60]
             raise InputError(f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts")
     marks = [set(rows["rm"].dropna()) if "rm" in rows else set() for rows in (ours, theirs)]
     if all(marks) and len(set.union(*marks)) > 1:

@@ -76,9 +76,7 @@ def find_answers(places: str, *methods: str) -> tuple:
 def make_judge(options: JudgeCommand, rows: Sequence[Mapping]) -> Judge:
     """The judge that `--judge` names, for these answers. Raises `InputError` where the judge lacks something."""
     criteria, has_gold = CRITERIA[options.judge.judge_criteria], all(row.get("gold") is not None for row in rows)
-    kind = options.judge.judge
-    if kind == "auto":
-        kind = "gold" if has_gold else "rm"
+    kind = {"auto": "gold" if has_gold else "rm"}.get(options.judge.judge, options.judge.judge)
     if kind == "gold" and not has_gold:
         raise InputError("--judge gold: the answers have no gold score, for their task has no known truth: take rm")
     if kind == "gold":
@@ -116,8 +114,7 @@ def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
     first, second = counts["methods"]
     numbers = ", ".join(f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped"))
     lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
-    if "win_rate" in counts:
-        rate = counts["win_rate"]
+    if rate := counts.get("win_rate"):
         interval = f"95 % interval {rate['low']:.0%} to {rate['high']:.0%}"
         lines.append(f"win rate, ties as half: {rate['mean']:.0%}, {interval}")
     place = counts["position"]

@@ -186,9 +186,9 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:
-    """The rows as a Markdown table. `columns`: names in the rows to headings; those that no row has are left out.
+    """The rows as a Markdown table: `columns` are names in the rows and their headings, without those that no row has.
 
-    A value that is an interval (mean, low, high) shows all three; behind a score stands its gain, if there is one.
+    An interval shows mean, low and high; behind a score stands its gain, if there is one.
     """
     return tables.table(rows, columns, _cell)
 

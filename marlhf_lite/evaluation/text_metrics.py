@@ -45,11 +45,8 @@ def distinct(responses: Iterable[Sequence[Hashable]], n: int) -> float:
 def text_metrics(responses: pd.DataFrame | Sequence[Mapping]) -> list[dict]:
     """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
 
-    `responses` have prompt, method and response; tokens, ended and kl are taken along where all of a method's have
-    them. Words are what stands between white space.
-
-    Returns dicts with method, responses, words, repetition (of 3-grams), tokens, ended (share with EOS) and kl (nats),
-    each with mean, low, high and level, and distinct_1, distinct_2, distinct_3.
+    The means are of words (what stands between white space), repetition (of 3-grams), and where all responses have them
+    tokens, ended (share with EOS) and kl (nats).
     """
     rows = []
     for method, group in to_frame(responses).groupby("method", sort=False):

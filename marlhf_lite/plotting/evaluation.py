@@ -29,11 +29,8 @@ _OUTCOMES = {"win": ("#0173b2", "white"), "tie": ("#d5d5d5", "black"), "lose": (
 def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarray:
     """Draw best-of-N by temperature, a panel for each method on one colour scale (Figure 8). Returns [methods] Axes.
 
-    Args:
-        cells: as `best_of_n.best_of_n` gives them; temperature 0, which has N = 1 alone, is left out.
-        score: rm_score, or gold for the gold score of what the reward model picks.
-
-    Raises `InputError` for no cells, or cells without the score.
+    `cells` are those of `best_of_n.best_of_n`; temperature 0, which has N = 1 alone, is left out. `score` may be gold:
+    the gold score of what the reward model picks. Raises `InputError` for no cells, or cells without the score.
     """
     cells = [cell for cell in cells if cell["temperature"] != 0]
     if not cells or not all(score in cell for cell in cells):
@@ -136,8 +133,7 @@ def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
     Not in the paper. Rows have `update`, `rm_score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
     """
     ax = panels(runs, [("rm_score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
-    words = "A run is a path through its updates; large dots: last update. Right but down: over-optimisation."
-    caption(ax.figure, words)
+    caption(ax.figure, "A run is a path through its updates to a large dot. Right but down: over-optimisation.")
     return ax
 
 
@@ -155,14 +151,14 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
         words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
         shares.loc[row["b"], row["a"]] = share["mean"]
         texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+    pairs = [row["pairs"] for row in table]
     ax = subplots((1, 1), 0.16 * len(names))[0, 0]
     bar = {"label": "agreement", "format": PercentFormatter(1)}
     look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": "medium"}}
     seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
     ax.grid(False)
     ax.set(xlabel="rater", ylabel="rater")
-    pairs = sorted({row["pairs"] for row in table})
-    count = str(pairs[0]) if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+    count = " to ".join(map(str, sorted({min(pairs), max(pairs)})))
     caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
     return ax
 

@@ -64,16 +64,12 @@ _STYLES = {
     "GRPO": (_BLIND[5], (0, (2, 1))),
     "DPO": (_BLIND[4], (0, (5, 1, 2, 1))),
     "best-of-": ("#222222", (0, (1, 2))),
-    # The ladder of estimators: E0 is token-level PPO, E1 its longer horizon, E4 MA-PPO.
-    "E0": (_BLIND[0], (0, (4, 1.5))),
-    "E1": (_BLIND[9], (0, (6, 1.5))),
-    "E2": (_BLIND[1], (0, (4, 1.2, 1, 1.2))),
-    "E3": (_BLIND[4], (0, (5, 1, 2, 1))),
-    "E4": (_BLIND[3], "-"),
-    "E5": (_BLIND[5], (0, (2, 1))),
-    "MC": ("#222222", (0, (1, 2))),
 }
+# The ladder of estimators: E0 is token-level PPO, E1 its longer horizon, E4 MA-PPO.
 _STYLES |= {"n=1": _STYLES["PPO"], "n=5": _STYLES["MA-PPO"], "n=inf": _STYLES["MA-PPO n=inf"]}
+_LADDER = {"E0": "PPO", "E1": "PPO lam^", "E2": "n=inf", "E3": "DPO", "E4": "MA-PPO", "E5": "GRPO", "MC": "best-of-"}
+_STYLES |= {name: _STYLES[other] for name, other in _LADDER.items()}
+_OPEN = ("PPO lam^", "best-of-")  # names that go on with a number
 _MORE_COLOURS = ("#332288", "#44aa99", "#999933", "#cc6677", "#882255", "#117733", "#aa4499")
 _MORE_LINES = ((0, (7, 1)), (0, (2, 2)), (0, (8, 1, 1, 1)), "-")
 
@@ -83,7 +79,7 @@ def method_styles(names: Collection[str]) -> dict[str, dict]:
 
     The name of an unknown method chooses its colour; if another one of `names` has it, the next free colour.
     """
-    found = {name: next((_STYLES[key] for key in _STYLES if _is(name, key)), None) for name in names}
+    found = {name: _STYLES.get(next((key for key in _OPEN if name.startswith(key)), name)) for name in names}
     unknown = sorted(name for name, style in found.items() if style is None)
     for start in range(0, len(unknown), len(_MORE_COLOURS)):
         free = list(_MORE_COLOURS)
@@ -93,10 +89,6 @@ def method_styles(names: Collection[str]) -> dict[str, dict]:
             free.remove(colour)
             found[name] = (colour, _MORE_LINES[start // len(_MORE_COLOURS) % len(_MORE_LINES)])
     return {name: {"color": colour, "linestyle": line} for name, (colour, line) in found.items()}
-
-
-def _is(name: str, key: str) -> bool:
-    return name.startswith(key) if key[-1] in "^-" else name == key
 
 
 # Figures
@@ -111,9 +103,7 @@ def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax
 
     Args:
         runs: rows have `update` and, in some, the metric; nulls are skipped.
-        metric: the name in the rows; its unit is on the axis.
         smooth: number of updates averaged, counted among those with a value; 1 for none.
-        ax: where to draw; None makes a figure.
 
     Raises:
         InputError: no rows, a metric that they do not have, or seeds without an update in common.
@@ -131,8 +121,7 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
     """Draw L2 norms of advantages and Q values over updates (paper: Figure 11), and their root mean squares beneath.
 
     A norm falls merely by having fewer terms: with n tokens to a macro action, by √n. The lower row takes that out.
-    Rows have `update`, `advantage_norm`, `q_norm`, `advantage_rms` and `q_rms`. Returns [2,2] Axes, advantages left and
-    Q values right. `smooth` and errors as in `reward_curves`.
+    Returns [2,2] Axes, advantages left and Q values right. `smooth` and errors as in `reward_curves`.
     """
     names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
     axes = panels(runs, [("update", name) for name in names], (2, 2), 1.1, smooth)
@@ -166,12 +155,10 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
-    table = pd.DataFrame(list(rows), dtype=object)
-    for metric in ("update", *metrics):
-        if metric not in table:
-            raise InputError(f"{name}: no {metric!r} in its rows; there are: {', '.join(table) or 'none'}")
-    table = table[["update", *metrics]].astype(float)
-    table = table.drop_duplicates("update", keep="last").sort_values("update")
+    table, columns = pd.DataFrame(list(rows), dtype=object), ["update", *metrics]
+    if gone := [column for column in columns if column not in table]:
+        raise InputError(f"{name}: no {gone[0]!r} in its rows; there are: {', '.join(table) or 'none'}")
+    table = table[columns].astype(float).drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
         raise InputError(f"{name}: {' and '.join(metrics)} have no value together in any update")
@@ -221,9 +208,8 @@ def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: 
 def _reading(runs: Runs, smooth: int) -> str:
     counts = {len(group) for group in runs.values()}
     parts = [f"Faint: single updates; bold: mean of the last {smooth}."] if 1 in counts and smooth > 1 else []
-    if seeds := sorted(counts - {1}):
-        averaged = f" (means of {smooth} updates)" if smooth > 1 else ""
-        parts.append(f"Thin: {' or '.join(map(str, seeds))} seeds{averaged}; bold: their mean; band: ±1 std.")
+    if seeds := " or ".join(map(str, sorted(counts - {1}))):
+        parts.append(f"Thin: {seeds} seeds, means of {smooth} updates; bold: their mean; band: ±1 std.")
     return " ".join(parts)
 
 
@@ -257,10 +243,7 @@ def legend(ax: Axes) -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Put `text` under the figure, in place of an earlier caption.
-
-    It hangs below the figure's own area: save with `save`, or with bbox_inches="tight" as notebooks do.
-    """
+    """Put `text` under the figure, in place of an earlier caption: outside its own area, so save it with `save`."""
     for old in [item for item in figure.texts if item.get_gid() == "caption"]:
         old.remove()
     size = plt.rcParams["font.size"] - 1

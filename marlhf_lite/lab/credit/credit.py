@@ -129,7 +129,6 @@ def _covariance(n: np.ndarray, x: np.ndarray, y: np.ndarray, xy: np.ndarray) -> 
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """NaN where `whole` is not above 0."""
     return part / np.where(whole > 0, whole, np.nan)
 
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import set_seed
 
 from marlhf_lite.config.commands import PPOCommand, option_names
@@ -150,17 +149,13 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     return {
         "cuts": (cuts / some.lengths[:, None]).double().mean(0).tolist(),
         "credit_seen": credit.credit_seen(at, scores),
-        "token_credit_seen": credit.credit_seen(*_pairs(at, scores)),
+        # neighbouring cuts as rows of two
+        "token_credit_seen": credit.credit_seen(*(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))),
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
         "explainable": credit.explainable(scores),
         "noise": dict(zip(("critic", "truth"), noise, strict=True)),
         "ranking": vars(rank_next_tokens(*given, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
     }
-
-
-def _pairs(values: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbouring cuts as rows of two: [B·P, 2] and [B·P, 2, K]."""
-    return values[:, 1:].reshape(-1, 2), scores[:, 1:].reshape(-1, 2, scores.shape[-1])
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:

@@ -44,6 +44,7 @@ from marlhf_lite.tasks.tiny_steps.gold import verify
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
 
 LADDER = {"PPO": "E0", "PPO lam^(1/5)": "E1", "MA-PPO": "E4", "PPO lam=1": "MC"}  # name -> preset of an estimator
@@ -175,8 +176,7 @@ def make_trainer(options: FirstWrongStepCommand, sft: Path, policy: Path) -> PPO
 
 
 def _interval(shares: Tensor) -> str:
-    mean, low, high, _ = bootstrap_mean(shares.tolist())
-    return f"{mean:z.3f} [{low:z.3f}, {high:z.3f}]"
+    return tables.interval(bootstrap_mean(shares.tolist())._asdict(), ".3f")
 
 
 if __name__ == "__main__":

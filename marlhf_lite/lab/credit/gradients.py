@@ -1,15 +1,15 @@
 """Policy gradients of advantage estimators, compared with an unbiased one: direction and noise.
 
-An estimator turns the scores and values of a rollout into advantages, and these into a
-gradient of the policy. The ladder of
-estimators (presets `estimators/E0` …) changes one thing on each rung: E0 is token-level PPO; E1 has λ^(1/5) for λ; E2
-has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the value of
-their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a macro action.
-Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic of its own λ (value calibration, arXiv 2503.01491).
+An estimator turns the scores and values of a rollout into advantages, and these into a gradient of the policy. The
+ladder of estimators (presets `estimators/E0` …) changes one thing on each rung: E0 is token-level PPO; E1 has λ^(1/5)
+for λ; E2 has λ at every fifth token and 1 between (segment-level advantage estimation); E3 has macro actions with the
+value of their first token as baseline; E4, MA-PPO, with the mean of their values; E5 also averages KL rewards in a
+macro action. Beside it MC has Monte-Carlo returns, λ = 1, and VC a critic of its own λ (value calibration, arXiv
+2503.01491).
 
-The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no
-critic, and its expectation is the gradient of the objective, score minus β·KL. This holds where log-probabilities are
-those of the sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
+The reference is REINFORCE with a leave-one-out baseline (RLOO, arXiv 2402.14740): it needs no critic, and
+its expectation is the gradient of the objective, score minus β·KL. This holds where log-probabilities are those of the
+sampling distribution (`logprobs_at_temperature`, no top-k or top-p); otherwise it is nearly so.
 
 Each of P prompts is answered K times; the k-th answers to all prompts are replicate k. Products of *different*
 replicates are free of noise in their mean, so that no length of a gradient is overestimated by its noise.

@@ -18,7 +18,7 @@ from marlhf_lite.utils.errors import InputError
 SCORES = {"rm_score": "RM score", "gold": "gold score", "kl": "KL (nats)", "tokens": "tokens", "ended": "EOS"}
 _PLAIN = "white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;line-height:1.6"
 _CELL, _HEAD = (f'<{tag} style="text-align:left;vertical-align:top">' for tag in ("td", "th"))  # pages align right
-_TABLE = '<table border="0" style="width:100%;text-align:left"'
+_TABLE = '<table border="0" style="width:100%;text-align:left">'
 
 
 def case_study(
@@ -52,15 +52,12 @@ def case_study(
         gone = [method for method in methods if method not in answers.index]
         if gone:
             raise InputError(f"prompt {name}: no response of {', '.join(gone)}: give every method's")
-        answers = answers.loc[methods]
-        table = pd.DataFrame(
-            {"scores": [_scores(row) for _, row in answers.iterrows()]}, index=map(html.escape, methods)
-        )
-        table["response"] = [_response(row, tokenizer, rules.get(row["method"])) for _, row in answers.iterrows()]
-        with pd.option_context("display.max_colwidth", None):
-            lines = table.to_html(escape=False, border=0, justify="left").replace('<table border="0"', _TABLE, 1)
-        lines = lines.replace("<td>", _CELL).replace("<th>", _HEAD)
-        sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{lines}</section>")
+        lines = [f"<tr>{_HEAD}</th>{_HEAD}scores</th>{_HEAD}response</th></tr>"]
+        for method, row in answers.loc[methods].iterrows():
+            cells = (_scores(row), _response(row, tokenizer, rules.get(method)))
+            line = "".join(f"{_CELL}{cell}</td>" for cell in cells)
+            lines.append(f"<tr>{_HEAD}{html.escape(method)}</th>{line}</tr>")
+        sections.append(f"<section>{_text(answers['prompt'].iloc[0])}{_TABLE}{''.join(lines)}</table></section>")
     return "".join(sections)
 
 

@@ -88,7 +88,8 @@ def rule_figure(
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(7.2, 1.9 + lines), height_ratios=[lines, 1.9], layout="constrained"
     )
-    draw_spans(pieces, {how.termination: macro}, ax=above)
+    draw_spans(above, pieces, macro)
+    above.set_title(how.termination, fontsize="medium", loc="left")
     below.plot(range(len(ids)), numbers, ".", color="0.45", markersize=4, label="token")
     pooled = macro_values(numbers[None], macro, how.sigma)[0].tolist()
     for number, ((start, end), value) in enumerate(zip(macro.spans()[0], pooled, strict=True)):

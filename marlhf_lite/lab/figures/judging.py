@@ -12,16 +12,12 @@ from pathlib import Path
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import KEYS, HumanJudge, printable
 from marlhf_lite.evaluation.judgments import Comparison, Judgment, JudgmentStore
-from marlhf_lite.utils.errors import InputError
 
 _LABELS = {"1": "1 is better", "2": "2 is better", "t": "tie", "s": "skip"}
 
 
 def judge_by_hand(
-    pairs: Sequence[Comparison],
-    folder: str | Path,
-    annotator: str = "annotator-1",
-    criteria: str = "tldr",
+    pairs: Sequence[Comparison], folder: str | Path, annotator: str = "annotator-1", criteria: str = "tldr"
 ):
     """A box with one pair at a time; a click stores the judgment and shows the next pair.
 
@@ -31,31 +27,26 @@ def judge_by_hand(
         annotator: whose judgments these are.
         criteria: tldr, hh or webgpt.
 
-    Raises `InputError` for unknown criteria, and as `judge_pairs` does.
+    Raises `InputError` as `judge_pairs` does.
     """
     import ipywidgets as widgets  # an extra: the library works without it
 
-    if criteria not in CRITERIA:
-        raise InputError(f"criteria {criteria!r}: choose from {', '.join(CRITERIA)}")
     store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder)
     page, buttons = widgets.HTML(), {key: widgets.Button(description=label) for key, label in _LABELS.items()}
 
     def show() -> None:
         waiting = store.waiting()
-        done = f"<p>{len(store.rows())} of {len(store.comparisons)} pairs judged</p>"
-        page.value = done + (
-            _page(waiting[0], criteria) if waiting else f"<p>Stored in {html.escape(str(store.path))}</p>"
-        )
+        done, kept = f"{len(store.rows())} of {len(store.comparisons)} pairs judged", html.escape(str(store.path))
+        page.value = f"<p>{done}</p>" + (_page(waiting[0], criteria) if waiting else f"<p>Stored in {kept}</p>")
         for button in buttons.values():
             button.disabled = not waiting
 
-    def click(button) -> None:
-        key = next(key for key, each in buttons.items() if each is button)
+    def click(key: str) -> None:
         store.add(store.waiting()[0], Judgment(KEYS[key]))
         show()
 
-    for button in buttons.values():
-        button.on_click(click)
+    for key, button in buttons.items():
+        button.on_click(lambda _, key=key: click(key))
     show()
     return widgets.VBox([page, widgets.HBox(list(buttons.values()))])
 

@@ -19,7 +19,6 @@ from marlhf_lite.macro import MacroActions
 from marlhf_lite.parsing import TokenText
 from marlhf_lite.utils.errors import InputError
 
-Spans = Sequence[tuple[int, int]]
 COLOURS = ("#0173b2", "#de8f05")  # seaborn's colorblind palette
 PALE = ("#b5d8ee", "#fbdcab")  # the same under black text
 CELL = 0.0845  # inches that a character of 9 points is wide, and a little room
@@ -45,70 +44,33 @@ def spans_of(name: str, macro: MacroActions, tokens: int, row: int = 0) -> list[
     return spans
 
 
-def draw_spans(
-    pieces: Sequence[str],
-    segmentations: Mapping[str, MacroActions],
-    ax: Axes | None = None,
-    row: int = 0,
-    columns: int = 64,
-) -> Axes:
-    """One response under every rule, a line for each rule, in blocks where it is wider than `columns` characters.
+def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
+    """Draw the tokens of one response as boxes, in lines of `columns` characters at most; `macro` has one row.
 
-    White strokes part tokens, gaps part macro actions; one that goes on in the next block is open at its end.
-
-    Args:
-        pieces: the text of every token; see `token_pieces`.
-        segmentations: rule name to `MacroActions`, of which `row` is drawn.
-        ax: where to draw; None makes a figure in which a character is 9 points high.
+    White strokes part tokens, gaps part macro actions; one that goes on in the next line is open at its end.
     """
-    rules = {name: spans_of(name, s, len(pieces), row) for name, s in segmentations.items()}
     shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
-    blocks = _wrap([len(piece) for piece in shown], columns)
-    width = max(sum(len(shown[t]) for t in range(*block)) for block in blocks)
-    margin = 1.5 + max(map(len, rules))
-    height = len(blocks) * (len(rules) + 0.6) - 0.6
-    if ax is None:
-        ax = plt.subplots(figsize=((width + margin) * CELL, height * 0.235 + 0.05), layout="constrained")[1]
-    ax.set(xlim=(-margin, width), ylim=(height, 0))
+    places, line, right = [], 0, 0  # of each token: its line, and the characters before it
+    for text in shown:
+        if right and right + len(text) > columns:
+            line, right = line + 1, 0
+        places.append((line, right))
+        right += len(text)
+    width = max(left + len(text) for (_, left), text in zip(places, shown, strict=True))
+    ax.set(xlim=(0, width), ylim=(line + 1, 0))
     ax.axis("off")
-    size = 9 * ax.get_window_extent().width / ax.figure.dpi / ((width + margin) * CELL)
-    for number, block in enumerate(blocks):
-        for line, (name, spans) in enumerate(rules.items()):
-            y = number * (len(rules) + 0.6) + line
-            ax.text(-0.8, y + 0.5, name, ha="right", va="center", fontsize=min(size, 9), parse_math=False)
-            _draw_line(ax, y, shown, spans, block, size)
-    return ax
-
-
-def _wrap(widths: Sequence[int], columns: int) -> list[tuple[int, int]]:
-    """Blocks of tokens (start, end), each as wide as fits, of one token at least."""
-    ends, used = [], 0
-    for token, width in enumerate(widths):
-        if used and used + width > columns:
-            ends, used = [*ends, token], 0
-        used += width
-    return list(zip([0, *ends], [*ends, len(widths)], strict=True))
-
-
-def _draw_line(ax: Axes, y: float, shown: Sequence[str], spans: Spans, block: tuple[int, int], size: float) -> None:
-    """One rule's line of one block."""
-    first, last = block
-    place = np.concatenate([[0], np.cumsum([len(shown[t]) for t in range(first, last)])])
-    for number, (start, end) in enumerate(spans):
-        a, b = max(start, first), min(end, last)
-        if a >= b:
-            continue
-        left, right = place[a - first] + 0.12 * (a == start), place[b - first] - 0.12 * (b == end)
-        box = Rectangle((left, y + 0.08), right - left, 0.84, color=PALE[number % 2], lw=0, gid="macro action")
-        ax.add_patch(box)
-        ax.plot([left, right], [y + 0.92] * 2, color=COLOURS[number % 2], linewidth=1.2, solid_capstyle="butt")
-        for t in range(a, b):
-            if t > a:
-                ax.plot([place[t - first]] * 2, [y + 0.12, y + 0.84], color="white", linewidth=0.8)
-            x = (place[t - first] + place[t - first + 1]) / 2
-            ax.text(
-                x, y + 0.47, shown[t], fontsize=size, family="monospace", ha="center", va="center", parse_math=False
-            )
+    size = min(9 * ax.get_window_extent().width / ax.figure.dpi / (width * CELL), 9)
+    words = {"fontsize": size, "family": "monospace", "ha": "center", "va": "center", "parse_math": False}
+    for number, (start, end) in enumerate(spans_of("rule", macro, len(pieces))):
+        for t in range(start, end):
+            y, x = places[t]
+            a, b = x + 0.12 * (t == start), x + len(shown[t]) - 0.12 * (t == end - 1)
+            box = Rectangle((a, y + 0.08), b - a, 0.84, color=PALE[number % 2], lw=0, gid=f"macro action {number}")
+            ax.add_patch(box)
+            ax.plot([a, b], [y + 0.92] * 2, color=COLOURS[number % 2], linewidth=1.2, solid_capstyle="butt")
+            if t > start:
+                ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
+            ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], **words)
 
 
 def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:

@@ -160,7 +160,8 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
     axes = plots.subplots(shape, 0.15 + 0.45 * shape[0])
     for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
         curves = {name: [curve_of(r) for r in results if r["method"] == name] for name in names}
-        plots.reward_curves({_short(name, group): runs for name, runs in curves.items()}, SCORE, WINDOW, ax=ax)
+        short = {name.removeprefix(group).strip() or name: runs for name, runs in curves.items()}
+        plots.reward_curves(short, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.1, 1.2))
         many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
         ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))
@@ -169,10 +170,6 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
     plots.caption(axes.flat[0].figure, text)
     return axes
-
-
-def _short(method: str, group: str) -> str:
-    return method.removeprefix(group).strip() or method
 
 
 def differences(rows: Sequence[Mapping]) -> np.ndarray:
@@ -207,9 +204,8 @@ def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
         axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
     axes[0].set(ylabel="updates to threshold", ylim=(None, budget + 1))
     axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
-    axes[1].legend(
-        title="the critic sees", fontsize="small", title_fontsize="small", loc="center right", bbox_to_anchor=(1, 0.32)
-    )
+    place = {"loc": "center right", "bbox_to_anchor": (1, 0.32)}
+    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small", **place)
     for ax in axes:
         ax.set(xlabel="n (tokens in a macro action)")
         ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize="small")
