@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
 from marlhf_lite.experiments import context
-from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
@@ -56,7 +56,7 @@ def write_jsonl(path, rows):
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return write_jsonl(tmp_path_factory.mktemp("data") / "pairs.jsonl", make_pairs(80, 0))
+    return write_jsonl(tmp_path_factory.mktemp("data") / "pairs.jsonl", make_rows("tiny-tldr", 80, 0))
 
 
 # Exit codes and mistakes
@@ -227,7 +227,7 @@ def test_output_folder_in_use(fails, sft, tmp_path):
     fails("run", output="notes/diary.txt/deeper", names="notes/diary.txt")
     RunFolder.create("old", {"seed": 1})
     shutil.copytree(sft, tmp_path / "old" / "sft")
-    write_jsonl(tmp_path / "old" / "pairs.jsonl", make_pairs(10, 0))
+    write_jsonl(tmp_path / "old" / "pairs.jsonl", make_rows("tiny-tldr", 10, 0))
     fails("run", output="old", names="--overwrite")
     fails("rm", "--sft", "old", "--overwrite", output="old", names="would remove old/sft")
     fails("sft", "--dataset", "old/pairs.jsonl", "--overwrite", output="old", names="would remove old/pairs.jsonl")

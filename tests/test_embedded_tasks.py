@@ -8,7 +8,8 @@ import yaml
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.lab.corpora.__main__ import MAKERS, json_lines
+from marlhf_lite.lab.corpora import MAKERS, make_rows
+from marlhf_lite.lab.corpora.__main__ import json_lines
 from marlhf_lite.tasks.embedded import EMBEDDED, STORED
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
@@ -25,8 +26,7 @@ def test_stored_rows_are_what_the_makers_make(name):
     path = shipped(f"{name}.jsonl.gz")
     assert gzip.decompress(path.read_bytes()) == json_lines(name)
     assert random.getstate() == before
-    make, _ = MAKERS[name]
-    assert make(5, 1234) == read_file(path)[:5] != make(5, 1235)
+    assert make_rows(name, 5, 1234) == read_file(path)[:5] != make_rows(name, 5, 1235)
 
 
 @pytest.mark.parametrize("name", EMBEDDED)

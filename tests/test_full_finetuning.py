@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models, unwrap_peft
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
@@ -187,7 +187,7 @@ SMALL = (
 def pairs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in make_pairs(60, 0)))
+    path.write_text("".join(json.dumps(row) + "\n" for row in make_rows("tiny-tldr", 60, 0)))
     return str(path)
 
 

@@ -50,7 +50,7 @@ needs_link = pytest.mark.skipif(
 
 def check(sentences, text):
     """Spans in order, leaves that are their own text, all characters but white space in some leaf of a parsed one."""
-    check_sentences(sentences, text, "test")
+    check_sentences(sentences, text)
     for s in sentences:
         if s.tree is None:
             continue
@@ -163,7 +163,7 @@ def test_link_takes_any_sentence(link):
     link.prepare([text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")])
     for sentence in ODD_SENTENCES:
         found = link(sentence)
-        check_sentences(found, sentence, "test")
+        check_sentences(found, sentence)
         for s in found:
             assert s.tree is None or [sentence[s.start :][w.start : w.end] for w in s.tree.leaves()] == s.tree.leaves()
         if sentence.startswith(("!", "%")):  # a word to be parsed, not a command
@@ -321,7 +321,7 @@ def test_python_program(python):
 @example("\x00")
 def test_python_takes_any_text(python, text):
     found = python(text)
-    check_sentences(found, text, "test")
+    check_sentences(found, text)
     assert len(found) == bool(text.strip())
     for s in found:
         assert all(w == text[w.start : w.end] for w in leaves(s.tree))

@@ -19,7 +19,6 @@ from marlhf_lite.parsing import (
     ParsedSentence,
     Parsing,
     Sentence,
-    SentenceParser,
     TokenText,
     split_sentences,
 )
@@ -42,24 +41,23 @@ def words_of(rule, tokenizer, *rows):
     return [["".join(tokenizer.decode([i]) for i in r[a:b]) for a, b in s] for r, s in zip(rows, macro.spans())]
 
 
-class Given(SentenceParser):
-    """Trees by bracketed text; sentences that have none here fall back."""
+def trees(*brackets):
+    """A parser with these trees, by their words; other sentences have none."""
+    known = {"".join(tree.leaves()): tree for tree in map(nltk.Tree.fromstring, brackets)}
 
-    def __init__(self, *brackets):
-        super().__init__()
-        trees = map(nltk.Tree.fromstring, brackets)
-        self.trees = {"".join(t.leaves()): t for t in trees}
+    def parse(text):
+        found = []
+        for start, end in split_sentences(text):
+            sentence, spans, place = text[start:end], [], 0
+            tree = known.get(sentence.replace(" ", ""))
+            for word in tree.leaves() if tree else ():
+                place = sentence.index(word, place)
+                spans.append((place, place + len(word)))
+                place += len(word)
+            found.append(ParsedSentence(start, end, tree and place_leaves(tree, spans, tree.leaves())))
+        return found
 
-    def parse_sentence(self, sentence):
-        tree = self.trees.get(sentence.replace(" ", ""))
-        if tree is None:
-            return None
-        spans, place = [], 0
-        for word in tree.leaves():
-            place = sentence.index(word, place)
-            spans.append((place, place + len(word)))
-            place += len(word)
-        return place_leaves(tree, spans, tree.leaves())
+    return parse
 
 
 CAT = "(S (NP (DT The) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (DT the) (NN mat)))) (. .))"
@@ -85,21 +83,21 @@ CAT_TOKENS = ["The", " cat", " sat", " on", " the", " mat", "."]
     ],
 )
 def test_cutoff_by_hand(cutoff, inclusive, expected):
-    rule = Parsing(Given(CAT), cutoff, inclusive)
+    rule = Parsing(trees(CAT), cutoff, inclusive)
     assert words_of(rule, Pieces(*CAT_TOKENS), list(range(7))) == [expected]
 
 
 def test_token_over_two_leaves_belongs_to_the_first():
     # "cat sat" is the noun phrase's: three tokens are left to the verb phrase, and "at the" is "on"'s
     tokens = Pieces("The", " cat sat", " on the", " mat", ".")
-    assert words_of(Parsing(Given(CAT), 4), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
-    assert words_of(Parsing(Given(CAT), 3), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
+    assert words_of(Parsing(trees(CAT), 4), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
+    assert words_of(Parsing(trees(CAT), 3), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
     # one token over everything but the full stop: nothing is left to the other leaves
-    assert words_of(Parsing(Given(CAT), 2), Pieces("The cat sat on the mat", "."), [0, 1]) == [
+    assert words_of(Parsing(trees(CAT), 2), Pieces("The cat sat on the mat", "."), [0, 1]) == [
         ["The cat sat on the mat."]
     ]
     # a node of several leaves that share one token is no single leaf: it does not join
-    assert words_of(Parsing(Given(CAT), 2), Pieces("The", " cat", " sat", " on", " the mat", "."), [*range(6)]) == [
+    assert words_of(Parsing(trees(CAT), 2), Pieces("The", " cat", " sat", " on", " the mat", "."), [*range(6)]) == [
         ["The cat sat on", " the mat."]
     ]
 
@@ -110,10 +108,10 @@ def test_end_of_text_and_other_tokens_without_text():
     one = [tokenizer(w, add_special_tokens=False)["input_ids"] for w in CAT_TOKENS]
     assert all(len(ids) == 1 for ids in one)
     ids = [i for (i,) in one]
-    cat = Parsing(Given(CAT), 5)
+    cat = Parsing(trees(CAT), 5)
     assert words_of(cat, tokenizer, [*ids, eos]) == [["The cat", " sat on the mat.<eos>"]]
     # not counted: seven tokens with text stay below 8, whatever stands around them
-    assert words_of(Parsing(Given(CAT), 8), tokenizer, [bos, *ids, eos, eos]) == [
+    assert words_of(Parsing(trees(CAT), 8), tokenizer, [bos, *ids, eos, eos]) == [
         ["<bos>The cat sat on the mat.<eos><eos>"]
     ]
     assert words_of(cat, tokenizer, [bos, *ids[:2], bos, *ids[2:]]) == [["<bos>The cat<bos>", " sat on the mat."]]
@@ -131,12 +129,12 @@ def test_end_of_text_and_other_tokens_without_text():
 
 def test_sentence_without_a_tree_is_cut_at_every_token():
     tokens = Pieces("It", " slept", ".", " Gr", "mpf", " x", " <eos>", " It")
-    rule = Parsing(Given(DOG), 4)
+    rule = Parsing(trees(DOG), 4)
     got = words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 7, 1, 2], [3, 4, 2], [7, 1, 2])
     assert got == [["It slept.", " Gr", "mpf", ".", " It slept."], [" Gr", "mpf", "."], [" It slept."]]
     assert rule.metrics()["fallback_rate"] == 2 / 5
     # a single leaf joins the token before it, also where that one fell back
-    assert words_of(Parsing(Given(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
+    assert words_of(Parsing(trees(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
     assert rule.metrics()["parse_milliseconds"] >= 0
 
 
@@ -429,16 +427,13 @@ def given(*sentences):
 
 
 BAD = [
-    *((lambda cutoff=cutoff: Parsing(GrammarParser(), cutoff), "cutoff") for cutoff in (0, -1, 2.5, True, None, "5")),
-    (lambda: Parsing("grammar"), "parser: "),
     (lambda: Sentence()(MASK), "token_ids [B,T]"),
     (lambda: Parsing(GrammarParser())(MASK, token_ids=IDS), "the tokenizer"),
-    (lambda: Sentence()(MASK, token_ids=torch.zeros(2, 2).long(), tokenizer=X), "token_ids: expected shape (1, 2)"),
     (lambda: Sentence()(torch.tensor([[False, True]]), token_ids=IDS, tokenizer=X), "mask: response 0"),
-    (given(ParsedSentence(0, 99, None)), "response 1: the parser gave a sentence at characters 0 to 99"),
+    (given(ParsedSentence(0, 99, None)), "for 'abc' the sentence 0 to 99"),
     (given(ParsedSentence(2, 3, None), ParsedSentence(0, 1, None)), "in order and apart"),
-    (given(ParsedSentence(0, 3, nltk.Tree("S", ["abc"]))), "response 1: the parser gave the leaf 'abc'"),
-    (given(ParsedSentence(1, 3, nltk.Tree("S", [Leaf("bc", 1, 3)]))), "response 1: the parser gave the leaf 'bc'"),
+    (given(ParsedSentence(0, 3, nltk.Tree("S", ["abc"]))), "the leaf 'abc'"),
+    (given(ParsedSentence(1, 3, nltk.Tree("S", [Leaf("bc", 1, 3)]))), "the leaf 'bc'"),
     (given(ParsedSentence(0, 3, nltk.Tree("S", [Leaf("b", 1, 2), Leaf("a", 0, 1)]))), "in order and apart"),
 ]
 

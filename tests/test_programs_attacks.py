@@ -18,7 +18,6 @@ import pytest
 
 from marlhf_lite.tasks.programs import Test, TestRunner
 from marlhf_lite.tasks.programs.bubblewrap import _command
-from marlhf_lite.tasks.programs.protocol import Limits
 from marlhf_lite.tasks.programs.runner import EXECUTORS
 from marlhf_lite.utils.errors import InputError
 
@@ -154,7 +153,7 @@ def f(*arguments):
 def ready(name):
     """The executor, or a skip with the reason why it is not there."""
     try:
-        return EXECUTORS[name](Limits(SECONDS), 1)
+        return EXECUTORS[name](SECONDS)
     except InputError as error:
         pytest.skip(str(error))
 

@@ -15,7 +15,7 @@ from small_runs import early_letters, halted, noisy, run_child, same_checkpoints
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
 from marlhf_lite.config.parser import MAY_CHANGE
-from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.run_folder import RunFolder
@@ -128,7 +128,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_reward", raising=False)
     (tmp_path / "my_reward.py").write_text(REWARD)
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_pairs(60, 0)))
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows("tiny-tldr", 60, 0)))
     yield tmp_path
     plt.close("all")
 

@@ -12,7 +12,7 @@ from conftest import nudge
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from marlhf_lite.config.options import ModelConfig, PPOConfig
-from marlhf_lite.lab.corpora.tiny_tldr import make_pairs
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, model_path
@@ -49,7 +49,7 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
     monkeypatch.setattr(single_file, "MAX_RESPONSE", LENGTH)
     monkeypatch.setattr(single_file, "MAX_GRAD_NORM", 0.1)  # less than the norms are
     sft, rm = folders
-    prompts = [pair["prompt"] for pair in make_pairs(12, seed=0)]
+    prompts = [pair["prompt"] for pair in make_rows("tiny-tldr", 12, seed=0)]
     rates = (single_file.POLICY_RATE, single_file.CRITIC_RATE)
     config = PPOConfig(
         num_ppo_epochs=epochs,

@@ -174,7 +174,6 @@ UNKNOWN = [
     *((name, {}, f"--dataset {name}: ") for name in ("qqqq", "", "a/b/c", "owner/", "x" * 5000, "owner/name")),
     ("tiny-tldrr", {}, "did you mean tiny-tldr?"),
     ("owner/name", {}, "ConnectionError: Couldn't reach the host ("),
-    ("tiny-tldr", {"size": 0}, "--size 0"),
     ("tiny-tldr", {"size": 3}, "tiny-tldr: 3 rows"),
     ("tiny-tldr", {"streaming": True}, "--dataset_streaming"),
     ("owner/name", {"streaming": True}, "--dataset_streaming"),

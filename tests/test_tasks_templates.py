@@ -121,4 +121,3 @@ def test_columns():
     fails([{}], "columns found: none")
     fails([GOOD | {"chosen": ""}] * 2, "pairs.jsonl: no row can be used (empty_response 2)")
     fails([], "no row can be used (no rows)")
-    fails([GOOD], "--bad_rows 'skip'", bad_rows="skip")

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.lab.corpora.tiny_steps import (
     CARRY_SLIPS,
     OTHER_SLIP,
     STEPS,
     demonstrate,
     make_problem,
-    make_rows,
     one_slip,
     write,
 )
@@ -109,7 +109,7 @@ def test_the_first_slip_of_a_demonstration_is_found(seed):
 def test_demonstrations_slip_at_the_stated_rates():
     """Counted with carries worked out digit by digit."""
     counts = {}
-    for row in make_rows(3000, 1):
+    for row in make_rows("tiny-steps", 3000, 1):
         for line in row["demonstration"].split("\n")[:-1]:
             sign, k, value, result = re.fullmatch(r".([+*-])(\d):(\d+)>(\d+)", line).groups()
             ones = eval(f"{value[-1]}{sign}{k}")

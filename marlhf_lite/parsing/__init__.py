@@ -7,7 +7,7 @@ spans          tokens of a response on the characters of its text
 registry       rules and parsers by the names that options give them
 """
 
-from marlhf_lite.parsing.base import Leaf, ParsedSentence, Parser, SentenceParser, split_sentences
+from marlhf_lite.parsing.base import Leaf, ParsedSentence, Parser, split_sentences
 from marlhf_lite.parsing.grammar import GrammarParser
 from marlhf_lite.parsing.link_grammar import LinkGrammarParser
 from marlhf_lite.parsing.python_code import PythonParser
@@ -24,7 +24,6 @@ __all__ = [
     "Parsing",
     "PythonParser",
     "Sentence",
-    "SentenceParser",
     "StanzaParser",
     "TokenText",
     "split_sentences",

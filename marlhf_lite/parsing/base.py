@@ -10,7 +10,6 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import nltk
@@ -24,13 +23,10 @@ class Leaf(str):
     start: int
     end: int
 
-    def __new__(cls, word: str, start: int, end: int) -> Leaf:
+    def __new__(cls, word: str, start: int = 0, end: int = 0) -> Leaf:  # copies are made without a span, then get it
         leaf = super().__new__(cls, word)
         leaf.start, leaf.end = start, end
         return leaf
-
-    def __getnewargs__(self) -> tuple[str, int, int]:
-        return str(self), self.start, self.end
 
 
 @dataclass(frozen=True)
@@ -52,37 +48,19 @@ class Parser(Protocol):
     def __call__(self, text: str) -> list[ParsedSentence]: ...
 
 
-class SentenceParser:
-    """A parser of one sentence at a time: a subclass gives `parse_sentence`; results are cached by the text."""
-
-    def __init__(self):
-        self._parse = lru_cache(8192)(self.parse_sentence)
-
-    def parse_sentence(self, sentence: str) -> nltk.Tree | None:
-        """Return the tree of a sentence without white space at its ends, leaves as `Leaf`; None if there is none."""
-        raise NotImplementedError
-
-    def __call__(self, text: str) -> list[ParsedSentence]:
-        return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
-
-
-def check_sentences(sentences: Sequence[ParsedSentence], text: str, source: str) -> None:
-    """Check that sentences, and the leaves in each, are in order, apart and inside the text. Raises `InputError`."""
+def check_sentences(sentences: Sequence[ParsedSentence], text: str) -> None:
+    """Raise `InputError` where a parser's sentences, or the leaves in one, are not in order, apart and in the text."""
     last = 0
     for sentence in sentences:
+        place, found = 0, f"the parser gave for {text[:40]!r} the sentence {sentence.start} to {sentence.end}"
         if not last <= sentence.start <= sentence.end <= len(text):
-            raise InputError(
-                f"{source}: the parser gave a sentence at characters {sentence.start} to {sentence.end}, after one "
-                f"that ends at {last}, in a text of {len(text)}: sentences must be in order and apart"
-            )
-        last, place = sentence.end, 0
+            raise InputError(f"{found}, after one that ends at {last}: give sentences in order and apart")
         for leaf in [] if sentence.tree is None else leaves(sentence.tree):
             if not isinstance(leaf, Leaf) or not place <= leaf.start <= leaf.end <= sentence.end - sentence.start:
-                raise InputError(
-                    f"{source}: the parser gave the leaf {leaf!r} in the sentence {text[sentence.start : last]!r}: "
-                    "leaves must be of class Leaf, in order and apart, with spans from the start of their sentence"
-                )
+                hint = "give leaves of class Leaf in order and apart, with spans from the start of their sentence"
+                raise InputError(f"{found} with the leaf {leaf!r}: {hint}")
             place = leaf.end
+        last = sentence.end
 
 
 # Trees. Syntax trees of broken programs can be deeper than Python's stack, so only `place_leaves` recurses.

@@ -8,14 +8,14 @@ from itertools import islice
 
 import nltk
 
-from marlhf_lite.parsing.base import SentenceParser, place_leaves
+from marlhf_lite.parsing.base import ParsedSentence, place_leaves, split_sentences
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, fill, grammar, slots
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _READINGS = 64  # the most trees of a sentence that are compared
 
 
-class GrammarParser(SentenceParser):
+class GrammarParser:
     """Parses sentences of the embedded grammar, in any combination of its phrases.
 
     Sampled text has names and numbers that the lexicon lacks: any capitalised word may be a name, any digits a number.
@@ -26,12 +26,14 @@ class GrammarParser(SentenceParser):
     """
 
     def __init__(self):
-        super().__init__()
         self._chart = nltk.parse.LeftCornerChartParser(grammar())
         self._known = {p.rhs()[0] for p in grammar().productions() if p.is_lexical()}
         self._pattern = lru_cache(8192)(self._parse_pattern)
 
-    def parse_sentence(self, sentence: str) -> nltk.Tree | None:
+    def __call__(self, text: str) -> list[ParsedSentence]:
+        return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
+
+    def _parse(self, sentence: str) -> nltk.Tree | None:
         found = list(_WORD.finditer(sentence))
         words = [self._class_of(match[0]) for match in found]
         if not words or None in words:

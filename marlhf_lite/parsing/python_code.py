@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import nltk
@@ -26,26 +25,18 @@ class PythonParser:
                 "parser python: tree-sitter is not installed: pip install tree-sitter tree-sitter-python"
             ) from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
-        self._parse = lru_cache(1024)(self._parse_text)
 
     def __call__(self, text: str) -> list[ParsedSentence]:
-        return self._parse(text)
-
-    def _parse_text(self, text: str) -> list[ParsedSentence]:
         if not text.strip():
             return []
         root = self._parser.parse(text.encode(errors="replace")).root_node
-        return [ParsedSentence(0, len(text), _read(root, text, _characters(text)))]
+        return [ParsedSentence(0, len(text), _read(root, text))]
 
 
-def _characters(text: str) -> list[int]:
-    """Return for each byte of the text, and for its end, the character that it belongs to."""
-    sizes = [len(c.encode(errors="replace")) for c in text]
-    return [i for i, size in enumerate(sizes) for _ in range(size)] + [len(text)]
-
-
-def _read(root: Any, text: str, character: list[int]) -> nltk.Tree:
+def _read(root: Any, text: str) -> nltk.Tree:
     """Convert a tree-sitter node; without recursion, since programs may nest deeper than Python's stack."""
+    # For each byte of the text, and for its end, the character that it belongs to.
+    character = [i for i, c in enumerate(text) for _ in c.encode(errors="replace")] + [len(text)]
     top = nltk.Tree(root.type, [])
     stack = [(root, top)]
     while stack:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, TerminationRule
-from marlhf_lite.macro._checks import check_int, check_mask, check_tensor
 from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
@@ -29,10 +28,8 @@ class _TextRule(TerminationRule):
         self._reader: TokenText | None = None
 
     def _responses(self, mask: Tensor, token_ids: Tensor | None, tokenizer: Any) -> list[ResponseTokens]:
-        check_mask(mask)
         if token_ids is None or tokenizer is None:
             raise InputError(f"{self!r} reads the text: pass token_ids [B,T] and the tokenizer they are of")
-        check_tensor("token_ids", token_ids, tuple(mask.shape))
         if self._reader is None or self._reader.tokenizer is not tokenizer:
             self._reader = TokenText(tokenizer)
         rows = zip(token_ids.tolist(), mask.sum(1).tolist(), strict=True)
@@ -79,16 +76,12 @@ class Parsing(_TextRule):
     a tree falls back to one macro action a token; the share of such sentences is `fallback_rate`.
 
     Args:
-        parser: see `Parser`; `GrammarParser`, `LinkGrammarParser`, `StanzaParser`, `PythonParser`, or any function from
-            a text to `ParsedSentence`s.
+        parser: one of this package's, or any function from a text to `ParsedSentence`s, see `Parser`.
         background: parse in a thread while the models score (see `prepare`); None does so where the parser asks for it.
     """
 
     def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False, background: bool | None = None):
         super().__init__()
-        check_int("cutoff", cutoff, least=1)
-        if not callable(parser):
-            raise InputError(f"parser: expected a function from text to parsed sentences, got {type(parser).__name__}")
         background = getattr(parser, "background", False) if background is None else background
         self.parser, self.cutoff, self.inclusive = parser, cutoff, bool(inclusive)
         self._pool = ThreadPoolExecutor(1, "parser") if background else None
@@ -106,8 +99,7 @@ class Parsing(_TextRule):
             parsed, seconds = self._parse(texts)
         self._begun = None
         rows, sentences = [], []
-        for i, response in enumerate(responses):
-            check_sentences(parsed[response.text], response.text, f"response {i}")
+        for response in responses:
             found = list(_with_gaps(parsed[response.text], response.text))
             # Without any text every token stands alone, as in token-level PPO.
             rows.append(response.starts(self._pieces(response, found)) if found else [True] * response.count)
@@ -152,7 +144,10 @@ class Parsing(_TextRule):
         texts = list(dict.fromkeys(texts))
         if hasattr(self.parser, "prepare"):
             self.parser.prepare(texts)
-        return {text: list(self.parser(text)) for text in texts}, time.perf_counter() - start
+        parsed = {text: list(self.parser(text)) for text in texts}
+        for text, sentences in parsed.items():
+            check_sentences(sentences, text)
+        return parsed, time.perf_counter() - start
 
     def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
         """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 
 def read_file(path: str | Path) -> list[dict]:
@@ -21,15 +21,21 @@ def read_file(path: str | Path) -> list[dict]:
     Raises:
         InputError: where the file is missing, empty, damaged or of unknown kind; it names the row where it can.
     """
-    path = Path(os.path.expanduser(path))
-    read = READERS[_suffix(path)]
+    path, known = Path(os.path.expanduser(path)), ", ".join(SUFFIXES)
+    suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
+    if os.path.isdir(path):
+        raise InputError(f"{path}: this is a directory, not a file: name one file in it ({known})")
+    if not os.path.exists(path):
+        raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
+    if suffix is None:
+        raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {known}")
     try:
-        rows = read(path)
+        rows = READERS[suffix](path)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as text that is not UTF-8, or an archive that is cut off
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise InputError(f"{path}: cannot be read ({reason}): check that it is whole and what its name says") from None
+        hint = "check that it is whole and what its name says"
+        raise InputError(f"{path}: cannot be read ({one_line(error)}): {hint}") from None
     if not rows:
         raise InputError(f"{path}: the file holds no rows: give at least one preference pair")
     for number, row in enumerate(rows, start=1):
@@ -88,16 +94,3 @@ READERS: dict[str, Callable[[Path], list]] = {
     ".parquet": _parquet,
 }  # fmt: skip
 SUFFIXES = tuple(READERS)
-
-
-def _suffix(path: Path) -> str:
-    """Return the kind of a file. Raises `InputError` where it is no file of a known kind."""
-    known = ", ".join(SUFFIXES)
-    if os.path.isdir(path):
-        raise InputError(f"{path}: this is a directory, not a file: name one file in it ({known})")
-    if not os.path.exists(path):
-        raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
-    suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
-    if suffix is None:
-        raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {known}")
-    return suffix

@@ -16,10 +16,13 @@ from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 SHUFFLE_BUFFER = 1000  # rows of a stream that are read before the first one is used
-_TEST_SPLITS = ("test", "validation", "valid")
+CHOICES = (
+    f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
+    "or a name on the hub (owner/name; needs the network)"
+)
 
 
 def load_task(
@@ -53,7 +56,8 @@ def load_task(
     Raises:
         InputError: for every fault of the name, the file or the rows.
     """
-    _check_size(size, streaming)
+    if streaming and size is None:
+        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, and their form.
@@ -64,37 +68,28 @@ def load_task(
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     train_size = None if size is None else max(size - held_out, 1) if test is not None else size
-    limits = (train_size, held_out) if streaming else (None, None)
-    # 3. Convert them to the columns of a task; a part has rows that `convert` drops.
-    source, others = (f"{dataset} (streamed)" if streaming else dataset), rows if test is None else test
-    rows, counts = to_preferences(_wanted(rows, form), source, bad_rows, form, limits[0])
+
+    # 3. Convert them to the columns of a task.
+    def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], dict]:
+        source = f"{dataset}{' (streamed)' * streaming}{name}"
+        limit = limit if streaming else None
+        return to_preferences(_wanted(rows, form), source, bad_rows, replace(form, convert=convert), limit)
+
+    others = rows if test is None else test
+    rows, counts = read(rows, "", form.convert, train_size)
     if test is not None:
-        test_form = replace(form, convert=form.convert_test or form.convert)
-        test, test_counts = to_preferences(_wanted(test, form), f"{source} (test)", bad_rows, test_form, limits[1])
+        test, test_counts = read(test, " (test)", form.convert_test or form.convert, held_out)
         test, counts = (test if size is None else draw(test, held_out, seed)), Counter(counts) + Counter(test_counts)
-    # 4. Split them.
+    # 4. Split them; a part has rows that `convert` drops.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
-    if not part:
-        return task
-    form = replace(form, convert=form.parts[part])
-    rows, _ = to_preferences(_wanted(others, form), f"{source} ({part})", bad_rows, form, limits[1])
-    return _with_test(task, part, draw(rows, held_out, seed))
-
-
-def _check_size(size: int | None, streaming: bool) -> None:
-    if size is not None and size < 1:
-        raise InputError(f"--size {size}: give a number of rows from 1 up")
-    if streaming and size is None:
-        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
-
-
-def _with_test(task: Task, part: str, rows: list[dict]) -> Task:
-    """Return the task with these rows as its test part."""
-    splits = datasets.DatasetDict({**task.splits, "test": datasets.Dataset.from_list(rows)})
-    counts = {name: n for name, n in task.counts.items() if name != part} | {"test": len(rows)}
-    return replace(task, splits=splits, counts=counts)
+    if part:
+        rows, _ = read(others, f" ({part})", form.parts[part], held_out)
+        task.splits["test"] = datasets.Dataset.from_list(draw(rows, held_out, seed))
+        task.counts["test"] = len(task.splits["test"])
+        task.counts.pop(part, None)
+    return task
 
 
 def _wanted(rows, form: Form):
@@ -137,7 +132,7 @@ def _find_rows(dataset: str, stream_seed: int | None) -> tuple[Iterable[dict], I
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"--dataset {dataset}: unknown: {hint}{_choices()}")
+        raise InputError(f"--dataset {dataset}: unknown: {hint}{CHOICES}")
     arguments = HUB[dataset][1] if dataset in HUB else {}
     return _load(dataset, datasets.load_dataset, dataset, stream_seed, **arguments)
 
@@ -150,12 +145,13 @@ def _load(source: str, load: Callable, name: str, stream_seed: int | None, **arg
         if stream_seed is not None:
             loaded = {part: Stream(split, source, stream_seed) for part, split in loaded.items()}
     except Exception as error:
-        raise InputError(f"--dataset {source}: cannot be loaded ({_reason(error)}): {_choices()}") from None
+        cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
+        raise InputError(f"--dataset {source}: cannot be loaded ({cause}): {CHOICES}") from None
     if isinstance(loaded, datasets.Dataset):
         return loaded, None
     if "train" not in loaded:
         raise InputError(f"--dataset {source}: no split named train, found {', '.join(loaded)}: name one of them train")
-    return loaded["train"], next((loaded[part] for part in _TEST_SPLITS if part in loaded), None)
+    return loaded["train"], next((loaded[part] for part in ("test", "validation", "valid") if part in loaded), None)
 
 
 class Stream:
@@ -174,16 +170,6 @@ class Stream:
             yield from tqdm(self._rows, desc=self.source, unit=" rows", leave=False)
         except Exception as error:
             hint = "run it again, or without --dataset_streaming"
-            raise InputError(f"--dataset {self.source}: cannot be read ({_reason(error)}): {hint}") from None
-
-
-def _reason(error: Exception) -> str:
-    cause = error.__cause__ or error  # datasets wraps the cause in a general error
-    return " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-
-
-def _choices() -> str:
-    return (
-        f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
-        f"or a name on the hub (owner/name; needs the network)"
-    )
+            raise InputError(
+                f"--dataset {self.source}: cannot be read ({one_line(error.__cause__ or error)}): {hint}"
+            ) from None

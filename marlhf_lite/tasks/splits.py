@@ -122,10 +122,9 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
     by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
     for part in by_remainder[: left - sum(sizes.values())]:
         sizes[part] += 1
-    for part, share in zip(TRAIN_PARTS, fractions, strict=True):
-        if share > 0 and sizes[part] == 0:
-            sizes[max(sizes, key=sizes.get)] -= 1
-            sizes[part] = 1
+    for part in (part for part in sizes if exact[part] and not sizes[part]):
+        sizes[max(sizes, key=sizes.get)] -= 1
+        sizes[part] = 1
     return sizes | {"test": test}
 
 

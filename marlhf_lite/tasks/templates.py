@@ -88,7 +88,7 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
         prompt = chosen[: end + len(ASSISTANT)]
         if rejected.startswith(prompt):
             return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
-        end = chosen.rfind(ASSISTANT, 0, end + len(ASSISTANT) - 1)
+        end = chosen.rfind(ASSISTANT, 0, len(prompt) - 1)
     fault = f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: begin both with the same prompt"
     raise BadRow("no_shared_turn", fault)
 
@@ -134,17 +134,21 @@ def to_preferences(
     `missing_column`, `not_text`, `bad_chat`, `no_shared_turn`, `empty_prompt`, `equal_pair`. `counts` also has `read`
     and `kept`. Columns that all rows lack, and no row left, are always an `InputError`.
     """
-    if bad_rows not in ("error", "drop"):
-        raise InputError(f"--bad_rows {bad_rows!r}: choose error or drop")
     found = columns_of(rows)
-    form = form or (PAIRS if "prompt" in found else TRANSCRIPTS)
-    if rows != []:
-        _check_columns(found, form, source)
+    form = form or (TRANSCRIPTS if "chosen" in found and "prompt" not in found else PAIRS)
+    if rows != [] and not set(form.columns) <= set(found):
+        names = " ".join(", ".join(map(str, found)).split()) or "none"  # a damaged file's names may hold line breaks
+        expected = ", ".join(form.columns)
+        expected += " (or chosen, rejected with whole transcripts)" if "rejected" in form.columns else ""
+        raise InputError(f"{source}: columns found: {names}; expected: {expected}: rename or add the missing columns")
     kept, counts = [], Counter(read=0)
     for index, row in enumerate(rows):
         counts["read"] += 1
         try:
-            kept.append(_convert(row, form))
+            for column in form.columns:
+                if column not in row:
+                    raise BadRow("missing_column", f"no {column!r}")
+            kept.append(form.convert(row))
         except BadRow as bad:
             if bad_rows == "error" and bad.reason not in form.known:
                 hint = "correct or delete the row, or drop such rows with --bad_rows drop"
@@ -164,38 +168,17 @@ def columns_of(rows: Iterable[dict]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row)) if known is None else known
 
 
-def _check_columns(found: Sequence[str], form: Form, source: str) -> None:
-    if set(form.columns) <= set(found):
-        return
-    names = " ".join(", ".join(map(str, found)).split())  # a damaged file's names may hold line breaks
-    pairs = f"{', '.join(COLUMNS)} (or chosen, rejected with whole transcripts)"
-    expected = pairs if form in (PAIRS, TRANSCRIPTS) else ", ".join(form.columns)
-    raise InputError(
-        f"{source}: columns found: {names or 'none'}; expected: {expected}: rename or add the missing columns"
-    )
-
-
-def _convert(row: dict, form: Form) -> dict:
-    missing = [column for column in form.columns if column not in row]
-    if missing:
-        raise BadRow("missing_column", f"no {' and no '.join(map(repr, missing))}")
-    return form.convert(row)
-
-
 def _preference(row: dict) -> dict[str, str]:
-    if isinstance(row["chosen"], list) or isinstance(row["rejected"], list):
-        return _transcript_pair(row)
-    return checked_pair(row["prompt"], row["chosen"], row["rejected"])
-
-
-def _transcript_pair(row: dict) -> dict[str, str]:
-    if isinstance(row["chosen"], list) or isinstance(row["rejected"], list):
-        before = row.get("prompt")
-        before = before if isinstance(before, list) else []
-        row = {column: _chat_transcript(row[column], before, column) for column in ("chosen", "rejected")}
-    for column in ("chosen", "rejected"):
-        check_text(row[column], column)
-    return checked_pair(*split_transcripts(row["chosen"], row["rejected"]))
+    """Convert a row of texts, with or without a prompt of its own, or of chats."""
+    chosen, rejected = row["chosen"], row["rejected"]
+    if isinstance(chosen, list) or isinstance(rejected, list):
+        before = row["prompt"] if isinstance(row.get("prompt"), list) else []
+        chosen, rejected = _chat_transcript(chosen, before, "chosen"), _chat_transcript(rejected, before, "rejected")
+    elif "prompt" in row:
+        return checked_pair(row["prompt"], chosen, rejected)
+    check_text(chosen, "chosen")
+    check_text(rejected, "rejected")
+    return checked_pair(*split_transcripts(chosen, rejected))
 
 
 def _chat_transcript(messages, before: list, column: str) -> str:
@@ -207,10 +190,10 @@ def _chat_transcript(messages, before: list, column: str) -> str:
         role = message.get("role") if isinstance(message, dict) else None
         if role not in _ROLES or not isinstance(message.get("content"), str):
             raise BadRow("bad_chat", f"{column!r} has a message that is not a user's or assistant's text")
-    marks = [_ROLES[message["role"]] for message in turns]
-    if not marks or marks[0] != HUMAN or marks[-1] != ASSISTANT:
+    text = "".join(f"{_ROLES[message['role']]} {message['content'].strip()}" for message in turns)
+    if not text.startswith(HUMAN) or _ROLES[turns[-1]["role"]] != ASSISTANT:
         raise BadRow("bad_chat", f"{column!r} does not go from a user's to an assistant's message")
-    return "".join(f"{mark} {message['content'].strip()}" for mark, message in zip(marks, turns, strict=True))
+    return text
 
 
 def check_text(value, column: str) -> None:
@@ -231,13 +214,12 @@ def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
         check_text(text, column)
     if not prompt.removesuffix(ASSISTANT).strip():
         raise BadRow("empty_prompt", "the prompt is empty")
-    for column, response in (("chosen", chosen), ("rejected", rejected)):
-        if not response.strip():
-            raise BadRow("empty_response", f"{column!r} is empty")
+    if not chosen.strip() or not rejected.strip():
+        raise BadRow("empty_response", "a response is empty")
     if chosen.strip() == rejected.strip():
         raise BadRow("equal_pair", "'chosen' and 'rejected' are equal")
     return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
 
 
 PAIRS = Form(COLUMNS, _preference)
-TRANSCRIPTS = Form(COLUMNS[1:], _transcript_pair)
+TRANSCRIPTS = Form(COLUMNS[1:], _preference)

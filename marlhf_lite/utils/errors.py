@@ -6,3 +6,8 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def one_line(error: Exception) -> str:
+    """Return the class and the text of an error in one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

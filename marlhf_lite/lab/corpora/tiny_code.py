@@ -124,14 +124,10 @@ def document(rng: random.Random) -> tuple[str, str, str]:
     return problem.prompt, writer(rng, problem), problem.tests
 
 
-def make_rows(size: int, seed: int) -> list[dict[str, str]]:
-    """`size` problems with a right program and a demonstration; the same seed gives the same rows."""
-    rng = random.Random(f"tiny-code-{seed}")
-    rows = []
-    for _ in range(size):
-        problem = make_problem(rng)
-        right = write(rng, problem)
-        written = write_with_bug(rng, problem) if rng.random() < BUGS else right
-        texts = {"prompt": problem.prompt, "chosen": right, "demonstration": written, "tests": problem.tests}
-        rows.append(texts | {"difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]})
-    return rows
+def make_row(rng: random.Random) -> dict[str, str]:
+    """A problem with a right program and a demonstration."""
+    problem = make_problem(rng)
+    right = write(rng, problem)
+    written = write_with_bug(rng, problem) if rng.random() < BUGS else right
+    texts = {"prompt": problem.prompt, "chosen": right, "demonstration": written, "tests": problem.tests}
+    return texts | {"difficulty": {"xs": "lists", "s": "texts", "n": "numbers"}[problem.family.argument]}

@@ -22,14 +22,9 @@ class Part:
     value: Any
 
 
-def number(k: int) -> Part:
-    """A constant."""
-    return Part(str(k), str(k), k)
-
-
-def text(word: str) -> Part:
-    """A constant letter or word."""
-    return Part(repr(word), repr(word), word)
+def constant(value: int | str) -> Part:
+    """A number, a letter or a word."""
+    return Part(repr(value), repr(value), value)
 
 
 # Conditions on x and changes of x: name -> (words, code, function of k and x)
@@ -71,11 +66,11 @@ def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
     """A part of this kind, and one that differs from it in its code as a slip would; p, m, q, k or c."""
     if kind == "c":
         letter, other = rng.sample(LETTERS, 2)
-        return text(letter), text(other)
+        return constant(letter), constant(other)
     k = rng.randint(2, 6)
     near = k + (rng.choice((-1, 1)) if k > 2 else 1)  # never 1, by which a loop could divide for ever
     if kind == "k":
-        return number(k), number(near)
+        return constant(k), constant(near)
     table = {"p": TESTS, "m": CHANGES, "q": KEYS}[kind]
     name = rng.choice(list(table))
     if "{k}" in table[name][1] and rng.random() < 0.4:

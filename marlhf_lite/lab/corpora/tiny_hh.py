@@ -121,9 +121,3 @@ def make_pair(rng: random.Random) -> dict[str, str]:
         rate=lambda answers: gold_scores([dialogue.prompt] * 2, answers),
         sharpness=RATER_SHARPNESS,
     )
-
-
-def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
-    """`size` preference pairs; the same seed gives the same pairs."""
-    rng = random.Random(f"tiny-hh-{seed}")
-    return [make_pair(rng) for _ in range(size)]

@@ -7,6 +7,7 @@ they forget the carry of an addition, the borrow of a subtraction, or the carry 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply
 
@@ -48,19 +49,23 @@ def write(problem: Problem, results: list[int]) -> str:
 
 def demonstrate(rng: random.Random, problem: Problem) -> str:
     """A response as people write it, with slips of all kinds."""
-    results, value = [], problem.start
-    for operation in problem.operations:
-        rate = CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP
-        value = slip(rng, value, operation) if rng.random() < rate else apply(value, operation)
-        results.append(value)
-    return write(problem, results)
+
+    def slips(number: int, value: int, operation: tuple[str, int]) -> bool:
+        return rng.random() < (CARRY_SLIPS[operation[0]] if carries(value, operation) else OTHER_SLIP)
+
+    return _respond(rng, problem, slips)
 
 
 def one_slip(rng: random.Random, problem: Problem, at: int) -> str:
     """A response with a slip at step `at` alone, carried on: its answer is wrong, for no later step can undo it."""
+    return _respond(rng, problem, lambda number, *_: number == at)
+
+
+def _respond(rng: random.Random, problem: Problem, slips: Callable[..., bool]) -> str:
+    """A response with a slip wherever `slips(number of the step, value, operation)` says so."""
     results, value = [], problem.start
     for number, operation in enumerate(problem.operations):
-        value = slip(rng, value, operation) if number == at else apply(value, operation)
+        value = slip(rng, value, operation) if slips(number, value, operation) else apply(value, operation)
         results.append(value)
     return write(problem, results)
 
@@ -74,9 +79,3 @@ def make_row(rng: random.Random) -> dict[str, str]:
         "rejected": one_slip(rng, problem, rng.randrange(len(problem.operations))),
         "demonstration": demonstrate(rng, problem),
     }
-
-
-def make_rows(size: int, seed: int) -> list[dict[str, str]]:
-    """`size` rows; the same seed gives the same rows."""
-    rng = random.Random(f"tiny-steps-{seed}")
-    return [make_row(rng) for _ in range(size)]

@@ -116,9 +116,3 @@ def make_pair(rng: random.Random) -> dict[str, str]:
         rate=lambda summaries: gold_scores([post.prompt] * 2, summaries),
         sharpness=RATER_SHARPNESS,
     )
-
-
-def make_pairs(size: int, seed: int) -> list[dict[str, str]]:
-    """`size` preference pairs; the same seed gives the same pairs."""
-    rng = random.Random(f"tiny-tldr-{seed}")
-    return [make_pair(rng) for _ in range(size)]

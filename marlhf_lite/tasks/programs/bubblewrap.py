@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode, worst
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Test
 from marlhf_lite.utils.errors import InputError
 
@@ -27,31 +27,26 @@ HARMLESS = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
 
 
-class BubblewrapExecutor:
-    """Runs each program in a sandbox of its own. Raises `InputError` where bubblewrap is missing or cannot start."""
+class BubblewrapExecutor(Executor):
+    """Runs each program in a sandbox of its own, which ends with it."""
 
-    def __init__(self, limits: Limits, workers: int = 1):
-        self.limits, self.command = limits, _command()
-
-    def __enter__(self) -> BubblewrapExecutor:
-        return self
-
-    def __exit__(self, *error) -> None:
-        pass  # a sandbox ends with its program
+    def __init__(self, *limits):
+        super().__init__(*limits)
+        self.command = _command()
 
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """All tests in one sandbox; what a program does to the later ones harms only itself."""
         limits = {
-            "RLIMIT_AS": self.limits.memory_mb * 2**20,
-            "RLIMIT_CPU": math.ceil(self.limits.seconds) + 1,
+            "RLIMIT_AS": self.memory_mb * 2**20,
+            "RLIMIT_CPU": math.ceil(self.seconds) + 1,
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_NOFILE": 64,
             "RLIMIT_CORE": 0,
             "RLIMIT_NPROC": 1,  # itself
         }
         task = (program, tests[0].call, [test.input for test in tests], limits, ENCODE)
-        report, late = _start(self.command, marshal.dumps(task, 2), self.limits.seconds)
-        if not report and not late and not _works(self.command):  # else the program ended itself
+        report, late = _start(self.command, marshal.dumps(task, 2), self.seconds)
+        if not report and not late and _fault(self.command):  # else the program ended itself
             raise InputError(
                 "executor bubblewrap: bwrap does not start any more: free processes or memory, then --resume"
             )
@@ -101,29 +96,25 @@ def _command() -> tuple[str, ...]:
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise InputError("executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
-    reason = ""
     for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
         command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
-        if _works(command):
+        reason = _fault(command)
+        if not reason:
             return command
-        reason = _complaint(command)
     raise InputError(
         f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces, or "
         "choose executor monty"
     )
 
 
-def _works(command: Sequence[str]) -> bool:
-    """Whether the command starts a sandbox, in which a program runs."""
-    return _read(_start(command, HARMLESS, 20)[0], False, 1).outputs == ["works\n"]
-
-
-def _complaint(command: Sequence[str]) -> str:
-    """Return the last line that a sandbox wrote which did not start."""
+def _fault(command: Sequence[str]) -> str:
+    """Return nothing where the command starts a sandbox in which a program runs, else the last line that it wrote."""
     try:
         run = subprocess.run(command, input=HARMLESS, capture_output=True, timeout=20, cwd="/", env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         return type(error).__name__
+    if _read(run.stdout, False, 1).outputs == ["works\n"]:
+        return ""
     lines = run.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else f"exit status {run.returncode}"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Limits, Report, decode, worst
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode, worst
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, Status, Test
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 try:
     import pydantic_monty as monty
@@ -31,12 +31,19 @@ GRACE = 0.5  # seconds after which a worker that does not stop by itself is kill
 SLEEP = 0.5  # seconds that a program may sleep, which Monty does not count as its time
 
 
-class MontyExecutor:
-    """Runs programs in a pool of Monty workers. Raises `InputError` where Monty is not installed or does not start."""
+class MontyExecutor(Executor):
+    """Runs programs in a pool of Monty workers."""
 
-    def __init__(self, limits: Limits, workers: int = 1):
-        _check()
-        self.limits, self.workers, self.pool = limits, workers, None
+    def __init__(self, *limits):
+        super().__init__(*limits)
+        if monty is None:
+            raise InputError("executor monty: it is not installed: pip install pydantic-monty")
+        try:  # where it does not start, every program would count as faulty
+            with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
+                session.feed_run("1")
+        except Exception as error:
+            hint = "pip install --force-reinstall pydantic-monty"
+            raise InputError(f"executor monty: it does not start ({one_line(error)}): {hint}") from None
 
     def __enter__(self) -> MontyExecutor:
         pool = {"max_processes": self.workers, "feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
@@ -48,39 +55,35 @@ class MontyExecutor:
 
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """Functions are called in one session, which runs the program once; each text on stdin has its own."""
-        deadline = time.monotonic() + self.limits.seconds
-        if tests[0].call is not None:
-            return self._call(program, tests, deadline)
-        statuses, outputs = [], []
-        for test in tests:
-            status, printed = self._print(program, test.input, deadline)
-            statuses.append(status)
-            outputs.append(printed if status == "ran" else NO_OUTPUT)
-            if status in ("compile_error", "unsupported", "timeout"):
-                break
-        return _report(statuses, outputs, tests)
+        run_tests = self._print if tests[0].call is None else self._call
+        results = list(run_tests(program, tests, time.monotonic() + self.seconds))
+        outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
+        return Report(worst([status for status, _ in results]), outputs[: len(tests)])
 
     def _session(self, deadline: float):
         left = max(deadline - time.monotonic(), 0.001)
         limits = {
             "max_feed_duration_secs": left,
-            "max_memory": self.limits.memory_mb * 2**20,
+            "max_memory": self.memory_mb * 2**20,
             "max_total_sleep_secs": SLEEP,
         }
         return self.pool.checkout(limits=limits, assert_message_annotations=False)
 
-    def _print(self, program: str, stdin: str, deadline: float) -> tuple[Status, str]:
-        printed = monty.CollectString(OUTPUT_BYTES)
-        try:
-            with self._session(deadline) as session:
-                session.feed_run(INPUT, inputs={"marlhf_stdin": stdin}, print_callback=printed)
-                session.feed_run(program, print_callback=printed)
-        except Exception as error:
-            return _status(error), ""
-        return "ran", printed.output
+    def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
+        for test in tests:
+            printed = monty.CollectString(OUTPUT_BYTES)
+            try:
+                with self._session(deadline) as session:
+                    session.feed_run(INPUT, inputs={"marlhf_stdin": test.input}, print_callback=printed)
+                    session.feed_run(program, print_callback=printed)
+                yield "ran", printed.output
+            except Exception as error:
+                status = _status(error)
+                yield status, NO_OUTPUT
+                if status != "runtime_error":
+                    return
 
-    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Report:
-        statuses, outputs = [], []
+    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
         try:
             with self._session(deadline) as session:
                 session.feed_run(ENCODE)
@@ -88,26 +91,9 @@ class MontyExecutor:
                 for test in tests:
                     if time.monotonic() > deadline:
                         raise TimeoutError
-                    status, output = _call_once(session, program, test)
-                    statuses.append(status)
-                    outputs.append(output)
+                    yield _call_once(session, program, test)
         except Exception as error:
-            statuses.append(_status(error))
-        return _report(statuses, outputs, tests)
-
-
-def _check() -> None:
-    """Raise `InputError` where Monty is not installed or does not start: else every program would count as faulty."""
-    if monty is None:
-        raise InputError("executor monty: it is not installed: pip install pydantic-monty")
-    try:
-        with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
-            session.feed_run("1")
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(
-            f"executor monty: it does not start ({reason}): pip install --force-reinstall pydantic-monty"
-        ) from None
+            yield _status(error), NO_OUTPUT
 
 
 def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:
@@ -124,10 +110,6 @@ def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:
             raise
         return status, NO_OUTPUT
     return "ran", decode(printed.output.rstrip("\n").rpartition("\n")[2])
-
-
-def _report(statuses: list[Status], outputs: list[Any], tests: Sequence[Test]) -> Report:
-    return Report(worst(statuses), outputs + [NO_OUTPUT] * (len(tests) - len(outputs)))
 
 
 def _status(error: Exception) -> Status:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Status, Test
-from marlhf_lite.utils.errors import InputError
 
 OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together
 PROGRAM_CHARACTERS = 100_000  # longer programs are not run
@@ -44,19 +43,6 @@ def marlhf_encode(value):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of one program with all its tests. Raises `InputError` for one that is not above 0."""
-
-    seconds: float = 4.0  # wall time
-    memory_mb: int = 256
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not value > 0:
-                raise InputError(f"{name} {value}: give a number above 0")
-
-
-@dataclass(frozen=True)
 class Report:
     """What a sandbox tells: the program's status, and each test's output [tests], NO_OUTPUT where there is none."""
 
@@ -64,14 +50,26 @@ class Report:
     outputs: list[Any]
 
 
-class Executor(Protocol):
-    """A sandbox. It is a context manager; `run` may be called from several threads at once."""
+class Executor:
+    """A sandbox, to be used as a context manager. Raises `InputError`, when made, where it cannot start.
 
-    def __enter__(self) -> Executor: ...
-    def __exit__(self, *error) -> None: ...
+    Args:
+        seconds, memory_mb: limits of one program with all its tests.
+        workers: programs at a time, from threads of their own.
+    """
+
+    def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 1):
+        self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *error) -> None:
+        pass
+
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """Run the program with the inputs of the tests. The executor sends no expected output anywhere."""
-        ...
+        raise NotImplementedError
 
 
 def worst(statuses: Sequence[Status]) -> Status:
