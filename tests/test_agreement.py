@@ -34,15 +34,13 @@ def test_wilson_ends_solve_its_equation(n, share):
         assert (wins / n - p) ** 2 == pytest.approx(Z**2 * p * (1 - p) / n, abs=1e-9)
 
 
-def test_wilson_by_numbers():
-    # Newcombe (1998), table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29
-    for wins, n, low, high in (
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ):
-        assert wilson(wins, n)[1:3] == pytest.approx((low, high), abs=5e-5)
+# Newcombe (1998), table I, method 3
+@pytest.mark.parametrize(
+    "wins, n, low, high",
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_by_numbers(wins, n, low, high):
+    assert wilson(wins, n)[1:3] == pytest.approx((low, high), abs=5e-5)
 
 
 VERDICTS = ["first"] * 6 + ["tie"] * 2 + ["second"] * 2 + ["malformed", None, "skipped"]

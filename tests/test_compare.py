@@ -98,13 +98,6 @@ def test_old_and_new_answers_meet_by_their_prompts(write):
     assert compare([old, new])[1]["rm_score_gain"]["mean"] == pytest.approx(0.625)
 
 
-def test_scores_only_where_all_have_them(write):
-    half = answers("DPO", BETTER)
-    half[3].pop("rm_score")
-    found = compare([write("a.jsonl", answers("PPO", BASE, gold=1.0)), write("b.jsonl", half)])
-    assert "rm_score" not in found[1] and "gold_gain" not in found[1] and found[1]["tokens"] == 4
-
-
 def test_faults_are_named_in_one_line(write, tmp_path):
     ok, rows = write("a.jsonl", answers("PPO", BASE, rm="abc")), stored("DPO", BASE[:, None])
     (tmp_path / "empty").mkdir()

@@ -42,19 +42,10 @@ class Letters:
 def policy():
     """A random Gemma over five tokens, in float64."""
     torch.manual_seed(1)
-    config = GemmaConfig(
-        vocab_size=5,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=8,
-        initializer_range=0.6,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=None,
-    )
+    sizes = {"vocab_size": 5, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    ends = {"pad_token_id": PAD, "eos_token_id": END, "bos_token_id": None}
+    config = GemmaConfig(**sizes, **heads, **ends, initializer_range=0.6)
     return PolicyModel(GemmaForCausalLM(config).double().eval())
 
 

@@ -20,18 +20,14 @@ TEMPERATURES = (0.0, 0.4, 1.2)
 
 def answers(seed=0, prompts=6, samples=4):
     draw = np.random.default_rng(seed)
-    rows = []
-    for method, shift in METHODS.items():
-        for t in TEMPERATURES:
-            for i in range(prompts):
-                for k in range(samples if t else 1):
-                    score = draw.normal(shift - 0.2 * t, 0.5)
-                    rows.append(
-                        {"id": f"p{i}", "prompt": f"prompt {i}", "method": method, "temperature": t, "sample": k,
-                         "response": "a b a b a b", "tokens": 7, "ended": True, "kl": 0.1,
-                         "rm_score": score, "gold": 3 - score}
-                    )  # fmt: skip
-    return rows
+    plain = {"response": "a b a b a b", "tokens": 7, "ended": True, "kl": 0.1}
+    rows = [
+        {"id": f"p{i}", "prompt": f"prompt {i}", "method": method, "temperature": t, "sample": k, **plain,
+         "rm_score": draw.normal(shift - 0.2 * t, 0.5)}
+        for method, shift in METHODS.items() for t in TEMPERATURES for i in range(prompts)
+        for k in range(samples if t else 1)
+    ]  # fmt: skip
+    return [row | {"gold": 3 - row["rm_score"]} for row in rows]
 
 
 def run(seed, updates=20):

@@ -138,13 +138,6 @@ def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
     trainer.train()
     assert [row["update"] for row in run.tests()] == expected
     for row in run.tests():
-        assert {
-            "rm_score_mean",
-            "rm_score_sft",
-            "rm_score_win_rate",
-            "gold_mean",
-            "kl",
-            "tokens",
-            "ended",
-        } <= row.keys()
+        names = ("rm_score_mean", "rm_score_sft", "rm_score_win_rate", "gold_mean", "kl", "tokens", "ended")
+        assert set(names) <= row.keys()
         assert 0 <= row["rm_score_win_rate"] <= 1

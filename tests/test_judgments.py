@@ -69,11 +69,8 @@ def rows(*methods, prompts=("p", "q"), **more):
 def test_pairs_match_by_prompt_whatever_the_order_of_rows():
     shuffled = [*rows("P"), *rows("SFT"), *reversed(rows("M"))]
     pairs = make_pairs(shuffled, "M", "P")
-    assert [(p.prompt, p.first, p.second, p.methods) for p in pairs] == [
-        ("q", "M to q", "P to q", ("M", "P")),
-        ("p", "M to p", "P to p", ("M", "P")),
-    ]
-    assert len({p.id for p in pairs}) == 2
+    assert [(p.prompt, p.first, p.second) for p in pairs] == [("q", "M to q", "P to q"), ("p", "M to p", "P to p")]
+    assert len({p.id for p in pairs}) == 2 and pairs[0].methods == ("M", "P")
     assert {p.id for p in make_pairs(shuffled, "SFT", "P")} == {p.id for p in pairs}  # of the prompt, not of the run
 
 
@@ -225,38 +222,29 @@ def said(pair, winner, shown="first", scores=None, judge="j"):
 
 
 def test_counts_against_a_plain_loop():
-    draw = random.Random(0)
-    judgments = []
+    draw, judgments = random.Random(0), []
     for i in range(300):
         for shown in draw.choice((["first"], ["second"], ["first", "second"], ["none"])):
             winner = draw.choice(("first", "second", "tie", "malformed", "skipped"))
             scores = {side: {"x": draw.random()} for side in ("first", "second")} if winner != "malformed" else None
             judgments.append(said(str(i), winner, shown, scores))
-    counts, xs = summary(judgments), []
-    final, decided, hits, both, same = Counter(), 0, 0, 0, 0
+    counts, final, xs, same = summary(judgments), Counter(), [], []
     for i in range(300):
         mine = [row for row in judgments if row["pair"] == str(i)]
         names = [row["winner"] for row in mine]
-        if "skipped" in names:
-            final["skipped"] += 1
-        elif "malformed" in names:
-            final["malformed"] += 1
-        else:
-            final[names[0] if len(set(names)) == 1 else "tie"] += 1
+        fault = next((name for name in ("skipped", "malformed") if name in names), None)
+        final[fault or (names[0] if len(set(names)) == 1 else "tie")] += 1
+        if not fault:
             xs.append(np.mean([row["scores"]["first"]["x"] for row in mine]))
-            both += len(mine) == 2
-            same += len(mine) == 2 and names[0] == names[1]
-        for row in mine:
-            if row["shown"] != "none" and row["winner"] in ("first", "second"):
-                decided, hits = decided + 1, hits + (row["winner"] == row["shown"])
+            same += [names[0] == names[1]] if len(mine) == 2 else []
+    hits = [x["winner"] == x["shown"] for x in judgments if x["shown"] != "none" and x["winner"] in ("first", "second")]
     assert [counts[k] for k in ("win", "lose", "tie", "malformed", "skipped")] == [
         final[k] for k in ("first", "second", "tie", "malformed", "skipped")
     ]
     assert counts["scores"]["first"]["x"] == pytest.approx(np.mean(xs)) and counts["pairs"] == 300
     assert counts["judged"] == final["first"] + final["second"] + final["tie"]
-    assert counts["position"] == {
-        "decided": decided, "first_shown_share": hits / decided, "both_orders": both, "consistency": same / both
-    }  # fmt: skip
+    shares = {"first_shown_share": np.mean(hits), "consistency": np.mean(same)}
+    assert counts["position"] == pytest.approx({"decided": len(hits), "both_orders": len(same), **shares})
 
 
 # What is asked, and how the answer is read

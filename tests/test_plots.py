@@ -15,19 +15,11 @@ def run(seed, gain, actions, updates=60):
         done = 1 - np.exp(-update * gain / 25)
         kl = 6 * done + noise.normal(0, 0.1)
         advantage, q = 0.4 - 0.2 * done + noise.normal(0, 0.02), 1 - 0.3 * done + noise.normal(0, 0.03)
-        rows.append(
-            {
-                "update": update,
-                "rm_score_mean": None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07),
-                "gold_mean": None if update % 2 else -0.9 + 0.6 * done - 0.05 * max(0, kl - 4) ** 2,
-                "kl_k1": kl,
-                "response_length": 20 + 5 * done,
-                "advantage_norm": advantage * actions**0.5,
-                "q_norm": q * actions**0.5,
-                "advantage_rms": advantage,
-                "q_rms": q,
-            }
-        )
+        row = {"update": update, "kl_k1": kl, "response_length": 20 + 5 * done, "advantage_rms": advantage, "q_rms": q}
+        row |= {"advantage_norm": advantage * actions**0.5, "q_norm": q * actions**0.5}
+        row["rm_score_mean"] = None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07)
+        row["gold_mean"] = None if update % 2 else -0.9 + 0.6 * done - 0.05 * max(0, kl - 4) ** 2
+        rows.append(row)
     return rows
 
 

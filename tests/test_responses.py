@@ -10,13 +10,7 @@ from conftest import nudge
 
 from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation import responses as module
-from marlhf_lite.evaluation.responses import (
-    ResponseStore,
-    answer,
-    evaluate_checkpoints,
-    fingerprint,
-    restore,
-)
+from marlhf_lite.evaluation.responses import ResponseStore, answer, evaluate_checkpoints, fingerprint, restore
 from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model

@@ -120,14 +120,11 @@ def test_matrix_is_ordered_by_prompt_and_sample():
 # Tables
 
 
-def test_table_marks_what_is_missing():
+def test_tables_mark_what_is_missing_and_show_intervals():
     summary = [{"method": "SFT", "rm_score": 1.0}, {"method": "PPO", "rm_score": None, "updates_to_ppo": 12}]
     lines = table(summary).split("\n")
     assert lines[0] == "| method | RM score | updates to PPO's final RM score |"
     assert lines[2:] == ["| SFT | 1.00 | - |", "| PPO | - | 12 |"]
-
-
-def test_table_of_columns_and_intervals_of_ones_own():
-    summary = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
-    lines = table(summary, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")
+    own = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
+    lines = table(own, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")
     assert lines == ["| rater | wins |", "| --- | --- |", "| a | 0.50 [0.25, 0.75] |", "| b | - |"]

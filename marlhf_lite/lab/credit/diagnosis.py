@@ -22,14 +22,7 @@ from marlhf_lite.config.parser import flatten, parse
 from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.experiments.context import RunContext, start_processes
 from marlhf_lite.experiments.pipeline import make_reward
-from marlhf_lite.lab.credit import credit, monte_carlo
-from marlhf_lite.lab.credit.gradients import (
-    REFERENCE,
-    compare_gradients,
-    policy_gradients,
-    preset_estimator,
-    sample_replicates,
-)
+from marlhf_lite.lab.credit import credit, gradients, monte_carlo
 from marlhf_lite.lab.credit.ranking import rank_next_tokens
 from marlhf_lite.lab.studies.results import rounded
 from marlhf_lite.lab.studies.study import load_study
@@ -126,7 +119,7 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
-        rollout = sample_replicates(trainer, prompts, sizes.replicates)
+        rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
         found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.double().mean().item()}
         found |= measure_critic(trainer, rollout, len(prompts), sizes)
         found["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
@@ -160,10 +153,10 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
     """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
-    estimators = {name: preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
-    gradients = policy_gradients(trainer, rollout, replicates, estimators)
-    share = trainer.config.batch_size / prompts
-    return {name: vars(compare_gradients(x, gradients[REFERENCE], share)) for name, x in gradients.items()}
+    estimators = {name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
+    found = gradients.policy_gradients(trainer, rollout, replicates, estimators)
+    share, reference = trainer.config.batch_size / prompts, found[gradients.REFERENCE]
+    return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in found.items()}
 
 
 def plain(value):

@@ -78,10 +78,8 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
         size = max(256 // replicates, 1)
         groups = [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-        parts = [
-            continue_responses(policy.model, tokenizer, group, [[]] * len(group), replicates, trainer.sampling)
-            for group in groups
-        ]
+        given = ((group, [[]] * len(group), replicates, trainer.sampling) for group in groups)
+        parts = [continue_responses(policy.model, tokenizer, *each) for each in given]
     policy.train()
     rollout = concatenate(parts, tokenizer.pad_token_id)
     by_replicate = torch.arange(len(rollout)).reshape(len(prompts), replicates).T.flatten()
@@ -89,11 +87,7 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
 
 
 def policy_gradients(
-    trainer: PPOTrainer,
-    rollout: Rollout,
-    replicates: int,
-    estimators: Mapping[str, Estimator],
-    progress: str = "gradients",
+    trainer: PPOTrainer, rollout: Rollout, replicates: int, estimators: Mapping[str, Estimator], progress="gradients"
 ) -> dict[str, Tensor]:
     """The gradient of the policy loss on each replicate, [K, W] in float32 on the CPU, by estimator and for RLOO.
 
@@ -101,35 +95,25 @@ def policy_gradients(
     one normalizer, so that their mean is the gradient of all of them.
     """
     reference = Estimator(trainer.config, MacroConfig(), Whole())
-    normalizers = {
-        name: one.objective.counts(one.batch(trainer, rollout)) / replicates
-        for name, one in {**estimators, REFERENCE: reference}.items()
-    }
+    everyone = {**estimators, REFERENCE: reference}
+    counts = {name: one.objective.counts(one.batch(trainer, rollout)) / replicates for name, one in everyone.items()}
     advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()
-    gradients: dict[str, list[Tensor]] = {name: [] for name in normalizers}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in everyone}
     rows = torch.arange(len(rollout)).reshape(replicates, -1)
     for replicate in tqdm(rows, desc=progress, disable=not progress):
         sums = dict.fromkeys(gradients, 0.0)
         for part in replicate.split(trainer.micro_batch_size):
             responses = rollout.select(part)
             outputs = trainer.compute_outputs(responses)
-            for name, one in estimators.items():
-                sums[name] += _gradient(trainer, one, responses, outputs, None, normalizers[name])
-            given = (advantages[part], normalizers[REFERENCE])
-            sums[REFERENCE] += _gradient(trainer, reference, responses, outputs, *given)
+            for name, one in everyone.items():
+                own = advantages[part] if one is reference else None
+                sums[name] += _gradient(trainer, one, responses, outputs, own, counts[name])
         for name, gradient in sums.items():
             gradients[name].append(gradient)
     return {name: torch.stack(parts) for name, parts in gradients.items()}
 
 
-def _gradient(
-    trainer: PPOTrainer,
-    estimator: Estimator,
-    rollout: Rollout,
-    outputs: ModelOutputs,
-    advantages: Tensor | None,
-    normalizers: Tensor,
-) -> Tensor:
+def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Tensor | None, normalizers) -> Tensor:
     """[W] of one micro-batch; `advantages` [B] of whole responses take the place of the estimator's own."""
     batch = estimator.batch(trainer, rollout)
     old = estimator.objective.advantages(batch, outputs)

@@ -85,9 +85,8 @@ def rule_figure(
     macro = make_rule(how, seed)(torch.ones(1, len(ids), dtype=torch.bool), **context)
     pieces, numbers, facts = token_pieces(tokenizer, ids), values(ids), describe(macro)
     lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
-    figure, (above, below) = plt.subplots(
-        2, 1, figsize=(7.2, 1.9 + lines), height_ratios=[lines, 1.9], layout="constrained"
-    )
+    sizes = {"figsize": (7.2, 1.9 + lines), "height_ratios": [lines, 1.9]}
+    figure, (above, below) = plt.subplots(2, 1, **sizes, layout="constrained")
     draw_spans(above, pieces, macro)
     above.set_title(how.termination, fontsize="medium", loc="left")
     below.plot(range(len(ids)), numbers, ".", color="0.45", markersize=4, label="token")

@@ -36,14 +36,6 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
     return pieces
 
 
-def spans_of(name: str, macro: MacroActions, tokens: int, row: int = 0) -> list[tuple[int, int]]:
-    """(start, end) of one response's macro actions. Raises `InputError` unless they cover this number of tokens."""
-    spans = macro.spans()[row]
-    if (covered := spans[-1][1] if spans else 0) != tokens:
-        raise InputError(f"{name}: its macro actions cover {covered} tokens, the response has {tokens}")
-    return spans
-
-
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
     """Draw the tokens of one response as boxes, in lines of `columns` characters at most; `macro` has one row.
 
@@ -61,7 +53,7 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
     ax.axis("off")
     size = min(9 * ax.get_window_extent().width / ax.figure.dpi / (width * CELL), 9)
     words = {"fontsize": size, "family": "monospace", "ha": "center", "va": "center", "parse_math": False}
-    for number, (start, end) in enumerate(spans_of("rule", macro, len(pieces))):
+    for number, (start, end) in enumerate(macro.spans()[0]):
         for t in range(start, end):
             y, x = places[t]
             a, b = x + 0.12 * (t == start), x + len(shown[t]) - 0.12 * (t == end - 1)
@@ -81,8 +73,10 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
     """
     lines = []
     for name, segmentation in segmentations.items():
-        spans = spans_of(name, segmentation, len(pieces), row)
-        cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(spans))
+        covered = int(segmentation.lengths[row].sum())
+        if covered != len(pieces):
+            raise InputError(f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}")
+        cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(segmentation.spans()[row]))
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
             f'padding:3px 10px 3px 0;font-weight:600;white-space:nowrap">{html.escape(name)}</th>'

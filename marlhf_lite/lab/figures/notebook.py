@@ -89,6 +89,7 @@ def show(axes: Any, width: int = 680) -> None:
     width: pixels on the page, for a figure that is not wider by itself.
     """
     import numpy as np
+    import PIL.Image
     from IPython.display import SVG, Image, display
     from matplotlib import pyplot as plt
 
@@ -98,7 +99,9 @@ def show(axes: Any, width: int = 680) -> None:
     figure.savefig(drawing, format="svg", bbox_inches="tight", metadata=dict.fromkeys(SVG_METADATA))
     figure.savefig(picture, format="png", bbox_inches="tight", dpi=2 * width / figure.get_figwidth())
     plt.close(figure)
-    svg, png = _sized(drawing.getvalue().decode(), width), _fewer_colours(picture)
+    small = BytesIO()  # with 256 colours its file is a third as large
+    PIL.Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
+    svg, png = _sized(drawing.getvalue().decode(), width), small.getvalue()
     display(SVG(svg) if len(svg) < len(png) * 4 / 3 else Image(png, width=width))  # a notebook holds PNG as base64
 
 
@@ -108,12 +111,3 @@ def _sized(svg: str, width: int) -> str:
     svg = re.sub(r'<g id="[^"]+"', "<g", svg)
     svg = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), svg)
     return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")  # a notebook holds each line with marks of its own
-
-
-def _fewer_colours(picture: BytesIO) -> bytes:
-    """The PNG with 256 colours, which makes its file a third as large."""
-    from PIL import Image
-
-    small = BytesIO()
-    Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
-    return small.getvalue()

@@ -55,18 +55,13 @@ def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] |
 
     Raises `InputError` for different lengths, and where x or y does not vary.
     """
-    x = finite("x", x)
-    columns = {"x": x, "y": finite("y", y, count=len(x))}
-    residuals = []
-    for name, column in columns.items():
-        residual = column - column.mean()
-        if given is not None:
-            line = np.vander(finite("given", given, count=len(x)), 2)
-            residual = column - line @ np.linalg.lstsq(line, column, rcond=None)[0]
-        if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(column):
+    columns = {"x": finite("x", x), "y": finite("y", y, count=len(x))}
+    line = np.ones((len(x), 1)) if given is None else np.vander(finite("given", given, count=len(x)), 2)
+    residuals = {name: z - line @ np.linalg.lstsq(line, z, rcond=None)[0] for name, z in columns.items()}
+    for name, residual in residuals.items():
+        if np.linalg.norm(residual) <= 1e-9 * np.linalg.norm(columns[name]):
             raise InputError(f"{name} does not vary{'' if given is None else ' where `given` is the same'}")
-        residuals.append(residual)
-    return float(np.corrcoef(residuals)[0, 1])
+    return float(np.corrcoef(*residuals.values())[0, 1])
 
 
 @plt.rc_context(STYLE)
@@ -107,8 +102,7 @@ def score_against_length(
 ) -> Axes:
     """Draw scores [N] over response lengths [N] in tokens, with their least-squares line and their correlation.
 
-    With gold scores as `given` [N], the title also has the correlation that is left at equal gold. Raises `InputError`
-    as `correlation` does.
+    With gold scores as `given` [N], the title also has the correlation at equal gold. Errors: see `correlation`.
     """
     title = f"correlation {signed(correlation(lengths, scores))}"
     if given is not None:
