@@ -38,13 +38,10 @@ def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] 
     """Scores of best-of-N for every method, temperature and N: the grid of Figure 8, with intervals over prompts.
 
     The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
-
-    Args:
-        responses: as `evaluate_checkpoints` gives them, with rm_score, and gold where it is known.
-        sizes: the N. Greedy responses (temperature 0) are all the same, so they have N = 1 alone.
+    Greedy responses (temperature 0) are all the same, so they have N = 1 alone.
 
     Returns:
-        Dicts with method, temperature, n, samples, prompts, rm_score and gold (each mean, low, high, level), and
+        Dicts with method, temperature, n, samples, prompts, rm_score and where known gold (mean, low, high, level), and
         kl_bound: log N − (N−1)/N nats, which the KL of best-of-N to the policy it samples from cannot exceed.
 
     Raises:

@@ -36,12 +36,10 @@ def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_sc
 def distributions(scores: pd.DataFrame) -> list[dict]:
     """How each method's scores are distributed, and how many lie in the tails of the baseline's distribution.
 
-    `scores` are those of `score_table`. The baseline is SFT, or the first method where there is no SFT.
-
     Returns:
-        For each method `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score}) and `below`: for each quantile
-        of the baseline in TAILS `threshold` (that quantile), `share` of responses below it (Wilson interval, as wide as
-        for one sample a prompt) and, for methods other than the baseline, `change` (bootstrap paired by prompt).
+        For each method in `scores` (a `score_table`) `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score})
+        and `below`: for each quantile of the baseline in TAILS `threshold` (that quantile), `share` of responses below
+        it (Wilson interval, as wide as for one sample a prompt) and, but for the baseline, `change` (paired bootstrap).
     """
     base = scores[baseline(scores)]
     rows = []

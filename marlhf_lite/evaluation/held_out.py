@@ -59,18 +59,9 @@ class HeldOutEvaluation:
         training, states = policy.model.training, random_states()
         set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the numbers of answers belong to their prompts
         try:
-            rows = answer(
-                policy,
-                models.reference,
-                self.tokenizer,
-                self.prompts[rank::count],
-                self.sampling,
-                self.reward,
-                self.gold,
-                name=name,
-                seed=self.seed,
-                batch_size=self.batch_size,
-            )
+            prompts, how = self.prompts[rank::count], {"seed": self.seed, "batch_size": self.batch_size}
+            given = (prompts, self.sampling, self.reward, self.gold)
+            rows = answer(policy, models.reference, self.tokenizer, *given, name=name, **how)
         finally:
             set_random_states(states)
             policy.train(training)

@@ -18,13 +18,7 @@ ALL = "all"
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Return 1 − C(n−c, k) / C(n, k) of one problem: the unbiased estimator of Chen et al. (2021), arXiv 2107.03374.
 
-    Args:
-        samples: n, the programs sampled for the problem.
-        passed: c, those of them that pass all tests.
-        k: programs that may be tried, at most n.
-
-    Raises:
-        InputError: numbers that are no counts of this kind.
+    n programs are `samples`, c of them `passed`, and k ≤ n may be tried. Raises `InputError` for other numbers.
     """
     if not (0 <= passed <= samples and 1 <= k <= samples):
         raise InputError(f"pass@{k} of {passed} among {samples} samples: give 0 ≤ passed ≤ samples, 1 ≤ k ≤ samples")
@@ -42,8 +36,7 @@ def pass_rates(
         ks: those beyond the number of samples are left out.
 
     Returns:
-        Dicts with method, difficulty, problems, and `pass@k` as a dict with mean, low, high and level; the
-        bootstrap draws problems, not programs.
+        Dicts with method, difficulty, problems, and `pass@k` as an interval; the bootstrap draws problems.
     """
     rows = []
     for method, rows_of in name_temperatures(responses).groupby("method", sort=False):

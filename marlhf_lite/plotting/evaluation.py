@@ -59,10 +59,7 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
 
 @plt.rc_context(STYLE)
 def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> Axes:
-    """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21).
-
-    `responses` are at several temperatures. Raises `InputError` for responses without the score.
-    """
+    """Draw the mean score over sampling temperature, with intervals over prompts; 0 is greedy (paper: Figure 21)."""
     frame = to_frame(responses)
     groups = frame.groupby(["method", "temperature"], sort=False)
     means = pd.concat({key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys)
@@ -139,10 +136,7 @@ def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
 
 @plt.rc_context(STYLE)
 def agreement_map(table: Sequence[Mapping]) -> Axes:
-    """Draw the agreement of every two raters in per cent, with Cohen's κ (paper: Table 1).
-
-    `table` is that of `agreement.agreement_table`.
-    """
+    """Draw the agreement of every two raters, with Cohen's κ, from rows of `agreement_table` (paper: Table 1)."""
     names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
     shares = pd.DataFrame(np.nan, names[1:], names[:-1])
     texts = pd.DataFrame("", names[1:], names[:-1])
@@ -167,7 +161,7 @@ def agreement_map(table: Sequence[Mapping]) -> Axes:
 def win_rates(rates: Mapping[str, WinRate]) -> Axes:
     """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
 
-    `rates`: who against whom by which judge, as the bar is called, to `agreement.win_rate`.
+    `rates`: what a bar is called to its `agreement.win_rate`.
     """
     counts = pd.DataFrame({name: {key: getattr(rate, key) for key in _OUTCOMES} for name, rate in rates.items()}).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
