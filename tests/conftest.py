@@ -22,6 +22,7 @@ from marlhf_lite.models.loading import (
     new_policy,
     new_reward_model,
 )
+from marlhf_lite.utils.errors import InputError
 
 mpl.use("Agg")  # no window, whatever the machine has
 
@@ -132,6 +133,14 @@ def fresh(base, sft):
 @pytest.fixture
 def texts():
     return SimpleNamespace(prompts=list(PROMPTS), responses=list(RESPONSES))
+
+
+def fails(run, *parts):
+    """Check that `run` raises an `InputError` of one line that has these parts."""
+    with pytest.raises(InputError) as caught:
+        run()
+    message = str(caught.value)
+    assert "\n" not in message and all(part in message for part in parts), message
 
 
 def snapshot(module):

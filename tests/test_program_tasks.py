@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import fails
 from test_programs_attacks import ready
 
 from marlhf_lite.cli import main
@@ -10,7 +11,6 @@ from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.training.rewards import text_reward
-from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 LEVELS = ("introductory", "interview", "competition")
@@ -102,16 +102,14 @@ def test_problems_without_tests_are_counted(tmp_path):
     assert 0 < task.counts["no_tests"] <= 3
     assert task.counts["no_tests"] + task.counts["ppo"] + task.counts["test"] == 30 - task.counts["sft"]
     none = load_task(written(tmp_path / "b.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
-    with pytest.raises(InputError, match="no problem of the part ppo has tests"):
-        with_tests(none, ProgramConfig())
+    fails(lambda: with_tests(none, ProgramConfig()), "no problem of the part ppo has tests")
 
 
 def test_tests_that_do_not_parse(tmp_path):
     ready("monty")
     broken = {"input_output": '{"inputs": ["1"]}'}
     task = load_task(written(tmp_path / "a.jsonl", [apps(i) | broken for i in range(20)]))
-    with pytest.raises(InputError, match=r"problem 'QUESTION: Add \d+.*two lists of one length.*--bad_rows drop"):
-        with_tests(task, ProgramConfig())
+    fails(lambda: with_tests(task, ProgramConfig()), "problem 'QUESTION: Add ", "--bad_rows drop")
     half = written(tmp_path / "b.jsonl", changed(**broken))
     assert 0 < with_tests(load_task(half), ProgramConfig(), "drop").counts["bad_tests"] <= 3
 
@@ -120,8 +118,7 @@ def test_a_task_without_tests(tmp_path):
     rows = [{"prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(20)]
     task = load_task(written(tmp_path / "pairs.jsonl", rows))
     assert with_tests(task, ProgramConfig()) is task
-    with pytest.raises(InputError, match="--reward tests: "):
-        text_reward("tests", task)
+    fails(lambda: text_reward("tests", task), "--reward tests: ")
 
 
 # Through the pipeline

@@ -6,6 +6,7 @@ import sys
 
 import pandas as pd
 import pytest
+from conftest import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_programs_attacks import ready
@@ -25,7 +26,6 @@ from marlhf_lite.tasks.programs import (
 from marlhf_lite.tasks.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
 from marlhf_lite.tasks.programs.runner import EXECUTORS
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, same
-from marlhf_lite.utils.errors import InputError
 
 ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]
 LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
@@ -165,15 +165,6 @@ def test_each_program_runs_once(monkeypatch):
 # What is refused
 
 
-def fails(run, *parts):
-    """Check that the message is one line with these parts."""
-    bubblewrap._command.cache_clear()
-    with pytest.raises(InputError) as caught:
-        run()
-    bubblewrap._command.cache_clear()
-    assert "\n" not in str(caught.value) and all(part in str(caught.value) for part in parts), caught.value
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")
 def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     """Programs that nobody could run are not programs with faults."""
@@ -181,6 +172,7 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     runner = TestRunner("bubblewrap", workers=1)
     monkeypatch.setattr(runner.executor, "command", ("/bin/false",))
     fails(lambda: runner.run(["x = 1"], [ADD]), "bwrap")
+    bubblewrap._command.cache_clear()
 
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create a new namespace' >&2\nexit 1\n")

@@ -2,18 +2,17 @@
 
 import itertools
 import json
-import os
 from pathlib import Path
 
 import datasets
 import pytest
+from conftest import fails
 from datasets import Features, Value
 
 from marlhf_lite.tasks import loading
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT, form_of
 from marlhf_lite.tasks.templates import PAIRS, TRANSCRIPTS, apps_prompt, to_preferences
-from marlhf_lite.utils.errors import InputError
 
 LOAD_DATASET = datasets.load_dataset
 TLDR_NAME, HH_NAME, WEBGPT_NAME, APPS_NAME = HUB
@@ -145,15 +144,6 @@ def asked(hub, monkeypatch, tmp_path_factory):
 
 def rows_of(task):
     return [row for split in task.splits.values() for row in split]
-
-
-def fails(load, *parts):
-    with pytest.raises(InputError) as caught:
-        load()
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, message
 
 
 # What is asked for, and what becomes of it
@@ -445,14 +435,3 @@ def test_faults_in_a_stream(monkeypatch):
     stream(monkeypatch, ConnectionError("no host"), train=[])
     lost = f"--dataset {WEBGPT_NAME}: cannot be loaded (ConnectionError: no host)"
     fails(lambda: load_task(WEBGPT_NAME, size=30, streaming=True), lost)
-
-
-@pytest.mark.skipif("MARLHF_HH_SAMPLE" not in os.environ, reason="MARLHF_HH_SAMPLE names no file")
-def test_real_dialogues_in_the_hub_s_columns(monkeypatch):
-    """`Dahoas/full-hh-rlhf` holds the dialogues cut where `split_transcripts` cuts them."""
-    whole = load_task(os.environ["MARLHF_HH_SAMPLE"])
-    columns = datasets.Dataset.from_list([row | {"response": row["chosen"]} for row in rows_of(whole)])
-    monkeypatch.setattr(datasets, "load_dataset", lambda name: datasets.DatasetDict(train=columns))
-    task = load_task(HH_NAME)
-    assert sorted(map(str, rows_of(task))) == sorted(map(str, rows_of(whole)))
-    assert all(row["prompt"].startswith("\n\nHuman:") and row["prompt"].endswith("\n\nAssistant:") for row in columns)

@@ -8,10 +8,10 @@ import os
 import datasets
 import pandas
 import pytest
+from conftest import fails
 
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
-from marlhf_lite.utils.errors import InputError
 
 LOAD_DATASET = datasets.load_dataset
 ROWS = [
@@ -48,15 +48,6 @@ def write(path, rows):
 
 def make(count, start=0):
     return [{"prompt": f"Q{i}?", "chosen": " yes", "rejected": " no"} for i in range(start, start + count)]
-
-
-def fails(run, *parts):
-    """Check that the message is one line with these parts."""
-    with pytest.raises(InputError) as caught:
-        run()
-    assert "\n" not in str(caught.value)
-    for part in parts:
-        assert part in str(caught.value)
 
 
 # Files

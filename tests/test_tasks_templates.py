@@ -1,23 +1,17 @@
 import os
 
 import pytest
+from conftest import fails
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marlhf_lite.tasks import templates
-from marlhf_lite.utils.errors import InputError
 
 GOOD = {"prompt": "Why?", "chosen": " Because.", "rejected": " No."}
 
 
-def fails(rows, *parts, **options):
-    with pytest.raises(InputError) as caught:
-        templates.to_preferences(rows, "pairs.jsonl", **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message, message
-    return message
+def refused(rows, *parts, **options):
+    fails(lambda: templates.to_preferences(rows, "pairs.jsonl", **options), *parts)
 
 
 CITATIONS, BRACKETS = templates.strip_citations, templates.strip_brackets
@@ -47,8 +41,7 @@ def test_prompts(made, expected):
 
 @pytest.mark.parametrize("turns", [[], ["Hi", "Hello"]])
 def test_a_dialogue_ends_with_the_human(turns):
-    with pytest.raises(InputError, match="dialogue turns"):
-        templates.hh_prompt(turns)
+    fails(lambda: templates.hh_prompt(turns), "dialogue turns")
 
 
 turn = st.text(alphabet="ab \n:", max_size=8)
@@ -79,9 +72,11 @@ def test_chats():
     for row in (whole, {**whole, "prompt": "Why?"}, apart):
         assert templates.to_preferences([row], "x")[0] == [expected]
     system = {**whole, "chosen": [{"role": "system", "content": "Be kind"}, *whole["chosen"]]}
-    fails([system], "row 1", "'chosen' has a message that is not a user's or assistant's text")
-    fails([{"chosen": [assistant("So.")], "rejected": [assistant("No.")]}], "row 1", "from a user's to an assistant's")
-    fails([{**whole, "rejected": "No."}], "row 1", "'rejected' is not a list of messages")
+    refused([system], "row 1", "'chosen' has a message that is not a user's or assistant's text")
+    refused(
+        [{"chosen": [assistant("So.")], "rejected": [assistant("No.")]}], "row 1", "from a user's to an assistant's"
+    )
+    refused([{**whole, "rejected": "No."}], "row 1", "'rejected' is not a list of messages")
     blank = {**apart, "chosen": [assistant("")]}
     assert templates.to_preferences([apart, blank], "x")[1] == {"read": 2, "kept": 1, "empty_response": 1}
 
@@ -107,7 +102,7 @@ BAD = [
 def test_bad_rows(reason, row, message):
     good = WHOLE if reason == "no_shared_turn" else GOOD
     if message:
-        fails([good, row], f"pairs.jsonl: row 2: {message}", "--bad_rows drop")
+        refused([good, row], f"pairs.jsonl: row 2: {message}", "--bad_rows drop")
     pairs, counts = templates.to_preferences([good, row, row], "x", bad_rows="drop" if message else "error")
     assert len(pairs) == 1 and counts == {"read": 3, "kept": 1, reason: 2}
 
@@ -116,8 +111,10 @@ def test_columns():
     kept = {"prompt": START, "chosen": " So.\n\nHuman: Why?\n\nAssistant: Yes.", "rejected": " No"}
     for row, expected in ((GOOD | {"chosen": " Because. \n", "score": 3}, GOOD), (WHOLE, kept)):
         assert templates.to_preferences([row], "x") == ([expected], {"read": 1, "kept": 1})
-    fails([{"question": "a", "answer": "b"}], "pairs.jsonl: columns found: question, answer; expected: prompt, chosen")
-    fails([{"prompt": "a", "chosen": "b"}], "columns found: prompt, chosen; expected", bad_rows="drop")
-    fails([{}], "columns found: none")
-    fails([GOOD | {"chosen": ""}] * 2, "pairs.jsonl: no row can be used (empty_response 2)")
-    fails([], "no row can be used (no rows)")
+    refused(
+        [{"question": "a", "answer": "b"}], "pairs.jsonl: columns found: question, answer; expected: prompt, chosen"
+    )
+    refused([{"prompt": "a", "chosen": "b"}], "columns found: prompt, chosen; expected", bad_rows="drop")
+    refused([{}], "columns found: none")
+    refused([GOOD | {"chosen": ""}] * 2, "pairs.jsonl: no row can be used (empty_response 2)")
+    refused([], "no row can be used (no rows)")

@@ -6,6 +6,7 @@ from statistics import mean, pstdev
 
 import pytest
 import torch
+from conftest import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from marlhf_lite.tasks.tiny_umbrella.stories import (
     parse_part,
 )
 from marlhf_lite.training.rollout import Sampling, generate
-from marlhf_lite.utils.errors import InputError
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
 RAIN = "Forecast for Mia on Monday: rain. Write 1 line, umbrella first:"
@@ -99,8 +99,7 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
 
 @pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
 def test_faulty_parts(part):
-    with pytest.raises(InputError, match="--part .*L8, L32, L64, L128 .*first, last, random"):
-        load_tiny_umbrella(None, 0, part)
+    fails(lambda: load_tiny_umbrella(None, 0, part), f"--part {part}")
 
 
 def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():

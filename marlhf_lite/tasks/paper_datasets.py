@@ -64,7 +64,10 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
     strip = strip_brackets if template == "released" else strip_citations
     prompt = webgpt_prompt(_text(row, "question", "full_text"), template)
     first, second = (" " + strip(_text(row, f"answer_{i}")).strip() for i in (0, 1))
-    scores = [_number(row, f"score_{i}") for i in (0, 1)]
+    scores = [row["score_0"], row["score_1"]]
+    for i, score in enumerate(scores):
+        if not isinstance(score, int | float) or not math.isfinite(score):
+            raise BadRow("bad_score", f"'score_{i}' is {score!r}, not a number")
     if scores[0] == scores[1] and template == "paper":
         raise BadRow("tie", "both answers have the same score")
     return checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
@@ -112,12 +115,6 @@ def _text(row: dict, *path) -> str:
             raise BadRow("missing_column", f"no {name!r}") from None
     check_text(value, name)
     return value
-
-
-def _number(row: dict, column: str) -> float:
-    if not isinstance(row[column], int | float) or not math.isfinite(row[column]):
-        raise BadRow("bad_score", f"{column!r} is {row[column]!r}, not a number")
-    return row[column]
 
 
 def _json(row: dict, column: str, empty: dict | list):

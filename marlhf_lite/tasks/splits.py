@@ -61,8 +61,6 @@ def split_rows(
     """
     rows = list(rows)
     if test is not None:
-        if not test:
-            raise InputError("the test set has no rows: give at least one, or no test set to hold out a share")
         seen = {_key(row) for row in test}
         rows = [row for row in rows if _key(row) not in seen]
     sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from marlhf_lite.tasks.programs.tests import Outcome
 
-COMPILE_ERROR, RUNTIME_ERROR = -1.0, -0.6
-
 
 def program_reward(outcome: Outcome, strict: bool = False) -> float:
     """Return −0.3 + 1.3 · passed / tests for a program that ran, −0.6 for a runtime error, −1 for a compile error.
@@ -14,7 +12,7 @@ def program_reward(outcome: Outcome, strict: bool = False) -> float:
     `strict` a share of the tests counts as none: 1 where all of them passed, else −0.3.
     """
     if outcome.status == "compile_error":
-        return COMPILE_ERROR
+        return -1.0
     if outcome.status != "ran":
-        return RUNTIME_ERROR
+        return -0.6
     return -0.3 + 1.3 * (float(all(outcome.passed)) if strict else outcome.share)

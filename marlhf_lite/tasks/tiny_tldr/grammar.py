@@ -109,8 +109,7 @@ def fill(template: str, values: tuple[str, ...] = ()) -> nltk.Tree:
 def subject(who: tuple[str, str], introduce: bool, after_opener: bool = False) -> nltk.Tree:
     """The person a post is about: `My sister Marla` the first time, a pronoun later."""
     if introduce:
-        tree = fill(WHO, who)
-        return fill(WHO.replace("My", "my"), who) if after_opener else tree
+        return fill(WHO.replace("My", "my") if after_opener else WHO, who)
     pronoun = PRONOUNS[who[0]]
     return nltk.Tree("NP", [nltk.Tree("PRP", [pronoun.lower() if after_opener else pronoun])])
 

@@ -62,15 +62,12 @@ def make_prompt(rng: random.Random, lines: int, place: str, forecast: str = "") 
     return f"Forecast for {who} on {day}: {forecast}. Write {lines} {noun}, umbrella {where}:"
 
 
-def make_line(rng: random.Random, number: int) -> str:
-    """Return one line of the countdown."""
-    who, verb, adjective, noun = (rng.choice(words) for words in (NAMES, VERBS, ADJECTIVES, NOUNS))
-    return f"At {NUMBERS[number - 1]} {who} {verb} the {adjective} {noun}."
-
-
 def make_story(rng: random.Random, lines: int, place: str, choice: str) -> str:
     """Return a response with this decision at this place; it starts with a space, as text after a colon does."""
-    sentences = [make_line(rng, number) for number in range(lines, 0, -1)]
+    sentences = []
+    for number in reversed(NUMBERS[:lines]):
+        who, verb, adjective, noun = (rng.choice(words) for words in (NAMES, VERBS, ADJECTIVES, NOUNS))
+        sentences.append(f"At {number} {who} {verb} the {adjective} {noun}.")
     where = {"first": 0, "last": lines, "random": rng.randint(0, lines)}[place]
     sentences.insert(where, f"{choice} the umbrella.")
     return " " + " ".join(sentences)
