@@ -27,21 +27,9 @@ from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
-SMALL = {
-    "size": 40,
-    "sft_epochs": 0.3,
-    "sft_batch_size": 4,
-    "rm_epochs": 0.3,
-    "rm_batch_size": 8,
-    "updates": 2,
-    "batch_size": 4,
-    "micro_batch_size": 4,
-    "num_generations": 2,
-    "dpo_batch_size": 8,
-    "checkpoint_every": 1,
-    "eval_prompts": 3,
-    "max_response_length": 6,
-}
+SMALL = yaml.safe_load("""{size: 40, sft_epochs: 0.3, sft_batch_size: 4, rm_epochs: 0.3, rm_batch_size: 8, updates: 2,
+batch_size: 4, micro_batch_size: 4, num_generations: 2, dpo_batch_size: 8, checkpoint_every: 1, eval_prompts: 3,
+max_response_length: 6}""")
 METHODS = {
     "SFT": {"command": "sft"},
     "PPO": {"command": "ppo", "options": {"n": 1}},
@@ -94,14 +82,11 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"metods": {}}, "metods: did you mean methods"),
     ({"methods": {}}, "methods"),
     ({"methods": {"A": {"command": "po"}}}, "method A: give a command"),
-    ({"methods": {"A": PPO | {"option": {}}}}, "method A: give a command"),
     ({"methods": {"A": PPO | {"options": ["n"]}}}, "method A: give a command"),
     ({"methods": {"A": PPO | {"options": {"lamda": 1}}}}, "method A: .*--lamda.*--lam"),
     ({"methods": {"A": PPO | {"options": {"lam": 2}}}}, "method A: --lam 2"),
-    ({"methods": {"A": PPO | {"options": {"n": 0}}}}, "method A: --n 0"),
     ({"methods": {"A": PPO | {"options": {"output_dir": "x"}}}}, "method A: output_dir"),
     ({"methods": {"A": PPO | {"preset": "E9"}}}, "method A: preset: .*E9"),
-    ({"methods": {"A": PPO | {"samples": 0}}}, "method A: samples 0"),
     ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1"),
     ({"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}}, "method A: --num_generations 3"),
     ({"methods": {"A": {"command": "rloo", "preset": "estimators/E4"}}}, "method A: .*--termination"),
@@ -109,12 +94,9 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"methods": {"A b": {"command": "sft"}, "A-b": {"command": "sft"}}}, "methods: two names"),
     ({"methods": {1: {"command": "sft"}}}, "method 1: .*quotes"),
     ({"shared": {"updats": 3}}, "shared: .*updats: did you mean updates"),
-    ({"shared": ["updates"]}, "shared"),
     ({"shared": {"seed": 3}}, "seed: the study sets this"),
     ({"figures": {"all": ["B"]}}, "figures, all"),
-    ({"figures": ["PPO"]}, "figures"),
     ({"baseline": "STF"}, "baseline: .*STF"),
-    ({"target_method": "PP"}, "target_method: .*PP"),
     ({"first_prompt": "x"}, "first_prompt 'x'"),
     ({"seeds": None}, "seeds"),
     ({"seeds": [0, 1, 0]}, "seeds .0, 1, 0."),
@@ -131,10 +113,6 @@ def test_faulty_protocols(small, changes, words):
     with pytest.raises(InputError, match=words) as error:
         plan(load_study(small(**changes)))
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_an_empty_key_is_as_if_it_were_not_there(small):
-    assert load_study(small(shared=None, figures=None)) == load_study(small(shared={}, figures={}))
 
 
 @pytest.mark.parametrize("given", [{"name": "mian"}, {"only": "PPO,PPP"}, {"seeds": "1,x"}])
