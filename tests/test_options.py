@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from marlhf_lite.config.checked import BOUNDS
-from marlhf_lite.config.commands import COMMANDS, groups
+from marlhf_lite.config.commands import COMMANDS, DemoCommand, groups
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import DataConfig, MacroConfig, PPOConfig
 from marlhf_lite.config.parser import flatten, named_folders, parse, presets
@@ -51,7 +51,14 @@ def config(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_an_object_of_its_class_with_the_defaults(name):
-    assert read(command=name) == COMMANDS[name]()
+    own = getattr(COMMANDS[name], "DEFAULTS", {})
+    assert flatten(read(command=name)) == flatten(COMMANDS[name]()) | own
+
+
+def test_flags_and_presets_win_over_the_demos_own_defaults():
+    assert DemoCommand.DEFAULTS["updates"] != PPOConfig().updates
+    assert read("--updates", "7", command="demo").ppo.updates == 7
+    assert read("--preset", "gemma-2b/tldr", command="demo").sft.sft_epochs == 3
 
 
 def test_one_name_is_one_option():

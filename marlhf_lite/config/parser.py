@@ -1,8 +1,8 @@
 """Command line, `--config` files, presets and earlier runs to options: they all use one set of names.
 
 Precedence, highest first: flags, `--config`, the run that `--resume` names, `--preset` (of several, later ones win),
-the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over, and
-what an embedded data set brings along (`config.embedded`).
+the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over, what
+an embedded data set brings along (`config.embedded`), and the command's own `DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     values = _merge([*layers, flags])
     if not resume:
         values = _inherit(parser, values) | values
-        values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
+        values = getattr(command, "DEFAULTS", {}) | EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
     options = command(**dict(zip(groups(command), parser.make(values), strict=False)))
     if resume:
         options.run.output_dir, options.run.overwrite = resume, False
