@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.utils import run_folder
@@ -24,83 +24,74 @@ def run(tmp_path):
     return RunFolder.create(tmp_path / "runs" / "x", CONFIG)
 
 
-def test_config_is_written_in_order_with_its_environment(run):
+def test_config_is_written_in_order_with_what_ran(run):
     text = (run.path / "config.yaml").read_text(encoding="utf-8")
     found = yaml.safe_load(text)
-    assert list(found) == [*CONFIG, "environment"]
+    assert list(found) == [*CONFIG, "environment"] and "größer" in text
     assert {key: found[key] for key in CONFIG} == CONFIG | {"lengths": [2, 3]}
-    assert "größer" in text
     assert found == run.config == RunFolder.open(run.path).config
     assert os.listdir(run.path) == ["config.yaml"]
-
-
-def test_environment_says_what_ran():
-    found = environment()
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["torch"] == torch.__version__
-    assert found["threads"] == torch.get_num_threads() and found["processor"]
-    assert set(run_folder.PACKAGES) <= set(found)
-    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(found["date"])
+    versions = found["environment"]
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3])) and versions["processor"]
+    assert (versions["torch"], versions["threads"]) == (torch.__version__, torch.get_num_threads())
+    age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(versions["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
 
 
-def test_missing_package_has_no_version(monkeypatch):
-    monkeypatch.setattr(run_folder, "PACKAGES", ("no-such-package-anywhere",))
-    assert environment()["no-such-package-anywhere"] is None
-
-
 def test_git_commit_and_dirty(tmp_path, monkeypatch):
-    copy = tmp_path / "package" / "records.py"
-    copy.parent.mkdir()
-    copy.write_text("")
+    """Results of studies, untracked files and another project's commit do not count."""
+    copy, result = tmp_path / "package" / "records.py", tmp_path / "data" / "results" / "result.json"
+    for file in (copy, result):
+        file.parent.mkdir(parents=True)
+        file.write_text("")
     monkeypatch.setattr(run_folder, "__file__", str(copy))
-    assert (environment()["git_commit"], environment()["git_dirty"]) == (None, None)
 
     def git(*arguments):
         names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
         return subprocess.run(["git", *names, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
 
+    def found():
+        return environment()["git_commit"], environment()["git_dirty"]
+
+    assert found() == (None, None)
     git("init")
     git("commit", "--allow-empty", "-m", "another project, with this package installed inside it")
-    assert environment()["git_commit"] is None
+    assert found() == (None, None)
     git("add", ".")
     git("commit", "-m", "this project")
+    commit = git("rev-parse", "HEAD").stdout.strip()
     (tmp_path / "untracked").write_text("")
-    commit = git("rev-parse", "HEAD").stdout.strip()
-    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, False)
-    result = tmp_path / "data" / "results" / "result.json"
-    result.parent.mkdir(parents=True)
-    result.write_text("")
-    git("add", ".")
-    git("commit", "-m", "a result")
     result.write_text("of another run")
-    commit = git("rev-parse", "HEAD").stdout.strip()
-    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, False)
+    assert found() == (commit, False)
     copy.write_text("changed")
-    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, True)
+    assert found() == (commit, True)
     monkeypatch.setenv("PATH", "")
-    assert environment()["git_commit"] is None
+    assert found() == (None, None)
 
 
-def test_create_refuses_what_is_there(run, tmp_path):
-    message = f"--output_dir {run.path} exists already: choose another name, or add --overwrite"
-    with pytest.raises(InputError) as caught:
-        RunFolder.create(run.path, CONFIG)
-    assert str(caught.value) == message
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file cannot be made"):
-        RunFolder.create(tmp_path / "file", CONFIG, overwrite=True)
-    (tmp_path / "empty").mkdir()
-    assert RunFolder.create(tmp_path / "empty", {}).config.keys() == {"environment"}
-
-
-def test_overwrite_keeps_what_the_run_needs(run, tmp_path):
+def test_the_folder_of_a_new_run(run, tmp_path):
+    """One that is empty, or with `overwrite` a run: no file, nothing of anybody's, and nothing that the run needs."""
     (run.path / "sft").mkdir()
-    for needed in (run.path / "sft", run.path):
-        with pytest.raises(InputError, match=f"--overwrite would remove {needed}, which is needed"):
-            check_output_dir(run.path, overwrite=True, inputs=[tmp_path / "elsewhere", needed])
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    others = {"letter.txt": "dear", "config.yaml": "site: mine"}, {"config.yaml": "[: broken"}
+    for i, files in enumerate(others):
+        (tmp_path / f"other{i}").mkdir()
+        for name, text in files.items():
+            (tmp_path / f"other{i}" / name).write_text(text)
+    for path, overwrite, inputs in (
+        (run.path, False, []),
+        (tmp_path / "file", True, []),
+        (tmp_path / "other0", True, []),
+        (tmp_path / "other1", True, []),
+        (run.path, True, [tmp_path / "elsewhere", run.path / "sft"]),
+        (run.path, True, [run.path]),
+    ):
+        with pytest.raises(InputError, match=f"--output_dir {path}"):
+            check_output_dir(path, overwrite, inputs)
     check_output_dir(run.path, overwrite=True, inputs=["google/gemma-2b"])
     check_output_dir(tmp_path / "new", inputs=[tmp_path])
+    assert RunFolder.create(tmp_path / "empty", {}).config.keys() == {"environment"}
 
 
 def test_logs_are_cut_back_to_a_position(run):
@@ -111,46 +102,26 @@ def test_logs_are_cut_back_to_a_position(run):
     run.truncate_logs(position)
     assert run.metrics() == [{"update": 1}] and run.tests() == []
     run.truncate_logs({"metrics.jsonl": 0})
-    with pytest.raises(InputError, match="metrics.jsonl is shorter than its checkpoint says"):
+    with pytest.raises(InputError, match="metrics.jsonl"):
         run.truncate_logs(position)
 
 
-def test_overwrite_empties_a_run(run):
+def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):
     run.log_metrics({"update": 1})
-    (run.path / "checkpoint-1").mkdir()
-    (run.path / "checkpoint-1" / "weights").write_text("")
+    for folder in (run.path / "checkpoint-1", tmp_path / "kept"):
+        folder.mkdir()
+        (folder / "weights").write_text("dear")
+    (run.path / "checkpoint-2").symlink_to(tmp_path / "kept")
     again = RunFolder.create(run.path, run.config | {"n": 1}, overwrite=True)
-    assert os.listdir(run.path) == ["config.yaml"]
+    assert os.listdir(run.path) == ["config.yaml"] and (tmp_path / "kept" / "weights").read_text() == "dear"
     assert again.metrics() == [] and again.config["n"] == 1
-    assert list(again.config).count("environment") == 1
 
 
-@pytest.mark.parametrize("files", [{"letter.txt": "dear"}, {"config.yaml": "site: mine"}, {"config.yaml": "[: broken"}])
-def test_overwrite_leaves_what_is_not_a_run(tmp_path, files):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match="not a run"):
-        RunFolder.create(tmp_path, CONFIG, overwrite=True)
-    assert {item.name: item.read_text() for item in tmp_path.iterdir()} == files
-
-
-def test_overwrite_does_not_follow_links(run, tmp_path):
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "weights").write_text("dear")
-    (run.path / "checkpoint").symlink_to(kept)
-    RunFolder.create(run.path, {}, overwrite=True)
-    assert (kept / "weights").read_text() == "dear" and not (run.path / "checkpoint").exists()
-
-
-def test_open_names_what_is_missing(tmp_path):
-    with pytest.raises(InputError, match="no such folder"):
-        RunFolder.open(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="no config.yaml"):
-        RunFolder.open(tmp_path)
-    for text in ("a: [1", "just words"):
-        (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(InputError, match="config.yaml.*fix it") as caught:
+def test_open_names_what_is_missing_or_broken(tmp_path):
+    for text in (None, "a: [1", "just words"):
+        if text:
+            (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(InputError, match="config.yaml") as caught:
             RunFolder.open(tmp_path)
         assert "\n" not in str(caught.value)
 
@@ -178,22 +149,16 @@ def test_rows_come_back_as_plain_strict_json(run):
 
 @settings(max_examples=50, deadline=None)
 @given(text=st.text(st.characters(codec=None, exclude_categories=()), max_size=20))
+@example("a\nb\r\u2028\x85c\ud800 ’")
 def test_any_text_comes_back(tmp_path_factory, text):
     run = RunFolder(tmp_path_factory.mktemp("run"), {})
     run.log_samples([{"response": text}, {"response": "next"}])
     assert run.samples() == [{"response": text}, {"response": "next"}]
 
 
-def test_unusual_line_breaks_and_lone_surrogates_stay_inside_a_row(run):
-    rows = [{"response": "a\nb\r\u2028\x85c\ud800 ’"}] * 2
-    run.log_samples(rows)
-    assert run.samples() == rows
-    assert "’".encode() in (run.path / "samples.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize("row", [{"model": object()}, {"deep": {"set": {1}}}, {"bytes": b""}])
 def test_what_json_cannot_hold_is_named(run, row):
-    with pytest.raises(InputError, match=f"metrics.jsonl: {next(iter(row))}.* is a "):
+    with pytest.raises(InputError, match=f"metrics.jsonl: {next(iter(row))}"):
         run.log_metrics(row)
     assert run.metrics() == []
     with pytest.raises(InputError, match="config: "):
@@ -220,7 +185,7 @@ def test_a_cut_last_line_is_skipped_and_the_next_append_begins_a_new_one(tmp_pat
 def test_broken_line_in_the_middle_is_named(run, broken):
     line = broken.encode(errors="surrogateescape")
     (run.path / "metrics.jsonl").write_bytes(b'{"update": 1}\n' + line + b'\n{"update": 3}\n')
-    with pytest.raises(InputError, match="metrics.jsonl, line 2: not a JSON object"):
+    with pytest.raises(InputError, match="metrics.jsonl, line 2: "):
         run.metrics()
 
 
@@ -229,7 +194,7 @@ def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
     write_json(path, {"score": np.float32(0.5), "curve": (1.0, float("inf")), 5: path})
     assert json.loads(path.read_text(encoding="utf-8")) == {"score": 0.5, "curve": [1.0, None], "5": str(path)}
     before = path.read_bytes()
-    with pytest.raises(InputError, match="x.json: model is a object"):
+    with pytest.raises(InputError, match="x.json: model"):
         write_json(path, {"model": object()})
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
