@@ -51,8 +51,7 @@ def assert_same(one, other):
     names = [*FILES, *(f"{name}/adapter_model.safetensors" for name in ("policy", "critic"))]
     for path in checkpoints(one):
         assert same_checkpoints(path, other / path.relative_to(one))
-    names += [str(path.relative_to(one)) for path in (one / "checkpoints").glob("update-*/random-0.pt")]
-    assert len(names) > 5
+    assert len(checkpoints(one)) > 1
     for name in names:
         here, there = one / name, other / name
         assert here.exists() == there.exists(), name
@@ -86,7 +85,7 @@ def test_a_killed_run_ends_like_one_that_was_not(name, folders, tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "killed"
     plain = start(run_child, whole, folders, changes)
     saved = []
-    for halt in (draw.randint(1, 5), draw.randint(7, 17), 0):  # a save makes five to eight such calls
+    for halt in (draw.randint(1, 2), draw.randint(3, 6), 0):  # a save makes two or three such calls
         process, done = start(run_child, path, folders, changes, draw.randint(1, 99), halt), lines(path)
         assert wait(process, halted(path).exists if halt else lambda done=done: lines(path) > done)
         time.sleep(0 if halt else draw.uniform(0, 0.05))

@@ -348,7 +348,7 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
     with contextlib.chdir(tmp_path / "again"):
         (run,) = Path("runs/study-small").glob("PPO-seed0-*")
         shutil.rmtree(run / "evaluation")
-        shutil.rmtree(run / "training/ppo/checkpoints/update-000002")
+        (run / "training/ppo/checkpoints/update-000002.pt").unlink()
         shutil.rmtree(run / "training/ppo/policy")
         Path("results/PPO-seed0.json").unlink()
         run_study(StudyConfig(name="small.yaml", output_dir="results", only="PPO", workers=1))

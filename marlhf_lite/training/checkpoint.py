@@ -1,7 +1,7 @@
 """Checkpoints of a PPO run: everything it needs to go on bit by bit as if it had never stopped.
 
-A checkpoint is a folder. It is written under another name and renamed when every file is written, so a kill leaves it
-complete or absent.
+A checkpoint is one file. It is written under another name and renamed when it is complete, so a kill leaves all of it
+or nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pickle import UnpicklingError
 import numpy
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
@@ -24,7 +25,6 @@ from marlhf_lite.training.distributed import full_state_dict
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
-STATE = "state.pt"  # and random-<process>.pt
 # Full tensors on the CPU, whatever wraps the model; frozen weights come again from the base.
 FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 
@@ -40,45 +40,40 @@ class Checkpoints:
         self.run, self.folder, self.keep, self.accelerator = run, run.path / "checkpoints", keep, accelerator
 
     def path(self, update: int) -> Path:
-        """The folder of the checkpoint after so many updates."""
-        return self.folder / f"update-{update:06d}"
+        """The checkpoint after so many updates."""
+        return self.folder / f"update-{update:06d}.pt"
 
     def updates(self) -> list[int]:
         """The updates that have a checkpoint, in order; damaged ones too."""
-        names = (path.name.removeprefix("update-") for path in self.folder.glob("update-*"))
+        names = (path.stem.removeprefix("update-") for path in self.folder.glob("update-*.pt"))
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, actor_critic: nn.Module, optimizer, counters: dict) -> None:
         """Write one after `counters["updates_done"]` updates. Raises `InputError` where the disk is full."""
-        final = self.path(counters["updates_done"])
-        temporary = self.folder / f".{final.name}.tmp"
-        state = {
-            "weights": _weights(actor_critic),  # every process takes part, in case they are sharded
+        state = {  # every process takes part: weights may be sharded
+            "weights": _weights(actor_critic),
             "optimizer": _optimizer_state(actor_critic, optimizer),
+            "random": gather_object([random_states()]),
             "counters": counters,
-            "processes": self.accelerator.num_processes,
             "logs": self.run.position(),
         }
         if self.accelerator.is_main_process:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            self._write(state, self.path(counters["updates_done"]))
         self.accelerator.wait_for_everyone()
+
+    def _write(self, state: dict, final: Path) -> None:
+        temporary = self.folder / f".{final.name}"
+        self.folder.mkdir(exist_ok=True)
         try:
-            torch.save(random_states(), temporary / f"random-{self.accelerator.process_index}.pt")
-            if self.accelerator.is_main_process:
-                torch.save(state, temporary / STATE)
-            self.accelerator.wait_for_everyone()
-            if self.accelerator.is_main_process:
-                shutil.rmtree(final, ignore_errors=True)
-                os.replace(temporary, final)
-                for old in self.updates()[: -self.keep]:
-                    self._remove(old)
+            torch.save(state, temporary)
+            os.replace(temporary, final)
+            for old in self.updates()[: -self.keep]:
+                self.path(old).unlink()
         except (OSError, RuntimeError) as error:  # torch's writer raises the second
-            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.unlink(missing_ok=True)
             last = max(self.updates(), default=None)
             kept = "" if last is None else f"; the one of update {last} is complete"
             raise InputError(f"{self.folder}: checkpoint not written ({error}): free some disk space{kept}") from error
-        self.accelerator.wait_for_everyone()
 
     def load(self, actor_critic: nn.Module, optimizer, update: int = 0) -> dict:
         """Load a checkpoint into models, optimizer, random generators and logs; returns its counters. 0 is the last.
@@ -92,54 +87,37 @@ class Checkpoints:
             raise InputError(f"{self.folder}: no checkpoint{f' of update {update}' if update else ''}: {there}")
         update = update or existing[-1]
         try:
-            state, random_state = self._read(self.path(update), actor_critic)
+            state = self._read(self.path(update), actor_critic)
         except InputError as error:
             older = [u for u in existing if u < update]
             fix = f"add --from_checkpoint {older[-1]} for the one before" if older else "start the run again"
             raise InputError(f"{self.path(update)}: {error}: {fix}") from None
         if self.accelerator.is_main_process:
             # Delete checkpoints that are newer than the one we resume from, and what killed saves left behind.
-            for later in (u for u in existing if u > update):
-                self._remove(later)
-            for leftover in self.folder.glob(".update-*"):
-                shutil.rmtree(leftover)
+            for path in [*map(self.path, existing[existing.index(update) + 1 :]), *self.folder.glob(".update-*")]:
+                path.unlink()
             self.run.truncate_logs(state["logs"])
         states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
         _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
-        set_random_states(random_state)
+        set_random_states(state["random"][self.accelerator.process_index])
         self.accelerator.wait_for_everyone()
         return state["counters"]
 
-    def _read(self, folder: Path, actor_critic: nn.Module) -> tuple[dict, dict]:
-        """The files of a checkpoint, checked. Raises `InputError` with the reason where they cannot be used."""
-        state, random_state = _read_file(folder / STATE), None
-        if state["processes"] != self.accelerator.num_processes:
-            raise InputError(f"made by {state['processes']} processes, not {self.accelerator.num_processes}")
-        random_state = _read_file(folder / f"random-{self.accelerator.process_index}.pt")
+    def _read(self, path: Path, actor_critic: nn.Module) -> dict:
+        """A checkpoint, checked. Raises `InputError` with the reason where it cannot be used."""
+        try:
+            state = torch.load(path, weights_only=True)  # runs no code of whoever wrote the file
+        except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError):
+            raise InputError("it is damaged") from None
+        if len(state["random"]) != self.accelerator.num_processes:
+            raise InputError(f"made by {len(state['random'])} processes, not {self.accelerator.num_processes}")
         shapes = {name: tuple(p.shape) for name, p in _trainable(actor_critic).items()}
         if {name: tuple(value.shape) for name, value in state["weights"].items()} != shapes:
             raise InputError("its weights are those of another model or other adapters")
         for name, size in self.run.position().items():
             if size < state["logs"][name]:
                 raise InputError(f"{name} has {size} bytes instead of {state['logs'][name]} or more")
-        return state, random_state
-
-    def _remove(self, update: int) -> None:
-        """Rename, then delete: a kill in between leaves no half of a checkpoint that looks complete."""
-        removed = self.folder / f".{self.path(update).name}.old"
-        shutil.rmtree(removed, ignore_errors=True)
-        os.replace(self.path(update), removed)
-        shutil.rmtree(removed)
-
-
-def _read_file(path: Path) -> dict:
-    """What `torch.save` wrote there."""
-    try:
-        return torch.load(path, weights_only=True)  # runs no code of whoever wrote the file
-    except FileNotFoundError:
-        raise InputError(f"{path.name} is missing") from None
-    except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError) as error:
-        raise InputError(f"{path.name} is damaged") from error
+        return state
 
 
 def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator) -> None:
