@@ -16,14 +16,13 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad, pair_dataset, sft_dataset
-from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rewards import FunctionReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
     from_texts,
     generate,
     merged_adapter,
-    response_mask,
 )
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -74,11 +73,6 @@ def test_masks_come_from_lengths(either):
     assert rollout.response_ids[0, :3].tolist() == rows[0]
 
 
-def test_whole_batch_without_eos(either):
-    rollout = answer(either, [[20, 21, 22], [23, 24, 25]])
-    assert rollout.mask.all() and not rollout.ended.any() and rollout.lengths.tolist() == [3, 3]
-
-
 def test_several_end_tokens(either):
     e = either.eos_token_id
     rollout = answer(either, [[20, 30, e], [20, e, 30], [20, 21, 22]], eos=[e, 30])
@@ -89,12 +83,6 @@ def test_end_tokens_are_passed_on(tokenizer):
     model = Scripted([[20]], [30])
     generate(model, tokenizer, ["a"], Sampling(8))
     assert model.seen["eos_token_id"] == sorted({30, tokenizer.eos_token_id})
-
-
-def test_response_mask_keeps_only_the_first_end():
-    mask, ended = response_mask(torch.tensor([[5, 1, 1, 1], [1, 5, 1, 5], [5, 5, 5, 5]]), [1])
-    assert mask.tolist() == [[True, True, False, False], [True, False, False, False], [True] * 4]
-    assert ended.tolist() == [True, True, False]
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -341,6 +329,7 @@ def test_function_reward(tokenizer, texts):
         seen.update(prompts=prompts, responses=responses)
         return [len(r) for r in responses]
 
-    assert FunctionReward(count)(rollout).tolist() == [len(r) for r in texts.responses]
+    assert score_responses(FunctionReward(count), rollout).tolist() == [len(r) for r in texts.responses]
     assert seen == {"prompts": texts.prompts, "responses": texts.responses}
-    assert FunctionReward(lambda p, r: torch.ones(len(r)))(rollout).tolist() == [1.0] * len(rollout)
+    tensor = FunctionReward(lambda p, r: torch.ones(len(r)))
+    assert score_responses(tensor, rollout).tolist() == [1.0] * len(rollout)

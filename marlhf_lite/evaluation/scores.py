@@ -18,7 +18,7 @@ import torch
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.training.metrics import kl_terms
-from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rewards import ModelReward, score_responses
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
@@ -85,7 +85,7 @@ def score_rollout(
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
         columns["kl"] = kl_terms(policy(*inputs)[0], reference(*inputs)[0], rollout.mask)[0].tolist()
     if reward is not None:
-        columns["rm_score"] = reward(rollout).tolist()
+        columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:
         columns["gold"] = list(gold(rollout.prompts, rollout.responses))
     return columns

@@ -55,7 +55,6 @@ def baseline_arguments(checkpoint_config: CheckpointConfig, report_to: str = "")
     return {
         "disable_dropout": True,  # its noise would look like a distance to the reference
         "disable_tqdm": True,  # the bar is ours
-        "logging_nan_inf_filter": False,  # the recorder has to see them
         "report_to": tracker_names(report_to) or "none",
         "save_strategy": "steps" if checkpoint_config.checkpoint_every else "no",
         "save_steps": checkpoint_config.checkpoint_every or 1,

@@ -37,7 +37,7 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs, finite
-from marlhf_lite.training.rewards import check_scores
+from marlhf_lite.training.rewards import score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
@@ -249,13 +249,13 @@ class PPOTrainer:
                 inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature)
                 ref_logprobs, _ = self.models.reference(*inputs)
                 logprobs.append(rollout.widen(ref_logprobs))
-            scores = self.reward(rollout)
+            scores = score_responses(self.reward, rollout)
         ref_logprobs, wrong = finite(torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
         return replace(
             rollout,
             ref_logprobs=ref_logprobs,
             nonfinite=wrong.sum(1),
-            scores=check_scores(scores, len(rollout), getattr(self.reward, "name", "")).to(rollout.tokens.device),
+            scores=scores,
             gold=torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None,
         )
 

@@ -37,29 +37,29 @@ class ModelReward:
 
 
 class FunctionReward:
-    """Any function of texts: `function(prompts, responses) -> scores`. It must return one finite number each."""
+    """Any function of texts: `function(prompts, responses) -> scores`, one finite number each."""
 
     def __init__(self, function: Callable[[list[str], list[str]], Sequence[float]], name: str = ""):
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
-    def __call__(self, rollout: Rollout) -> Tensor:
-        """[B] scores, float32. Raises `InputError` where the function raises, and as `check_scores` does."""
+    def __call__(self, rollout: Rollout) -> Sequence[float]:
+        """What the function returns; see `score_responses`. Raises `InputError` where it raises."""
         try:
             scores = self.function(rollout.prompts, rollout.responses)
-            scores = list(scores) if isinstance(scores, Iterable) else scores  # the body of a generator runs here
+            return list(scores) if isinstance(scores, Iterable) else scores  # the body of a generator runs here
         except Exception as error:  # a user's function may raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
-        return check_scores(scores, len(rollout), self.name).to(rollout.tokens.device)
 
     def metrics(self) -> dict[str, float]:
         """Return what the function tells of the last responses, where it has metrics."""
         return getattr(self.function, "metrics", dict)()
 
 
-def check_scores(scores: Tensor | list, count: int, name: str = "") -> Tensor:
-    """[B] what a reward gave. Raises `InputError` where it is not `count` numbers that float32 can hold."""
-    source, fix = f"reward {name}".strip(), "return one finite number a response"
+def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
+    """[B] scores in float32, on the rollout's device. Raises `InputError` where they are not B finite numbers."""
+    scores, count = reward(rollout), len(rollout)
+    source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number a response"
     try:
         scores = scores.detach() if isinstance(scores, Tensor) else torch.tensor([_number(x) for x in scores])
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -70,7 +70,7 @@ def check_scores(scores: Tensor | list, count: int, name: str = "") -> Tensor:
     if len(wrong):
         row = int(wrong[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
-    return scores.float()
+    return scores.float().to(rollout.tokens.device)
 
 
 def _number(x) -> float:

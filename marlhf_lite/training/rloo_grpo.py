@@ -22,7 +22,7 @@ from marlhf_lite.training.dpo import baseline_arguments
 from marlhf_lite.training.logging import SAMPLE_EVERY, sample_rows
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
-from marlhf_lite.training.rewards import check_scores, shape_scores
+from marlhf_lite.training.rewards import score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
 from marlhf_lite.training.sft import quiet_arguments
 from marlhf_lite.utils.errors import InputError
@@ -77,9 +77,16 @@ class SampledReward:
         """Shaped scores, one a response; the arguments are TRL's."""
         # TRL gives ids without padding: the same rollout as PPO's can be made of them.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
-        scores = check_scores(self.reward(rollout), len(rollout), getattr(self.reward, "name", ""))
-        rollout = replace(rollout, scores=scores.to(rollout.tokens.device))
-        for name, value in self._measure(rollout).items():
+        rollout = replace(rollout, scores=score_responses(self.reward, rollout))
+        row = {
+            "rm_score_mean": rollout.scores.mean().item(),
+            "rm_score_std": rollout.scores.std(correction=0).item(),
+            "eos_rate": rollout.ended.float().mean().item(),
+        }
+        if self.gold is not None:
+            gold = self.gold(prompts, rollout.responses)
+            row["gold_mean"] = sum(gold) / len(gold)
+        for name, value in (row | getattr(self.reward, "metrics", dict)()).items():
             log_metric(name, value)  # TRL averages it over processes
         update = trainer_state.global_step + 1
         due = update == 1 or update % SAMPLE_EVERY == 0
@@ -87,17 +94,6 @@ class SampledReward:
             group = rollout.select(slice(0, self.config.num_generations))
             self.run.log_samples(sample_rows(update, group, [[(0, n)] for n in group.lengths.tolist()]))
         return shape_scores(rollout.scores, self.config).tolist()
-
-    def _measure(self, rollout: Rollout) -> dict[str, float]:
-        row = {
-            "rm_score_mean": rollout.scores.mean().item(),
-            "rm_score_std": rollout.scores.std(correction=0).item(),
-            "eos_rate": rollout.ended.float().mean().item(),
-        }
-        if self.gold is not None:
-            scores = self.gold(rollout.prompts, rollout.responses)
-            row["gold_mean"] = sum(scores) / len(scores)
-        return row | getattr(self.reward, "metrics", dict)()
 
 
 def group_trainer(
@@ -131,7 +127,16 @@ def group_trainer(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, functools.partial(learning_rate_share, config, total=updates)
     )
-    trainer_class, config_class = {"rloo": (RLOOTrainer, RLOOConfig), "grpo": (GRPOTrainer, GRPOConfig)}[method]
+    trainer_class, config_class, own = {
+        "rloo": (RLOOTrainer, RLOOConfig, {"normalize_advantages": config.whiten}),
+        # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
+        "grpo": (
+            GRPOTrainer,
+            GRPOConfig,
+            {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True},
+        ),
+    }[method]
+    sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
     return trainer_class(
         model=model,
         reward_funcs=reward,
@@ -140,10 +145,17 @@ def group_trainer(
             max_steps=updates,
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=share // micro,
+            num_generations=config.num_generations,
+            beta=config.kl_coef,
+            epsilon=config.cliprange,
+            max_grad_norm=config.max_grad_norm,
+            # TRL has one temperature for sampling and log-probabilities; PPO keeps them apart, and so do we.
+            temperature=config.temperature if config.logprobs_at_temperature else 1.0,
+            generation_kwargs=sampling.arguments(),
+            max_completion_length=max_response_length,
+            shuffle_dataset=False,  # the order of prompts is PPO's
             seed=seed,
-            **_method_arguments(method, config),
-            **_sampling_arguments(config, max_response_length),
-            **quiet_arguments() | baseline_arguments(checkpoint_config, report_to),
+            **own | quiet_arguments() | baseline_arguments(checkpoint_config, report_to),
         ),
         # Prompts in the order in which PPO draws them.
         train_dataset=datasets.Dataset.from_dict(
@@ -152,31 +164,6 @@ def group_trainer(
         processing_class=tokenizer,
         optimizers=(optimizer, schedule),
     )
-
-
-def _method_arguments(method: str, config: GroupConfig) -> dict:
-    if method == "rloo":
-        own = {"normalize_advantages": config.whiten}
-    else:
-        # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
-        own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
-    return own | {
-        "num_generations": config.num_generations,
-        "beta": config.kl_coef,
-        "epsilon": config.cliprange,
-        "max_grad_norm": config.max_grad_norm,
-        "shuffle_dataset": False,  # the order of prompts is PPO's
-    }
-
-
-def _sampling_arguments(config: GroupConfig, max_response_length: int) -> dict:
-    """Sampling and log-probabilities. TRL has one temperature for both; PPO keeps them apart, and so do we."""
-    sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
-    return {
-        "temperature": config.temperature if config.logprobs_at_temperature else 1.0,
-        "max_completion_length": max_response_length,
-        "generation_kwargs": sampling.arguments(),
-    }
 
 
 def group_row(logs: dict, method: str, config: GroupConfig) -> dict[str, float]:

@@ -74,7 +74,6 @@ def shared_arguments(
         "warmup_steps": trainer_config.warmup_ratio,  # below 1 it is a share of all steps
         "weight_decay": 0.0,
         "save_strategy": "no",
-        "logging_nan_inf_filter": False,  # the progress bar has to see them
         "seed": seed,
         **quiet_arguments(),
     }
@@ -84,6 +83,7 @@ def quiet_arguments() -> dict:
     """Arguments of every trainer of TRL: records are ours, and the model sets precision and checkpointing itself."""
     return {
         "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # the progress bar has to see them
         "report_to": "none",
         "bf16": False,
         "gradient_checkpointing": False,  # models that ask for it have it switched on already

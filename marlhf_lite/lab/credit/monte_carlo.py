@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.evaluation.sampling import SeededSampling, read_all_but_last
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
-from marlhf_lite.training.rewards import check_scores
+from marlhf_lite.training.rewards import score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
@@ -90,8 +90,7 @@ def monte_carlo_scores(
         for rows in tqdm(batches, desc=progress, disable=not progress):
             given = [prompts[i] for i in rows], [prefixes[i] for i in rows]
             rollout = continue_responses(policy.model, tokenizer, *given, continuations, sampling)
-            found = check_scores(reward(rollout), len(rollout), getattr(reward, "name", ""))
-            scores.append(found.double().cpu().reshape(len(rows), continuations))
+            scores.append(score_responses(reward, rollout).double().cpu().reshape(len(rows), continuations))
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
 
