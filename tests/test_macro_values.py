@@ -12,16 +12,6 @@ NAN = math.nan
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("sigma", ref.SIGMAS)
-def test_values_match_loops(seed, sigma):
-    batch = ref.Batch(seed)
-    macro = MacroActions.from_lengths(batch.parts, batch.T)
-    expected = [ref.pool(x, n, sigma) for x, n in zip(batch.rows(batch.values), batch.parts)]
-    got = macro_values(batch.values, macro, sigma)
-    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
     "options",
     [

@@ -31,30 +31,3 @@ from marlhf_lite.macro.termination import (
     check_segmentation,
 )
 from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
-
-__all__ = [
-    "FixedNGram",
-    "LargestChange",
-    "Listed",
-    "MacroActions",
-    "Perplexity",
-    "RandomizedNGram",
-    "Shuffled",
-    "TerminationRule",
-    "Whole",
-    "adaptive_lam",
-    "as_rule",
-    "average",
-    "border_lam",
-    "boundary_f1",
-    "check_segmentation",
-    "describe",
-    "gae",
-    "kl_per_token",
-    "kl_rewards",
-    "macro_rewards",
-    "macro_values",
-    "policy_loss",
-    "value_loss",
-    "whiten",
-]

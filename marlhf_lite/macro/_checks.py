@@ -13,24 +13,21 @@ def first_true(flags: Tensor) -> tuple[int, ...]:
     return tuple(flags.nonzero()[0].tolist())
 
 
-def check_tensor(name: str, x: Tensor, shape: tuple[int, ...], like: Tensor | None = None) -> None:
-    """Is ``x`` a tensor of this shape, on the device of ``like``?"""
+def check_tensor(name: str, x: Tensor, like: Tensor) -> None:
+    """Is ``x`` a tensor of the shape and on the device of ``like``?"""
     if not isinstance(x, Tensor):
         raise InputError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if tuple(x.shape) != tuple(shape):
-        raise InputError(f"{name}: expected shape {tuple(shape)}, got {tuple(x.shape)}")
-    if like is not None and x.device != like.device:
-        raise InputError(f"{name}: expected device {like.device}, got {x.device}")
+    for what in ("shape", "device"):
+        wanted, found = getattr(like, what), getattr(x, what)
+        if wanted != found:
+            raise InputError(f"{name}: expected {what} {wanted}, got {found}")
 
 
 def check_matrix(name: str, x: Tensor, dtype: torch.dtype) -> None:
     """Is ``x`` a two-dimensional tensor of this dtype?"""
-    if not isinstance(x, Tensor):
-        raise InputError(f"{name}: expected a tensor, got {type(x).__name__}")
-    if x.dim() != 2:
-        raise InputError(f"{name}: expected 2 dimensions, got shape {tuple(x.shape)}")
-    if x.dtype != dtype:
-        raise InputError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+    if not isinstance(x, Tensor) or x.dim() != 2 or x.dtype != dtype:
+        found = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise InputError(f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {found}")
 
 
 def check_mask(mask: Tensor, name: str = "mask") -> None:
@@ -50,7 +47,7 @@ def clean(name: str, x: Tensor, mask: Tensor) -> Tensor:
     The fill comes before any arithmetic, so that NaN on padding reaches neither results nor gradients. Values are not
     looked at: that would make a GPU wait. NaN where ``mask`` is True ends up in the result.
     """
-    check_tensor(name, x, tuple(mask.shape), mask)
+    check_tensor(name, x, mask)
     if not x.is_floating_point():
         raise InputError(f"{name}: expected a floating dtype, got {x.dtype}")
     return x.float().masked_fill(~mask, 0.0)

@@ -10,15 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import (
-    check_choice,
-    check_int,
-    check_mask,
-    check_matrix,
-    check_tensor,
-    clean,
-    first_true,
-)
+from marlhf_lite.macro._checks import check_choice, check_int, check_mask, check_matrix, check_tensor, clean, first_true
 from marlhf_lite.utils.errors import InputError
 
 SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
@@ -54,7 +46,7 @@ class MacroActions:
         """
         check_mask(mask)
         check_matrix("starts", starts, torch.bool)
-        check_tensor("starts", starts, tuple(mask.shape), mask)
+        check_tensor("starts", starts, mask)
         begins = starts.clone()
         begins[:, :1] = True
         ids = (begins.cumsum(1) - 1).masked_fill(~mask, -1)
@@ -175,7 +167,7 @@ class MacroActions:
         """
         if isinstance(y, Tensor) and y.is_floating_point():
             return self._spread(clean("y", y, self.mask))
-        check_tensor("y", y, tuple(self.mask.shape), self.mask)
+        check_tensor("y", y, self.mask)
         return self._spread(y)
 
     def _spread(self, y: Tensor) -> Tensor:
@@ -205,12 +197,10 @@ def _check_ids(ids: Tensor) -> None:
     odd = (valid & ((step < 0) | (step > 1))) | (ids < -1)
     if odd.any():
         row, token = first_true(odd)
-        at = f"ids: response {row}, token {token}: found {ids[row, token]}"
-        if ids[row, token] < -1:
-            raise InputError(f"{at}; padding is -1")
-        if token == 0:
-            raise InputError(f"{at}; the first macro action is 0")
-        raise InputError(f"{at} after {ids[row, token - 1]}; a token continues its macro action or begins the next")
+        raise InputError(
+            f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each response, "
+            "without a gap, and give padding -1"
+        )
 
 
 def check_partition(macro: MacroActions) -> None:
@@ -230,4 +220,4 @@ def check_partition(macro: MacroActions) -> None:
         if (wrong := x != expected).any():
             row, step = at = first_true(wrong)
             raise InputError(f"{name}: response {row}, macro action {step} is {x[at]}, by its ids it is {expected[at]}")
-    check_tensor("mask", macro.mask, tuple(macro.lengths.shape), macro.lengths)
+    check_tensor("mask", macro.mask, macro.lengths)

@@ -42,8 +42,7 @@ def policy_loss(
             mean over macro actions (the objective of §3.2.2). "macro_mean": the same with the mean log-ratio of its
             tokens in place of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
             form, arXiv 2507.18071).
-        normalizer: the number to divide the sum by; None: the terms here (the responses with mean "response").
-        mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
+        normalizer, mean: see `average`.
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
@@ -94,12 +93,10 @@ def value_loss(
         target: "token": each V(s_t) regresses to its macro action's return, mean over tokens (Appendix E).
             "macro": V(s_τ, ω_τ), pooled by ``sigma``, regresses to it, mean over macro actions (Algorithm 1).
         sigma: the weights of target "macro"; see `MacroActions.pool`. Not used by "token".
-        normalizer: the number to divide the sum by; None: the terms here (the responses with mean "response").
-        mean: "token": over all terms; "response": over each response's terms, then over responses; see `average`.
+        normalizer, mean: see `average`.
 
     Returns:
-        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
-        where the clipped one was taken), count.
+        The loss and stats as in `policy_loss`, without approx_kl.
     """
     check_choice("target", target, TARGETS)
     valid = macro.token_mask

@@ -71,11 +71,8 @@ class FixedNGram(TerminationRule):
     n: int | float = 5
 
     def __post_init__(self) -> None:
-        if self.n != math.inf:
-            try:
-                check_int("n", self.n, least=1)
-            except InputError as error:
-                raise InputError(f"{error}; math.inf makes one macro action of a response") from None
+        if self.n != math.inf:  # one macro action of a response
+            check_int("n", self.n, least=1)
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         place = torch.arange(mask.shape[1], device=mask.device)
@@ -107,10 +104,7 @@ class RandomizedNGram(TerminationRule):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", tuple(self.lengths))
-        if not self.lengths:
-            raise InputError("lengths: expected at least one length")
-        for place, n in enumerate(self.lengths):
-            check_int(f"lengths[{place}]", n, least=1)
+        _check_lengths(self.lengths)
         check_int("repeats", self.repeats, least=1)
         check_int("seed", self.seed)
 
@@ -127,10 +121,7 @@ class Listed(TerminationRule):
     lengths: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.lengths:
-            raise InputError("lengths: expected at least one length")
-        for place, n in enumerate(self.lengths):
-            check_int(f"lengths[{place}]", n, least=1)
+        _check_lengths(self.lengths)
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
@@ -166,7 +157,7 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
             f"termination rule: returned {type(macro).__name__}, expected MacroActions: build them with from_starts, "
             "from_ids or from_lengths"
         )
-    check_tensor("termination rule: ids", macro.ids, tuple(mask.shape), mask)
+    check_tensor("termination rule: ids", macro.ids, mask)
     try:
         check_partition(macro)
     except InputError as error:
@@ -179,6 +170,13 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
             f"response {row} has {counts[1]} tokens, its macro actions cover {counts[0]}"
         )
     return macro
+
+
+def _check_lengths(lengths: tuple[int, ...]) -> None:
+    if not lengths:
+        raise InputError("lengths: expected at least one length")
+    for place, n in enumerate(lengths):
+        check_int(f"lengths[{place}]", n, least=1)
 
 
 def _shuffle(lengths: Tensor, seed: int, step: int) -> Tensor:

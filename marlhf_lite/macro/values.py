@@ -80,15 +80,8 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
 
 
 def kl_rewards(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, beta: float, estimator: str = "k1") -> Tensor:
-    """r_t = −β·(log π_old(a_t) − log π_ref(a_t)), the k1 estimate of the KL penalty for each token (§2).
+    """r_t = −β·(log π_old(a_t) − log π_ref(a_t)), the KL penalty of each token under the sampling policy (§2).
 
-    Args:
-        logprobs, ref_logprobs: [B,T] floating, natural logarithms, of the sampling policy and of the reference.
-        mask: [B,T] bool, True on valid tokens, right-padded.
-        beta: the KL coefficient β, >= 0.
-        estimator: "k1" (the paper) or "k3"; see `kl_per_token`.
-
-    Returns:
-        [B,T] float32, 0 on padding.
+    ``beta`` is the KL coefficient β; estimator "k1" is the paper's. Shapes are those of `kl_per_token`.
     """
     return -beta * kl_per_token(logprobs, ref_logprobs, mask, estimator)
