@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +23,7 @@ from marlhf_lite.models.loading import (
     new_policy,
     new_reward_model,
 )
+from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 
 mpl.use("Agg")  # no window, whatever the machine has
@@ -160,3 +162,13 @@ def figures_apart():
     yield
     assert dict(mpl.rcParams) == settings
     pyplot.close("all")
+
+
+@pytest.fixture
+def batch(roles, tokenizer, texts):
+    """Six scored responses of different lengths; reference log-probabilities from the reference model."""
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
+    with torch.no_grad():
+        log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+    scores = torch.tensor([0.7, -1.2, 4.0, 0.1, -3.0, 0.4])
+    return replace(rollout, ref_logprobs=log_p, scores=scores)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import changed, nudge, snapshot
+from plain_update import far, learner, options, record
 from safetensors.torch import load_file
 from small_runs import build, timeless
-from test_learner import far, learner, options, record
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from marlhf_lite.cli import main
@@ -85,7 +85,7 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     assert timeless(again.train(resume=True)) == timeless(plain.history)
     for name in ("policy", "critic"):
         assert not changed(getattr(again.models, name), snapshot(getattr(plain.models, name)))
-    state = torch.load(run.path / "checkpoints" / "update-000003" / "state.pt", weights_only=True)
+    state = torch.load(run.path / "checkpoints" / "update-000003.pt", weights_only=True)
     assert len(state["weights"]) == len([*again.actor_critic.parameters()])
     assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
 

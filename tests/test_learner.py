@@ -9,114 +9,31 @@ from itertools import chain, pairwise
 import pytest
 import reference_macro as ref
 import torch
-from conftest import PROMPTS, nudge
+from conftest import nudge
+from plain_update import (
+    BETA,
+    NAMES,
+    TIGHT,
+    cut,
+    far,
+    learner,
+    numbers,
+    options,
+    plain_grads,
+    plain_losses,
+    plain_pass,
+    record,
+    restore,
+    trainables,
+    update,
+)
 
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
-from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.metrics import critic_sums, explained_variance, kl_terms, metric_sums
-from marlhf_lite.training.ppo import OldOutputs, PPOTrainer
+from marlhf_lite.training.ppo import OldOutputs
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
-
-BETA, TIGHT = 0.3, 1e-5
-NAMES = ("policy", "critic")
-
-
-@pytest.fixture
-def batch(roles, tokenizer, texts):
-    """Six scored responses of different lengths; reference log-probabilities from the reference model."""
-    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
-    with torch.no_grad():
-        log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
-    scores = torch.tensor([0.7, -1.2, 4.0, 0.1, -3.0, 0.4])
-    return replace(rollout, ref_logprobs=log_p, scores=scores)
-
-
-def options(**changes):
-    return PPOConfig(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
-
-
-def learner(models, config, macro_config=None, started=True):
-    """A trainer that gets its rollouts from the test."""
-    made = PPOTrainer(models, None, PROMPTS, None, None, config, macro_config, max_response_length=12)
-    made.updates_done = int(started)  # these policies have left the reference already
-    return made
-
-
-def record(made):
-    """Gradients at each optimizer step, and copies of the two models before it, in float64."""
-    steps = {name: [] for name in NAMES}
-
-    def keep(*_):
-        for name in NAMES:
-            model, parameters = getattr(made.models, name).model, made.parameters[name]
-            steps[name].append(([p.grad.clone() for p in parameters], copy.deepcopy(model).double()))
-
-    made.optimizer.optimizer.register_step_pre_hook(keep)
-    return steps
-
-
-def far(ours, theirs):
-    """Relative distance of two lists of gradients."""
-    ours, theirs = (torch.cat([g.double().flatten() for g in x]) for x in (ours, theirs))
-    assert theirs.norm() > 1e-4
-    return ((ours - theirs).norm() / theirs.norm()).item()
-
-
-# -- an update from the equations, in float64 -------------------------------------------------------------------------
-
-
-def plain_pass(policy, critic, rollout, temperature=1.0):
-    """For each response the log-probabilities and values of its tokens, as lists of float64 scalars."""
-    classifier, logprobs, values = critic.get_base_model(), [], []
-    for tokens, attended in zip(rollout.tokens, rollout.attention_mask.bool()):
-        ids, start = tokens[attended], int(attended[: rollout.prompt_width].sum())
-        logits = policy(input_ids=ids[None]).logits[0] / temperature
-        hidden = classifier.model(input_ids=ids[None])[0]
-        scores = classifier.score(hidden)[0, :, 0]
-        at = range(start, len(ids))
-        logprobs.append([logits[t - 1][ids[t]] - logits[t - 1].logsumexp(0) for t in at])
-        values.append([scores[t - 1] for t in at])
-    return logprobs, values
-
-
-def numbers(rows):
-    return [[x.item() for x in row] for row in rows]
-
-
-def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperature=1.0):
-    """Algorithm 1 by loops. Without `old` the models are those that sampled; `made` are advantages and returns."""
-    logprobs, values = plain_pass(*models, rollout, temperature)
-    old_logprobs, old_values = old or (numbers(logprobs), numbers(values))
-    policy, value, estimates = [], [], []
-    for i, lengths in enumerate(parts):
-        theirs = rollout.ref_logprobs[i][rollout.mask[i]].double().tolist()
-        rewards = [-ppo.kl_coef * (a - b) for a, b in zip(old_logprobs[i], theirs)]
-        score = float(rollout.scores[i])
-        score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
-        rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)
-        lam = max(1 - 1 / (ppo.lam_alpha * max(len(lengths), 1)), 0.0) if ppo.lam_alpha else ppo.lam
-        pooled = ref.pool(old_values[i], lengths, how.sigma)
-        gains, returns = ref.gae(rewards, pooled, ppo.gamma, lam)
-        if ppo.critic_lam is not None:
-            _, returns = ref.gae(rewards, pooled, ppo.gamma, ppo.critic_lam)
-        gains, returns = (gains, returns) if made is None else made[i]
-        estimates.append((gains, returns))
-        policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio))
-        clip = ppo.cliprange_value or None
-        value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
-    losses = (ref.mean(terms, ppo.loss_mean) for terms in (policy, value))
-    return *losses, (old_logprobs, old_values), estimates
-
-
-def plain_grads(loss, model):
-    return torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
-
-
-def cut(rollout, n):
-    return [ref.fixed_lengths(int(length), n) for length in rollout.lengths]
-
 
 CASES = [
     (1, {}, {}),
@@ -139,9 +56,7 @@ CASES = [
 @pytest.mark.parametrize("n, how, ppo", CASES)
 def test_one_update_is_the_equations(moved, batch, n, how, ppo):
     how, ppo = MacroConfig(**how), options(**ppo)
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    row = made.learn(batch, FixedNGram(n)(batch.mask))
+    row, steps = update(moved, batch, ppo, how, n=n)
     (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
     policy_loss, value_loss, *_ = plain_losses((policy, critic), batch, cut(batch, n), how, ppo)
     assert row["policy_loss"] == pytest.approx(policy_loss.item(), rel=TIGHT, abs=1e-6)
@@ -154,9 +69,7 @@ def test_one_update_is_the_equations(moved, batch, n, how, ppo):
 def test_lam_at_borders_over_tokens(moved, batch):
     """SAE: every token has its own value and loss term, and λ stands at the last token of a macro action alone."""
     ppo = options(lam=0.6)
-    made = learner(moved, ppo, MacroConfig(gae_over="tokens"))
-    steps = record(made)
-    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    row, steps = update(moved, batch, ppo, MacroConfig(gae_over="tokens"))
     (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
     logprobs, values = (numbers(x) for x in plain_pass(policy, critic, batch))
     estimates = []
@@ -176,9 +89,7 @@ def test_lam_at_borders_over_tokens(moved, batch):
 def test_n_1_is_token_level_ppo(moved, batch):
     """A textbook PPO step that knows nothing of macro actions has the same gradients."""
     ppo = options()
-    made = learner(moved, ppo)
-    steps = record(made)
-    made.learn(batch, FixedNGram(1)(batch.mask))
+    _, steps = update(moved, batch, ppo, n=1)
     (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
     logprobs, values = plain_pass(policy, critic, batch)
     policy_loss, value_loss, count = 0.0, 0.0, 0
@@ -198,9 +109,7 @@ def test_n_1_is_token_level_ppo(moved, batch):
 
 def test_log_probabilities_at_the_sampling_temperature(moved, batch):
     ppo, how = options(temperature=0.6, logprobs_at_temperature=True), MacroConfig()
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    made.learn(batch, FixedNGram(3)(batch.mask))
+    _, steps = update(moved, batch, ppo, how)
     (grads, policy), (_, critic) = steps["policy"][0], steps["critic"][0]
     loss, *_ = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo, temperature=0.6)
     assert far(grads, plain_grads(loss, policy)) < TIGHT
@@ -229,26 +138,13 @@ def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
         assert row == pytest.approx(whole[2], rel=1e-4, abs=1e-5)
 
 
-def trainables(roles):
-    return {name: [p.detach().clone() for p in trainable(getattr(roles, name))] for name in NAMES}
-
-
-@torch.no_grad()
-def restore(roles, weights):
-    for name in NAMES:
-        for parameter, value in zip(trainable(getattr(roles, name)), weights[name]):
-            parameter.copy_(value)
-
-
 # -- several steps on one rollout -------------------------------------------------------------------------------------
 
 
 def test_second_epoch_keeps_old_values_and_advantages(moved, batch):
     """At both steps the gradients are those of the clipped losses with old log-probabilities from before the first."""
     how, ppo = MacroConfig(), options(num_ppo_epochs=2, policy_learning_rate=0.02, critic_learning_rate=0.02)
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    row, steps = update(moved, batch, ppo, how)
     old, estimates, parts = None, None, cut(batch, 3)
     for (grads, policy), (critic_grads, critic) in zip(steps["policy"], steps["critic"], strict=True):
         losses = plain_losses((policy, critic), batch, parts, how, ppo, old, estimates)
@@ -279,9 +175,7 @@ def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, monke
 def test_whitened_advantages(moved, batch):
     """Mean 0 and deviation 1 over the macro actions of the whole update, whatever the micro-batch."""
     how, ppo = MacroConfig(), options(whiten=True, micro_batch_size=2)
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    row, steps = update(moved, batch, ppo, how)
     (grads, policy), (_, critic) = steps["policy"][0], steps["critic"][0]
     *_, estimates = plain_losses((policy, critic), batch, cut(batch, 3), how, ppo)
     flat = torch.tensor([x for gains, _ in estimates for x in gains], dtype=torch.float64)
@@ -353,9 +247,7 @@ def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
 
 def test_metrics_against_loops(moved, batch):
     how, ppo = MacroConfig(reward_pooling="mean"), options()
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    row = made.learn(batch, FixedNGram(3)(batch.mask))
+    row, steps = update(moved, batch, ppo, how)
     models, parts = (steps["policy"][0][1], steps["critic"][0][1]), cut(batch, 3)
     with torch.no_grad():
         _, _, (logprobs, values), estimates = plain_losses(models, batch, parts, how, ppo)
@@ -386,6 +278,10 @@ def test_metrics_against_loops(moved, batch):
     }
     expected |= critic_by_loops(values, batch.scores.tolist())
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_explained_variance_of_returns_that_do_not_vary():
+    assert explained_variance(3, 3.0, 3.0, 0.0, 0.0) == 0.0
 
 
 def critic_by_loops(values, scores):
@@ -419,12 +315,3 @@ def test_metrics_ignore_padding(tokenizer):
         results.append(metric_sums(scored, FixedNGram(1)(mask), old) | critic_sums(x, scored.scores, mask))
     assert results[0] == results[1]
     assert kl_terms(x, x * 0.5, mask)[0].tolist() == [0.5 * x[i][mask[i]].sum().item() for i in range(2)]
-
-
-def test_explained_variance():
-    goal, gap = torch.randn(50).double(), 0.1 * torch.randn(50).double()
-    sums = [50, goal.sum(), goal.square().sum(), gap.sum(), gap.square().sum()]
-    assert explained_variance(*map(float, sums)) == pytest.approx(
-        (1 - gap.var(correction=0) / goal.var(correction=0)).item()
-    )
-    assert explained_variance(3, 3.0, 3.0, 0.0, 0.0) == 0.0  # returns that do not vary

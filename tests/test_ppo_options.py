@@ -3,7 +3,6 @@
 import math
 import random
 from collections import Counter
-from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
@@ -11,8 +10,7 @@ import reference_macro as ref
 import torch
 from accelerate import Accelerator
 from conftest import PROMPTS, changed, snapshot
-from small_runs import batches, build, early_letters, timeless
-from test_learner import (
+from plain_update import (
     NAMES,
     TIGHT,
     cut,
@@ -25,7 +23,9 @@ from test_learner import (
     record,
     restore,
     trainables,
+    update,
 )
+from small_runs import batches, build, early_letters, timeless
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, LargestChange
@@ -35,35 +35,21 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 
 @pytest.fixture
-def scored(roles, tokenizer, texts):
-    """Six scored responses of different lengths; reference log-probabilities from the reference model."""
-    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
-    with torch.no_grad():
-        log_p = roles.reference(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
-    return replace(rollout, ref_logprobs=log_p, scores=torch.tensor([0.7, -1.2, 4.0, 0.1, -3.0, 0.4]))
-
-
-@pytest.fixture
 def make(roles, tokenizer):
     return lambda run=None, **changes: build(roles, tokenizer, run, **changes)
-
-
-# -- the paper's setting ----------------------------------------------------------------------------------------------
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def test_shaped_scores_are_trained_on_and_given_ones_recorded(moved, scored):
+def test_shaped_scores_are_trained_on_and_given_ones_recorded(moved, batch):
     how, ppo = MacroConfig(), options(score_clip=1.0)
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    row = made.learn(scored, FixedNGram(3)(scored.mask))
+    row, steps = update(moved, batch, ppo, how)
     models = (steps["policy"][0][1], steps["critic"][0][1])
-    policy, value, *_ = plain_losses(models, scored, cut(scored, 3), how, ppo)
+    policy, value, *_ = plain_losses(models, batch, cut(batch, 3), how, ppo)
     assert far(steps["policy"][0][0], plain_grads(policy, models[0])) < TIGHT
     assert far(steps["critic"][0][0], plain_grads(value, models[1])) < TIGHT
-    assert row["rm_score_mean"] == pytest.approx(scored.scores.mean().item())
+    assert row["rm_score_mean"] == pytest.approx(batch.scores.mean().item())
 
 
 # -- KL ---------------------------------------------------------------------------------------------------------------
@@ -75,19 +61,17 @@ def estimators(gap):
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 @pytest.mark.parametrize("how", [{}, {"reward_pooling": "mean"}])
-def test_kl_in_the_reward(moved, scored, estimator, how):
+def test_kl_in_the_reward(moved, batch, estimator, how):
     """Advantages from rewards of -beta times the estimate; loops over single responses."""
     how, ppo = MacroConfig(**how), options(kl_estimator=estimator)
-    made = learner(moved, ppo, how)
-    steps = record(made)
-    made.learn(scored, FixedNGram(3)(scored.mask))
+    _, steps = update(moved, batch, ppo, how)
     models = (steps["policy"][0][1], steps["critic"][0][1])
-    logprobs, values = plain_pass(*models, scored)
+    logprobs, values = plain_pass(*models, batch)
     policy = []
-    for i, lengths in enumerate(cut(scored, 3)):
-        theirs = scored.ref_logprobs[i][scored.mask[i]].double().tolist()
+    for i, lengths in enumerate(cut(batch, 3)):
+        theirs = batch.ref_logprobs[i][batch.mask[i]].double().tolist()
         rewards = [-ppo.kl_coef * estimators(a.item() - b)[estimator] for a, b in zip(logprobs[i], theirs)]
-        rewards = ref.rewards(rewards, float(scored.scores[i]), lengths, how.reward_pooling)
+        rewards = ref.rewards(rewards, float(batch.scores[i]), lengths, how.reward_pooling)
         gains, _ = ref.gae(rewards, ref.pool([v.item() for v in values[i]], lengths), ppo.gamma, ppo.lam)
         policy.append(ref.policy_terms(logprobs[i], [x.item() for x in logprobs[i]], gains, lengths))
     assert far(steps["policy"][0][0], plain_grads(ref.mean(policy), models[0])) < TIGHT
@@ -111,14 +95,14 @@ def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, cap
 
 
 @pytest.mark.parametrize("most", [1e-3, 0.05, 1e9])
-def test_gradients_are_clipped_by_norm(moved, scored, most):
+def test_gradients_are_clipped_by_norm(moved, batch, most):
     """The direction stays; a norm below the limit is left alone."""
     made, whole = learner(moved, options(max_grad_norm=most)), learner(moved, options())
     start, steps = trainables(moved), record(made)
-    row = made.learn(scored, FixedNGram(3)(scored.mask))
+    row = made.learn(batch, FixedNGram(3)(batch.mask))
     restore(moved, start)
     plain = record(whole)
-    whole.learn(scored, FixedNGram(3)(scored.mask))
+    whole.learn(batch, FixedNGram(3)(batch.mask))
     for name in NAMES:
         ours, theirs = (torch.cat([g.flatten() for g in x[name][0][0]]).double() for x in (steps, plain))
         norm = theirs.norm()
@@ -323,9 +307,9 @@ def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer, ppo):
 
 
 @pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2}])
-def test_out_of_memory_halves_the_micro_batch(moved, scored, ppo, capsys):
+def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
     """Gradients of the step that failed first are those of one that did not."""
-    macro, grads = FixedNGram(3)(scored.mask), []
+    macro, grads = FixedNGram(3)(batch.mask), []
     start = trainables(moved)
     for rows in (99, 1):
         restore(moved, start)
@@ -334,7 +318,7 @@ def test_out_of_memory_halves_the_micro_batch(moved, scored, ppo, capsys):
             tried = small_memory(moved, rows)
         steps = record(made)
         torch.manual_seed(0)
-        made.learn(scored, macro)
+        made.learn(batch, macro)
         grads.append([steps[name][0][0] for name in NAMES])
     assert made.micro_batch_size == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
     for ours, theirs in zip(*grads):
@@ -342,10 +326,10 @@ def test_out_of_memory_halves_the_micro_batch(moved, scored, ppo, capsys):
     assert "micro_batch_size is 3 from here on" in "".join(capsys.readouterr())
 
 
-def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, scored):
+def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, batch):
     small_memory(moved, 0, "mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        learner(moved, options(micro_batch_size=2)).learn(scored, FixedNGram(3)(scored.mask))
+        learner(moved, options(micro_batch_size=2)).learn(batch, FixedNGram(3)(batch.mask))
 
 
 # -- wiring -----------------------------------------------------------------------------------------------------------

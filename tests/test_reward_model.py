@@ -13,7 +13,6 @@ from marlhf_lite.training import reward_model as module
 from marlhf_lite.training.reward_model import (
     bradley_terry,
     bradley_terry_all,
-    last_scores,
     train_reward_model,
 )
 
@@ -33,13 +32,6 @@ def neg_log_sigmoid(x):
 
 
 # -- the pieces -------------------------------------------------------------------------------------------------------
-
-
-def test_last_scores_go_by_the_mask():
-    scores = torch.arange(12.0).reshape(3, 4)
-    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
-    assert last_scores(scores, mask).tolist() == [2.0, 4.0, 11.0]
-    assert last_scores(scores, mask.bool()).tolist() == [2.0, 4.0, 11.0]
 
 
 def test_bradley_terry_against_a_loop():
@@ -76,14 +68,6 @@ def test_bradley_terry_all_against_loops(fill):
             masks[side, k, : len(row)] = True
     loss = bradley_terry_all(*scores, *ids, masks=masks)
     assert loss.item() == pytest.approx(loop_all(*scores.tolist(), chosen, rejected), rel=1e-9)
-
-
-def test_bradley_terry_all_ignores_scores_on_padding_and_before_the_divergence():
-    ids = torch.tensor([[[1, 2, 3, 0]], [[1, 2, 4, 5]]])
-    masks = torch.tensor([[[1, 1, 1, 0]], [[1, 1, 1, 1]]]).bool()
-    scores = torch.randn(2, 1, 4).requires_grad_()
-    bradley_terry_all(*scores, *ids, masks=masks).backward()
-    assert (scores.grad != 0).tolist() == [[[False, False, True, False]], [[False, False, True, True]]]
 
 
 # -- what the trainer trains on ---------------------------------------------------------------------------------------
@@ -123,6 +107,3 @@ def test_loss_is_that_of_each_pair_alone(base, sft, tokenizer, pad_is_eos, rows,
     assert trainer.compute_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
     value, outputs = trainer.compute_loss(model, batch, return_outputs=True)
     assert value.item() == pytest.approx(expected, rel=1e-5) and len(outputs["chosen"]) == 9
-
-
-# -- accuracy ---------------------------------------------------------------------------------------------------------
