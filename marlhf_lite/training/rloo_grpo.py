@@ -127,15 +127,12 @@ def group_trainer(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, functools.partial(learning_rate_share, config, total=updates)
     )
-    trainer_class, config_class, own = {
-        "rloo": (RLOOTrainer, RLOOConfig, {"normalize_advantages": config.whiten}),
+    if method == "rloo":
+        trainer_class, config_class, own = RLOOTrainer, RLOOConfig, {"normalize_advantages": config.whiten}
+    else:
+        trainer_class, config_class = GRPOTrainer, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
-        "grpo": (
-            GRPOTrainer,
-            GRPOConfig,
-            {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True},
-        ),
-    }[method]
+        own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
     return trainer_class(
         model=model,
