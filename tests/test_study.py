@@ -278,6 +278,17 @@ def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
         run_study(options(small(), tmp_path))
 
 
+def test_a_seed_is_finished_before_the_next_begins(small, tmp_path, monkeypatch):
+    """Its start alone is made ahead, so that no worker waits for it."""
+    monkeypatch.chdir(tmp_path)
+    done = []
+    monkeypatch.setattr(study_module, "make_start", lambda run, *places: done.append(("start", run.seed)))
+    monkeypatch.setattr(study_module, "make_result", lambda study, run, *places: done.append((run.method, run.seed)))
+    run_study(options(small(seeds=[3, 1, 2]), tmp_path, workers=1))
+    of_seed = {seed: [(method, seed) for method in sorted(METHODS)] for seed in (3, 1, 2)}
+    assert done == [("start", 3), ("start", 1), *of_seed[3], ("start", 2), *of_seed[1], *of_seed[2]]
+
+
 # -- runs --------------------------------------------------------------------------------
 
 

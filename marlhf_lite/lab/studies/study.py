@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
@@ -338,10 +338,7 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with lock, ThreadPoolExecutor(workers or cores) as pool:
         try:
-            first = {run.start: run for run in reversed(runs)}  # in the queue, starts stand before the runs that wait
-            given = (commands, study.reward_model)
-            starts = {name: pool.submit(make_start, first[name], work / name, *given) for name in reversed(first)}
-            jobs = [pool.submit(make_result, study, run, starts[run.start], work, results, commands) for run in runs]
+            jobs = _submit(pool, study, runs, work, results, commands)
             for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
                 if job.exception() and str(job.exception()) not in failures:
                     failures.append(str(job.exception()))
@@ -349,6 +346,19 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
             commands.stop()
             pool.shutdown(cancel_futures=True)
     return failures
+
+
+def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places) -> list[Future]:
+    """Queue all runs, seed by seed. A start goes before the runs of the start before it: so none waits idly for it."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.start, []).append(run)
+    jobs, waiting = [], []
+    for name, group in groups.items():
+        start = pool.submit(make_start, group[0], work / name, places[-1], study.reward_model)
+        jobs += [pool.submit(make_result, *given) for given in waiting]
+        waiting = [(study, run, start, work, *places) for run in group]
+    return jobs + [pool.submit(make_result, *given) for given in waiting]
 
 
 def make_start(run: Run, folder: Path, commands: Commands, reward_model: bool = True) -> Path:
