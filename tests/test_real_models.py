@@ -1,5 +1,6 @@
 """SmolLM2-135M-Instruct from end to end, where MARLHF_REAL_MODELS names the folder that data/real_models.py filled."""
 
+import copy
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.rollout import Sampling, generate
 
@@ -30,9 +32,17 @@ def real_tokenizer():
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """A file of 30 preference pairs."""
+    """A file of 30 preference pairs, each a user's message and two answers."""
+
+    def turn(role, content):
+        return [{"role": role, "content": content}]
+
     rows = [
-        {"prompt": f"{ask} {topic}.", "chosen": f" People like {topic}.", "rejected": f" {topic}? No, {topic}!"}
+        {
+            "prompt": turn("user", f"{ask} {topic}."),
+            "chosen": turn("assistant", f"People like {topic}."),
+            "rejected": turn("assistant", f"{topic}? No, {topic}!"),
+        }
         for ask in ("Tell me about", "Write a line on")
         for topic in TOPICS
     ]
@@ -48,6 +58,18 @@ def test_text_of_a_special_token_stays_text(real_tokenizer):
     (prompt,), (response,) = encode_prompts(real_tokenizer, [text]), encode_responses(real_tokenizer, [text], 99)
     assert response == [*prompt, end] and end not in prompt
     assert real_tokenizer.decode(prompt) == text
+
+
+def test_the_chat_template_asks_and_the_model_answers(real_tokenizer):
+    tokenizer = copy.deepcopy(real_tokenizer)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = chat_writer(tokenizer, "auto")(messages)
+    expect_chats(tokenizer)
+    reference = AutoTokenizer.from_pretrained(MODEL).apply_chat_template(messages, add_generation_prompt=True)
+    assert encode_prompts(tokenizer, [prompt]) == [reference["input_ids"]]
+    assert tokenizer.eos_token_id == real_tokenizer.eos_token_id
+    answer = generate(load_base(ModelConfig(model=str(MODEL))), tokenizer, [prompt], Sampling(24, temperature=0))
+    assert "Paris" in answer.responses[0] and bool(answer.ended)
 
 
 def test_padding_on_the_left_changes_nothing(real_tokenizer):
@@ -85,6 +107,7 @@ def test_from_the_pairs_to_an_exported_policy(pairs, tmp_path, capsys):
     exported, tokenizer = (
         kind.from_pretrained(tmp_path / "exported") for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
-    tokens = exported.generate(**tokenizer("Bread", return_tensors="pt"), max_new_tokens=8, do_sample=False)
-    whole = tokenizer.decode(tokens[0], skip_special_tokens=True)
-    assert len(answer) > 8 and whole.removeprefix("Bread").strip() == answer
+    messages, form = [{"role": "user", "content": "Bread"}], {"add_generation_prompt": True, "return_tensors": "pt"}
+    ids = tokenizer.apply_chat_template(messages, **form)
+    tokens = exported.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert len(answer) > 8 and tokenizer.decode(tokens, skip_special_tokens=True).strip() == answer

@@ -219,7 +219,7 @@ def test_folders(tmp_path, monkeypatch):
 class Words:
     """A tokenizer of words, with one special token in front."""
 
-    def __call__(self, texts):
+    def __call__(self, texts, **unused):
         return {"input_ids": [[0, *range(len(text.split()))] for text in texts]}
 
 

@@ -43,6 +43,11 @@ class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
     model: str = option("tiny-gemma", "Base model: an embedded one (its data set's own), a folder, or a hub name.")
+    chat_template: str = option(
+        "auto",
+        "Chat template of rows whose texts are lists of messages; auto: the tokenizer's where it has one, none: such "
+        "rows as Human: and Assistant: transcripts, or a file with a template.",
+    )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."
     )

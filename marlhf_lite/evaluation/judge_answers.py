@@ -18,6 +18,7 @@ from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.errors import InputError
@@ -94,7 +95,10 @@ def _with_rm_scores(options: JudgeCommand, rows: Sequence[Mapping]) -> Sequence[
     if stored and (folder is None or scored_by == {fingerprint(folder)}):
         return rows
     reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options.model), folder)))
-    return score_answers(reward, load_tokenizer(options.model.model), rows, options.length.max_response_length)
+    tokenizer = load_tokenizer(options.model.model)
+    if chat_writer(tokenizer, options.model.chat_template):
+        expect_chats(tokenizer)
+    return score_answers(reward, tokenizer, rows, options.length.max_response_length)
 
 
 def score_answers(reward: ModelReward, tokenizer, rows: Sequence[Mapping], limit: int) -> list[dict]:

@@ -36,6 +36,7 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.loading import check_target_modules, load_base, load_tokenizer, model_path
 from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.logging import tracker_names
@@ -141,15 +142,20 @@ def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunCont
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
 
     # 3. The data, and the reward of texts.
+    tokenizer = load_tokenizer(options.model.model)
     given = {name: getattr(data, name) for name in ("size", "bad_rows", "template", "part")}
-    task = load_task(data.dataset, seed=data.split_seed, streaming=data.dataset_streaming, **given)
+    given |= {"streaming": data.dataset_streaming, "chat": chat_writer(tokenizer, options.model.chat_template)}
+    task = load_task(data.dataset, seed=data.split_seed, **given)
+    if task.chats:
+        expect_chats(tokenizer)
+    else:
+        options.model.chat_template = "none"  # what later commands take over
     if isinstance(options, PolicyCommand | EvaluateCommand):
         task = with_tests(task, options.programs, data.bad_rows)
     reward = None
     if isinstance(options, PPOCommand | RLOOCommand | GRPOCommand):
         function = text_reward(options.reward.reward, task)
         reward = FunctionReward(function, options.reward.reward) if function else None
-    tokenizer = load_tokenizer(options.model.model)
     task = _drop_long_prompts(task, tokenizer, data.max_prompt_length)
     _check_training(options, inputs, task)
 
@@ -212,6 +218,8 @@ def _print_start(context: RunContext[StageCommand]) -> None:
     )
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
+    if task.chats:
+        print_main("prompts are written by the chat template")
     if dataset != (read := EMBEDDED_MODELS.get(model, dataset)):
         print_main(f"note: {model} has read only {read}: on other data, scores mean little")
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, set_seed
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
@@ -25,10 +26,13 @@ def merged_policy(options: GenerateCommand | ExportCommand, folder: Path) -> tup
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
-    """Return a policy's answer to a prompt."""
+    """Return a policy's answer to a prompt, which is a user's message where the policy has learnt from chats."""
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer = merged_policy(options, folder)
+    if write := chat_writer(tokenizer, options.model.chat_template):
+        prompt = write([{"role": "user", "content": prompt}])
+        expect_chats(tokenizer)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.length.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")

@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 from tqdm.auto import tqdm
 
+from marlhf_lite.tasks.chats import Write, chat_form, has_chats
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
@@ -34,6 +35,7 @@ def load_task(
     streaming: bool = False,
     template: str = "paper",
     part: str = "",
+    chat: Write | None = None,
 ) -> Task:
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
 
@@ -49,6 +51,7 @@ def load_task(
         template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
         part: rows of another kind that become the test part, such as TL;DR's news articles, `cnn_dm`; the other parts
             stay as they are.
+        chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`.
@@ -63,6 +66,8 @@ def load_task(
     # 1. Where the rows are, and their form.
     rows, test = _find_rows(dataset, seed if streaming else None)
     form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
+    if chats := chat is not None and has_chats(rows):
+        form = chat_form(form, chat)
     form = form.released or form if template == "released" else form
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
@@ -83,7 +88,7 @@ def load_task(
     # 4. Split them; a part has rows that `convert` drops.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
-    task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
+    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
     if part:
         rows, _ = read(others, f" ({part})", form.parts[part], held_out)
         task.splits["test"] = datasets.Dataset.from_list(draw(rows, held_out, seed))

@@ -20,6 +20,7 @@ class Task:
     splits: datasets.DatasetDict  # sft, rm, ppo, test; strings prompt, chosen, rejected (APPS: tests, difficulty)
     gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, where known
     counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
+    chats: bool = False  # whether a chat template wrote the prompts
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
 
     def held_out(self, count: int) -> datasets.Dataset:

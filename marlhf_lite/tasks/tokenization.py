@@ -10,8 +10,12 @@ from torch import Tensor
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma)."""
-    return tokenizer(list(prompts))["input_ids"]
+    """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma).
+
+    A prompt that a chat template wrote (`chats.expect_chats`) has its special tokens in it, BOS among them.
+    """
+    chats = getattr(tokenizer, "expects_chats", False)
+    return tokenizer(list(prompts), add_special_tokens=not chats, split_special_tokens=not chats)["input_ids"]
 
 
 def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:

@@ -18,6 +18,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from marlhf_lite.config.options import CheckpointConfig, GroupConfig
 from marlhf_lite.models.actor_critic import trainable
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import baseline_arguments
 from marlhf_lite.training.logging import SAMPLE_EVERY, sample_rows
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
@@ -96,6 +97,21 @@ class SampledReward:
         return shape_scores(rollout.scores, self.config).tolist()
 
 
+class _OurPrompts:
+    """Prompts in our tokens: TRL would add a second BOS to a prompt that a chat template wrote."""
+
+    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict]:
+        return encode_prompts(self.processing_class, prompts), None, {}
+
+
+class _RLOO(_OurPrompts, RLOOTrainer):
+    pass
+
+
+class _GRPO(_OurPrompts, GRPOTrainer):
+    pass
+
+
 def group_trainer(
     method: str,
     model: PeftModel,
@@ -128,9 +144,9 @@ def group_trainer(
         optimizer, functools.partial(learning_rate_share, config, total=updates)
     )
     if method == "rloo":
-        trainer_class, config_class, own = RLOOTrainer, RLOOConfig, {"normalize_advantages": config.whiten}
+        trainer_class, config_class, own = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
     else:
-        trainer_class, config_class = GRPOTrainer, GRPOConfig
+        trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
         own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)

@@ -1,0 +1,166 @@
+"""Rows of messages, written by a chat template; what transformers' own `apply_chat_template` gives is the reference."""
+
+import copy
+import json
+from types import SimpleNamespace
+
+import datasets
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+from marlhf_lite.cli import main
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks.chats import chat_form, chat_writer, expect_chats
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.splits import TRAIN_PARTS
+from marlhf_lite.tasks.templates import PAIRS, TRANSCRIPTS, hh_prompt, to_preferences
+from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
+from marlhf_lite.training.rloo_grpo import _OurPrompts
+from marlhf_lite.utils.errors import InputError
+
+TURNS = (
+    "{% for m in messages %}<mask>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<mask>assistant\n{% endif %}"
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+TEMPLATES = {"plain": TURNS, "bos": "{{ bos_token }}" + NO_SYSTEM + TURNS}
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+SYSTEM = say("system", "Be kind.")
+BEFORE = [say("user", "Hi"), say("assistant", "Hello"), say("user", " Why? ")]
+SO, NO = say("assistant", "So."), say("assistant", "No.")
+
+
+def pair(before, **changes):
+    return {"chosen": [*before, SO], "rejected": [*before, NO]} | changes
+
+
+@pytest.fixture(params=TEMPLATES)
+def template(request):
+    return request.param
+
+
+@pytest.fixture
+def chatty(tiny, template, tmp_path):
+    """A folder with the tiny model and a tokenizer that has a template, and the tokenizer as this library loads it."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny.model)
+    tokenizer.chat_template = TEMPLATES[template]
+    tokenizer.save_pretrained(tmp_path / "model")
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        (tmp_path / "model" / name).symlink_to(f"{tiny.model}/{name}")
+    return SimpleNamespace(folder=str(tmp_path / "model"), tokenizer=load_tokenizer(str(tmp_path / "model")))
+
+
+def written(tokenizer, row):
+    """The row, as a task has it."""
+    form = PAIRS if "prompt" in row else TRANSCRIPTS
+    ((made,), _) = to_preferences([row], "chats.jsonl", form=chat_form(form, chat_writer(tokenizer, "auto")))
+    return made
+
+
+def test_tokens_are_those_of_the_template(chatty, template):
+    """Two turns, with a system prompt and without; BOS once or never; the answer's end is the template's."""
+    reference, tokenizer = AutoTokenizer.from_pretrained(chatty.folder), chatty.tokenizer
+    for before in [BEFORE] if template == "bos" else [BEFORE, [SYSTEM, *BEFORE]]:
+        rows = [pair(before), {"prompt": before, "chosen": [SO], "rejected": [NO]}, pair(before, prompt="Why?")]
+        made = [written(tokenizer, row) for row in rows]
+        assert made[0] == made[1] == made[2] and (made[0]["chosen"], made[0]["rejected"]) == ("So.", "No.")
+        expect_chats(tokenizer)
+        (prompt,) = encode_prompts(tokenizer, [made[0]["prompt"]])
+        assert prompt == reference.apply_chat_template(before, add_generation_prompt=True)["input_ids"]
+        assert prompt.count(reference.bos_token_id) == (template == "bos")
+        assert _OurPrompts._tokenize_prompts(SimpleNamespace(processing_class=tokenizer), [made[0]["prompt"]])[0] == [
+            prompt
+        ]
+        whole = reference.apply_chat_template([*before, SO])["input_ids"]
+        (row,) = sft_dataset(tokenizer, {name: [text] for name, text in made[0].items()}, 99)["input_ids"]
+        assert row == whole[: len(row)] and row[-1] == tokenizer.eos_token_id
+        assert reference.decode(whole[len(row) :]) == "\n"
+
+
+def test_a_turn_may_end_with_another_token_than_eos(chatty):
+    """As in Gemma's chat models: a response then ends with that token, in training and when it is sampled."""
+    tokenizer = copy.deepcopy(chatty.tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("<eos>", "<unk>")
+    expect_chats(tokenizer)
+    assert tokenizer.eos_token == "<unk>" and chatty.tokenizer.eos_token == "<eos>"
+
+
+def test_text_of_a_special_token_in_a_message_is_refused_and_in_a_response_stays_text(chatty):
+    with pytest.raises(InputError, match="row 1: a message holds the special token <eos>"):
+        written(chatty.tokenizer, pair([say("user", "Hi<eos>\n<mask>assistant\nYes")]))
+    made = written(chatty.tokenizer, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")]))
+    expect_chats(chatty.tokenizer)
+    (row,) = sft_dataset(chatty.tokenizer, {name: [text] for name, text in made.items()}, 99)["input_ids"]
+    (prompt,) = encode_prompts(chatty.tokenizer, [made["prompt"]])
+    assert row[len(prompt) :].count(chatty.tokenizer.eos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (pair([SYSTEM, *BEFORE]), "no system role here"),
+        (pair(BEFORE, rejected="No."), "'rejected' is not a list"),
+        (pair(BEFORE, rejected=[*BEFORE, say("assistant", None)]), "without a role and a text"),
+        (pair(BEFORE, rejected=[*BEFORE, NO, say("user", "So?")]), "'rejected' does not end with"),
+        (pair(BEFORE, rejected=[*BEFORE, NO, say("user", "So?"), NO]), "do not share"),
+        (pair([]), "do not share"),
+        (pair([say("user", " ")]), "is empty"),
+    ],
+)
+@pytest.mark.parametrize("template", ["bos"], indirect=True)
+def test_bad_rows(chatty, row, reason):
+    with pytest.raises(InputError) as caught:
+        written(chatty.tokenizer, row)
+    assert reason in str(caught.value) and "row 1" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [None, "{% for %}", "{{ raise_exception('never') }}"])
+@pytest.mark.parametrize("template", ["plain"], indirect=True)
+def test_a_template_that_cannot_be_used_is_named(chatty, tmp_path, text):
+    path = tmp_path / "chat.jinja"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match="--chat_template"):
+        chat_writer(chatty.tokenizer, str(path))
+
+
+def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
+    """Messages do where there is a template; text never does, nor anything with `none`."""
+    chats, texts = tmp_path / "chats.jsonl", tmp_path / "texts.jsonl"
+    rows = [pair([say("user", f"Is {i} even?")]) for i in range(40)]
+    apart = [{"prompt": row["chosen"][:1], "chosen": [SO], "rejected": [NO]} for row in rows]
+    datasets.Dataset.from_list(apart).save_to_disk(tmp_path / "folder")
+    chats.write_text("\n".join(map(json.dumps, rows)))
+    texts.write_text("\n".join(json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(40)))
+    write = chat_writer(chatty.tokenizer, "auto")
+    assert write and not chat_writer(chatty.tokenizer, "none") and not chat_writer(tokenizer, "auto")
+    asked = write([say("user", "Is")])[:9]
+    for chat, path, start in [(write, chats, asked), (write, tmp_path / "folder", asked), (None, chats, hh_prompt("Is")[:9])]:
+        task = load_task(str(path), chat=chat)
+        assert task.chats == bool(chat)
+        assert all(prompt.startswith(start) for part in TRAIN_PARTS for prompt in task.splits[part]["prompt"])
+    assert not load_task(str(texts), chat=write).chats
+
+
+@pytest.mark.parametrize("template", ["bos"], indirect=True)
+def test_a_run_on_chats(chatty, tmp_path, capsys):
+    """The run says that it took the template, its samples begin with it, and `generate` takes a user's message."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps(pair([say("user", f"Is {i} even?")])) for i in range(40)))
+    sizes = "--batch_size 4 --sft_batch_size 4 --rm_batch_size 4 --max_response_length 6 --updates 1 --eval_prompts 2"
+    assert not main(f"run --model {chatty.folder} --dataset {path} {sizes} --output_dir {tmp_path}/run".split())
+    assert "chat template" in capsys.readouterr().out
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["chat_template"] == "auto"
+    sample = json.loads((tmp_path / "run" / "ma-ppo" / "samples.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].startswith("<bos><mask>user\nIs ") and sample["prompt"].endswith(
+        "?<eos>\n<mask>assistant\n"
+    )
+    inputs = f"--sft {tmp_path}/run --rm {tmp_path}/run --batch_size 4 --num_generations 2 --updates 1"
+    assert not main(f"rloo {inputs} --max_response_length 6 --output_dir {tmp_path}/rloo".split())
+    assert not main(f"generate --policy {tmp_path}/run/ma-ppo --prompt Why?".split())
