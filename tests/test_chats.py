@@ -141,7 +141,11 @@ def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
     write = chat_writer(chatty.tokenizer, "auto")
     assert write and not chat_writer(chatty.tokenizer, "none") and not chat_writer(tokenizer, "auto")
     asked = write([say("user", "Is")])[:9]
-    for chat, path, start in [(write, chats, asked), (write, tmp_path / "folder", asked), (None, chats, hh_prompt("Is")[:9])]:
+    for chat, path, start in [
+        (write, chats, asked),
+        (write, tmp_path / "folder", asked),
+        (None, chats, hh_prompt("Is")[:9]),
+    ]:
         task = load_task(str(path), chat=chat)
         assert task.chats == bool(chat)
         assert all(prompt.startswith(start) for part in TRAIN_PARTS for prompt in task.splits[part]["prompt"])
