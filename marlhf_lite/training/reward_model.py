@@ -17,7 +17,7 @@ from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_p
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.sft import run_trainer, shared_arguments
+from marlhf_lite.training.sft import run_trainer, shared_arguments, with_less_memory
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -53,6 +53,12 @@ class PairTrainer(RewardTrainer):
 
     loss_kind = "last"
 
+    def get_batch_samples(self, *args, **kwargs):
+        """The passes of a step; a pair weighs the same in all of them, also where the last one has fewer."""
+        passes, items = super().get_batch_samples(*args, **kwargs)
+        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
+        return passes, items
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         mask = inputs["attention_mask"].bool()
         scores = self._scores(model, inputs["input_ids"], mask)
@@ -65,6 +71,8 @@ class PairTrainer(RewardTrainer):
         metrics = self._metrics["train" if model.training else "eval"]
         metrics["accuracy"].append((chosen > rejected).float().mean().item())
         metrics["margin"].append((chosen - rejected).mean().item())
+        if model.training:
+            loss = loss * len(chosen) / self.pairs_a_pass  # the trainer takes the mean over passes
         return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -95,15 +103,18 @@ def train_reward_model(
 
     Returns TRL's log, a row a step. Raises `InputError` where loss or gradient are not finite; then nothing is saved.
     """
-    arguments = shared_arguments(output, seed, config, trainer_config or TrainerConfig(), "rm")
-    trainer = PairTrainer(
-        model=model,
-        args=RewardConfig(max_length=None, **arguments),
-        train_dataset=pair_dataset(tokenizer, rows, lengths.max_response_length),
-        processing_class=tokenizer,
-    )
-    trainer.loss_kind = config.rm_loss
-    return run_trainer(trainer, tokenizer, output, "reward model")
+
+    def train(trainer_config: TrainerConfig) -> list[dict]:
+        trainer = PairTrainer(
+            model=model,
+            args=RewardConfig(max_length=None, **shared_arguments(output, seed, config, trainer_config, "rm")),
+            train_dataset=pair_dataset(tokenizer, rows, lengths.max_response_length),
+            processing_class=tokenizer,
+        )
+        trainer.loss_kind = config.rm_loss
+        return run_trainer(trainer, tokenizer, output, "reward model")
+
+    return with_less_memory(train, model, trainer_config or TrainerConfig(), config.rm_batch_size)
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import torch
 from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
+from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
@@ -38,17 +44,52 @@ def train_sft(
     `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. Raises `InputError`
     where loss or gradient are not finite; then nothing is saved.
     """
-    trainer = SFTTrainer(
-        model=model,
-        args=SFTConfig(
-            max_length=lengths.max_prompt_length + lengths.max_response_length,
-            completion_only_loss=True,
-            **shared_arguments(output, seed, config, trainer_config or TrainerConfig(), "sft"),
-        ),
-        train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
-        processing_class=tokenizer,
-    )
-    return run_trainer(trainer, tokenizer, output, "SFT")
+
+    def train(trainer_config: TrainerConfig) -> list[dict]:
+        trainer = SFTTrainer(
+            model=model,
+            args=SFTConfig(
+                max_length=lengths.max_prompt_length + lengths.max_response_length,
+                completion_only_loss=True,
+                **shared_arguments(output, seed, config, trainer_config, "sft"),
+            ),
+            train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
+            processing_class=tokenizer,
+        )
+        return run_trainer(trainer, tokenizer, output, "SFT")
+
+    return with_less_memory(train, model, trainer_config or TrainerConfig(), config.sft_batch_size)
+
+
+def with_less_memory(
+    train: Callable[[TrainerConfig], list[dict]], model: nn.Module, config: TrainerConfig, batch: int
+) -> list[dict]:
+    """Return `train(config)`; where memory ends, it starts again with half the rows a pass, which changes no gradient.
+
+    `batch` rows make a step, over all processes. Raises `InputError` where one row does not fit, and where several
+    processes would have to start again together.
+    """
+    state = PartialState()
+    share = batch // state.num_processes
+    size = config.per_device_train_batch_size or share
+    start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
+    while True:
+        try:
+            return train(replace(config, per_device_train_batch_size=size))
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            smaller = next((n for n in range(size // 2, 0, -1) if share % n == 0), 0)
+            if not smaller or state.num_processes > 1:
+                fix = f"give {smaller}" if smaller else "shorten the texts or use a smaller model"
+                raise InputError(f"out of memory with --per_device_train_batch_size {size}: {fix}") from error
+        clear_device_cache(garbage_collection=True)
+        tqdm.write(f"out of memory with {size} rows a pass: again with {smaller}, gradients stay the same")
+        size = smaller
+        with torch.no_grad():
+            for parameter, value in start:
+                parameter.copy_(value)
+                parameter.grad = None
 
 
 def shared_arguments(
