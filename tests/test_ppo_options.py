@@ -135,17 +135,17 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
     """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
 
     def rates(updates, critic_warmup):
-        trainer, seen = (
-            make(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind),
-            [],
-        )
-        step = trainer.optimizer.step
-        trainer.optimizer.step = lambda: (
+        trainer = make(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
+        seen, update = [], trainer.update
+
+        def watched(prompts):
+            row = update(prompts)
             seen.append(
                 {g["name"]: g["lr"] / trainer.learning_rates[g["name"]] for g in trainer.optimizer.param_groups}
-            ),
-            step(),
-        )
+            )
+            return row
+
+        trainer.update = watched
         trainer.train()
         return [[row[name] for row in seen] for name in NAMES]
 
