@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from marlhf_lite import __version__
@@ -98,50 +99,41 @@ def print_presets(names: Sequence[str]) -> None:
 # Training and evaluation
 
 
-def _open(options: commands.StageCommand) -> RunContext:
-    """Check what the options name, open the run, and say where it is: a notebook, with its own place, does not."""
+def _open(options: commands.StageCommand) -> tuple[RunContext, ModuleType]:
+    """Check what the options name, open the run, and say where it is; the run's context and the stages."""
     from marlhf_lite.experiments.inputs import find_inputs
 
     inputs = find_inputs(options)
-    from marlhf_lite.experiments.context import open_context, print_main
+    from marlhf_lite.experiments import pipeline
+    from marlhf_lite.experiments.context import open_context
 
     context = open_context(options, inputs)
-    print_main(f"run folder: {context.path}")
-    return context
+    pipeline.print_main(f"run folder: {context.path}")
+    return context, pipeline
 
 
 def _sft(options: commands.SFTCommand) -> None:
-    context = _open(options)
-    from marlhf_lite.experiments import pipeline
-
+    context, pipeline = _open(options)
     pipeline.print_main(f"adapter: {pipeline.sft_stage(context)}")
 
 
 def _rm(options: commands.RMCommand) -> None:
-    context = _open(options)
-    from marlhf_lite.experiments import pipeline
-
+    context, pipeline = _open(options)
     pipeline.print_main(f"adapter: {pipeline.rm_stage(context, context.inputs.sft)}")
 
 
 def _policy(options: commands.PolicyCommand) -> None:
-    context = _open(options)
-    from marlhf_lite.experiments import pipeline
-
+    context, pipeline = _open(options)
     pipeline.print_main(f"policy: {pipeline.policy_stage(context).policy}")
 
 
 def _run(options: commands.RunCommand) -> None:
-    context = _open(options)
-    from marlhf_lite.experiments import pipeline
-
+    context, pipeline = _open(options)
     pipeline.run_all(context)
 
 
 def _evaluate(options: commands.EvaluateCommand) -> None:
-    context = _open(options)
-    from marlhf_lite.experiments import pipeline
-
+    context, pipeline = _open(options)
     pipeline.evaluate(context, context.inputs.policies, context.inputs.sft, context.inputs.rm)
 
 

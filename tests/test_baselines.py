@@ -215,7 +215,7 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
 
     monkeypatch.setattr(pipeline, "group_trainer", drifted)
     with pytest.raises(InputError, match="does not start from the reference"):
-        pipeline.rloo_stage(work(), sft, FunctionReward(early_letters))
+        pipeline.group_stage(work(), sft, FunctionReward(early_letters), "rloo")
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
@@ -404,8 +404,8 @@ def test_dpo_stage_leaves_the_same_kind_of_records(work, base, sft):
 
 
 STAGES = {
-    "rloo": lambda space, sft, reward: pipeline.rloo_stage(space, sft, reward),
-    "grpo": lambda space, sft, reward: pipeline.grpo_stage(space, sft, reward),
+    "rloo": lambda space, sft, reward: pipeline.group_stage(space, sft, reward, "rloo"),
+    "grpo": lambda space, sft, reward: pipeline.group_stage(space, sft, reward, "grpo"),
     "dpo": lambda space, sft, reward: pipeline.dpo_stage(space, sft, reward),
 }
 

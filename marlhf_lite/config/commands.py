@@ -7,40 +7,8 @@ inherits from theirs, and a stage takes the options of its own command or those 
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
+from marlhf_lite.config import options as o
 from marlhf_lite.config.checked import Checked
-from marlhf_lite.config.options import (
-    CheckpointConfig,
-    CompareConfig,
-    DataConfig,
-    DPOStageConfig,
-    EndpointConfig,
-    EvaluationConfig,
-    ExportConfig,
-    GenerateConfig,
-    GroupConfig,
-    GRPOStageConfig,
-    InputConfig,
-    JudgeConfig,
-    LengthConfig,
-    LoggingConfig,
-    MacroConfig,
-    MemoryConfig,
-    ModelConfig,
-    PolicyConfig,
-    PPOConfig,
-    ProgramConfig,
-    RewardConfig,
-    RewardModelConfig,
-    RLOOStageConfig,
-    RMInputConfig,
-    RunConfig,
-    SamplingConfig,
-    SeedConfig,
-    SFTInputConfig,
-    SFTStageConfig,
-    StudyConfig,
-    TrainerConfig,
-)
 
 # Commands that leave a run
 
@@ -49,9 +17,9 @@ from marlhf_lite.config.options import (
 class StageCommand:
     """What every command that leaves a run takes."""
 
-    run: RunConfig = field(default_factory=RunConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    run: o.RunConfig = field(default_factory=o.RunConfig)
+    model: o.ModelConfig = field(default_factory=o.ModelConfig)
+    data: o.DataConfig = field(default_factory=o.DataConfig)
 
 
 @dataclass
@@ -61,8 +29,8 @@ class SFTCommand(StageCommand):
     example: marlhf sft --output_dir runs/a
     """
 
-    sft: SFTStageConfig = field(default_factory=SFTStageConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    sft: o.SFTStageConfig = field(default_factory=o.SFTStageConfig)
+    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
 
 
 @dataclass
@@ -72,19 +40,19 @@ class RMCommand(StageCommand):
     example: marlhf rm --sft runs/a --output_dir runs/b
     """
 
-    rm: RewardModelConfig = field(default_factory=RewardModelConfig)
-    inputs: SFTInputConfig = field(default_factory=SFTInputConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    rm: o.RewardModelConfig = field(default_factory=o.RewardModelConfig)
+    inputs: o.SFTInputConfig = field(default_factory=o.SFTInputConfig)
+    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
 
 
 @dataclass
 class PolicyCommand(StageCommand):
     """What every command that trains a policy takes; `sampling` says how its responses are sampled."""
 
-    inputs: InputConfig = field(default_factory=InputConfig)
-    programs: ProgramConfig = field(default_factory=ProgramConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    inputs: o.InputConfig = field(default_factory=o.InputConfig)
+    programs: o.ProgramConfig = field(default_factory=o.ProgramConfig)
+    checkpoint: o.CheckpointConfig = field(default_factory=o.CheckpointConfig)
+    logging: o.LoggingConfig = field(default_factory=o.LoggingConfig)
 
 
 @dataclass
@@ -94,16 +62,16 @@ class PPOCommand(PolicyCommand):
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
     """
 
-    macro: MacroConfig = field(default_factory=MacroConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    macro: o.MacroConfig = field(default_factory=o.MacroConfig)
+    ppo: o.PPOConfig = field(default_factory=o.PPOConfig)
+    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
 
     @property
-    def sampling(self) -> PPOConfig:
+    def sampling(self) -> o.PPOConfig:
         return self.ppo
 
     @property
-    def methods(self) -> dict[str, MacroConfig]:
+    def methods(self) -> dict[str, o.MacroConfig]:
         """The PPO runs of this command: names, and what a macro action is in each."""
         return {"ppo": self.macro}
 
@@ -115,9 +83,9 @@ class DPOCommand(PolicyCommand):
     example: marlhf dpo --sft runs/a --output_dir runs/d
     """
 
-    dpo: DPOStageConfig = field(default_factory=DPOStageConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    dpo: o.DPOStageConfig = field(default_factory=o.DPOStageConfig)
+    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
+    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
 
 
 @dataclass
@@ -127,11 +95,11 @@ class RLOOCommand(PolicyCommand):
     example: marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e
     """
 
-    rloo: RLOOStageConfig = field(default_factory=RLOOStageConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    rloo: o.RLOOStageConfig = field(default_factory=o.RLOOStageConfig)
+    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
 
     @property
-    def sampling(self) -> GroupConfig:
+    def sampling(self) -> o.GroupConfig:
         return self.rloo
 
 
@@ -142,11 +110,11 @@ class GRPOCommand(PolicyCommand):
     example: marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f
     """
 
-    grpo: GRPOStageConfig = field(default_factory=GRPOStageConfig)
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    grpo: o.GRPOStageConfig = field(default_factory=o.GRPOStageConfig)
+    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
 
     @property
-    def sampling(self) -> GroupConfig:
+    def sampling(self) -> o.GroupConfig:
         return self.grpo
 
 
@@ -154,7 +122,7 @@ class GRPOCommand(PolicyCommand):
 class EvaluatedCommand(StageCommand):
     """What every command takes that evaluates policies on held-out prompts."""
 
-    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
+    eval: o.EvaluationConfig = field(default_factory=o.EvaluationConfig)
 
 
 @dataclass
@@ -164,10 +132,10 @@ class EvaluateCommand(EvaluatedCommand):
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
     """
 
-    policies: PolicyConfig = field(default_factory=PolicyConfig)
-    inputs: InputConfig = field(default_factory=InputConfig)
-    programs: ProgramConfig = field(default_factory=ProgramConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    policies: o.PolicyConfig = field(default_factory=o.PolicyConfig)
+    inputs: o.InputConfig = field(default_factory=o.InputConfig)
+    programs: o.ProgramConfig = field(default_factory=o.ProgramConfig)
+    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
 
 
 @dataclass
@@ -178,7 +146,7 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     """
 
     @property
-    def methods(self) -> dict[str, MacroConfig]:
+    def methods(self) -> dict[str, o.MacroConfig]:
         """One run, called PPO where macro actions are single tokens."""
         return {"PPO" if self.macro.token_level else "MA-PPO": self.macro}
 
@@ -195,7 +163,7 @@ class DemoCommand(RunCommand):
     DEFAULTS: ClassVar[dict[str, float]] = {"sft_epochs": 1.0, "rm_epochs": 0.5, "updates": 18, "eval_prompts": 128}
 
     @property
-    def methods(self) -> dict[str, MacroConfig]:
+    def methods(self) -> dict[str, o.MacroConfig]:
         """Two runs: single tokens, and macro actions."""
         return {"PPO": replace(self.macro, termination="fixed", n="1"), "MA-PPO": self.macro}
 
@@ -210,7 +178,7 @@ class CompareCommand:
     example: marlhf compare --answers runs/a,runs/b --baseline SFT
     """
 
-    compare: CompareConfig = field(default_factory=CompareConfig)
+    compare: o.CompareConfig = field(default_factory=o.CompareConfig)
 
 
 @dataclass
@@ -220,12 +188,12 @@ class JudgeCommand:
     example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human
     """
 
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
-    rm_input: RMInputConfig = field(default_factory=RMInputConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    length: LengthConfig = field(default_factory=LengthConfig)
-    seed: SeedConfig = field(default_factory=SeedConfig)
+    judge: o.JudgeConfig = field(default_factory=o.JudgeConfig)
+    endpoint: o.EndpointConfig = field(default_factory=o.EndpointConfig)
+    rm_input: o.RMInputConfig = field(default_factory=o.RMInputConfig)
+    model: o.ModelConfig = field(default_factory=o.ModelConfig)
+    length: o.LengthConfig = field(default_factory=o.LengthConfig)
+    seed: o.SeedConfig = field(default_factory=o.SeedConfig)
 
 
 @dataclass
@@ -235,11 +203,11 @@ class GenerateCommand:
     example: marlhf generate --policy runs/c --prompt "SUBREDDIT: r/tea ... TL;DR:"
     """
 
-    generate: GenerateConfig = field(default_factory=GenerateConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    length: LengthConfig = field(default_factory=LengthConfig)
-    seed: SeedConfig = field(default_factory=SeedConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    generate: o.GenerateConfig = field(default_factory=o.GenerateConfig)
+    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
+    length: o.LengthConfig = field(default_factory=o.LengthConfig)
+    seed: o.SeedConfig = field(default_factory=o.SeedConfig)
+    model: o.ModelConfig = field(default_factory=o.ModelConfig)
 
 
 @dataclass
@@ -249,8 +217,8 @@ class ExportCommand:
     example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name
     """
 
-    export: ExportConfig = field(default_factory=ExportConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    export: o.ExportConfig = field(default_factory=o.ExportConfig)
+    model: o.ModelConfig = field(default_factory=o.ModelConfig)
 
 
 @dataclass
@@ -260,7 +228,7 @@ class StudyCommand:
     example: marlhf study --name main --workers 2
     """
 
-    study: StudyConfig = field(default_factory=StudyConfig)
+    study: o.StudyConfig = field(default_factory=o.StudyConfig)
 
 
 @dataclass
@@ -270,8 +238,8 @@ class MemoryCommand:
     example: marlhf memory --preset lora-t4-16gb --gpu 16
     """
 
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: o.MemoryConfig = field(default_factory=o.MemoryConfig)
+    model: o.ModelConfig = field(default_factory=o.ModelConfig)
 
 
 COMMANDS: dict[str, type] = {

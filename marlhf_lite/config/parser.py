@@ -232,19 +232,15 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
             config = RunFolder.open(run).config if run else {}
             mine = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
             for name, value in mine.items():
-                if name in SAME and name in found and found[name] != value:
-                    raise InputError(
-                        f"--{option} {run}: made with --{name} {value}, but {origin[name]} with {found[name]}: give "
-                        "runs that belong together"
-                    )
+                if name in SAME and found.get(name, value) != value:
+                    made = f"made with --{name} {value}, but {origin[name]} with {found[name]}"
+                    raise InputError(f"--{option} {run}: {made}: give runs that belong together")
                 found.setdefault(name, value)
                 origin.setdefault(name, f"--{option} {run}")
     for name in SAME:
-        if name in found and name in values and values[name] != found[name]:
-            raise InputError(
-                f"--{name} {values[name]}: {origin[name]} was made with {found[name]}: leave --{name} out, or give "
-                "another run"
-            )
+        if name in found and values.get(name, found[name]) != found[name]:
+            made = f"{origin[name]} was made with {found[name]}"
+            raise InputError(f"--{name} {values[name]}: {made}: leave it out, or give another run")
     return found
 
 
@@ -274,8 +270,7 @@ def presets() -> list[str]:
 def preset_file(name: str, source: str) -> Path:
     """Return the file of a preset. Raises `InputError` that begins with `source` for an unknown name."""
     if name not in presets():
-        close = difflib.get_close_matches(name, presets(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(presets())}"
+        hint = did_you_mean(name, presets()).rstrip() or f"choose from {', '.join(presets())}"
         raise InputError(f"{source}: unknown preset {name!r}: {hint}")
     return PRESETS / f"{name}.yaml"
 

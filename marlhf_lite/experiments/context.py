@@ -18,18 +18,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel
 
-from marlhf_lite.config.commands import (
-    DPOCommand,
-    EvaluateCommand,
-    GRPOCommand,
-    PolicyCommand,
-    PPOCommand,
-    RLOOCommand,
-    RMCommand,
-    RunCommand,
-    SFTCommand,
-    StageCommand,
-)
+from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import flatten
 from marlhf_lite.experiments.inputs import Inputs
@@ -115,7 +104,7 @@ def start_processes() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunContext:
+def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -> RunContext:
     """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
 
     `inputs` are models of earlier stages, which the run must not overwrite. An evaluation opens a run that exists, as
@@ -127,16 +116,16 @@ def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunCont
 
     # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
     path = Path(broadcast_object_list([run.output_dir])[0])
-    resume = bool(run.resume) or (isinstance(options, EvaluateCommand) and not run.overwrite and is_run(path))
+    resume = bool(run.resume) or (isinstance(options, commands.EvaluateCommand) and not run.overwrite and is_run(path))
     if not resume:
         check_output_dir(path, run.overwrite, [*inputs.folders, data.dataset, options.model.model])
     model_path(options.model.model)
 
     # 2. Termination rules, trackers, and what contradicts itself.
     rules = {}
-    if isinstance(options, PPOCommand):
+    if isinstance(options, commands.PPOCommand):
         rules = {name: make_rule(macro, run.seed) for name, macro in options.methods.items()}
-    if isinstance(options, PolicyCommand):
+    if isinstance(options, commands.PolicyCommand):
         tracker_names(options.logging.report_to)
     if options.model.finetune == "full" and options.model.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
@@ -150,10 +139,10 @@ def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunCont
         expect_chats(tokenizer)
     else:
         options.model.chat_template = "none"  # what later commands take over
-    if isinstance(options, PolicyCommand | EvaluateCommand):
+    if isinstance(options, commands.PolicyCommand | commands.EvaluateCommand):
         task = with_tests(task, options.programs, data.bad_rows)
     reward = None
-    if isinstance(options, PPOCommand | RLOOCommand | GRPOCommand):
+    if isinstance(options, commands.PPOCommand | commands.RLOOCommand | commands.GRPOCommand):
         function = text_reward(options.reward.reward, task)
         reward = FunctionReward(function, options.reward.reward) if function else None
     task = _drop_long_prompts(task, tokenizer, data.max_prompt_length)
@@ -161,9 +150,9 @@ def open_context(options: StageCommand, inputs: Inputs | None = None) -> RunCont
 
     # 4. The base model.
     load = functools.cache(lambda: load_base(options.model))
-    if not (isinstance(options, EvaluateCommand) and resume):
+    if not (isinstance(options, commands.EvaluateCommand) and resume):
         load()
-    if isinstance(options, SFTCommand) and options.model.finetune == "lora":
+    if isinstance(options, commands.SFTCommand) and options.model.finetune == "lora":
         check_target_modules(load(), options.model.lora_target_modules)
 
     # 5. The folder is made when nothing can go wrong any more.
@@ -185,37 +174,29 @@ def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
     return replace(task, splits=datasets.DatasetDict(kept), counts=counts)
 
 
-def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
+def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for batches that cannot be divided, and where a reward model has no pairs to learn from."""
-    state, trained = PartialState(), []
-    if isinstance(options, SFTCommand):
-        trained.append(("--sft_batch_size", options.sft.sft_batch_size))
-    if isinstance(options, RMCommand):
-        trained.append(("--rm_batch_size", options.rm.rm_batch_size))
-    if isinstance(options, DPOCommand):
-        trained.append(("--dpo_batch_size", options.dpo.dpo_batch_size))
-    for name, size in trained:
-        split_batch(size, options.trainer.per_device_train_batch_size, name)
-    if isinstance(options, PPOCommand):
+    state = PartialState()
+    for name in ("sft", "rm", "dpo"):
+        if stage := getattr(options, name, None):
+            flag = f"{name}_batch_size"
+            split_batch(getattr(stage, flag), options.trainer.per_device_train_batch_size, f"--{flag}")
+    if isinstance(options, commands.PPOCommand):
         count_updates(options.ppo, len(task.splits["ppo"]), state)
-    if isinstance(options, RLOOCommand | GRPOCommand):
+    if isinstance(options, commands.RLOOCommand | commands.GRPOCommand):
         check_groups(options.sampling, state.num_processes)
-    makes_rm = isinstance(options, RMCommand) and not inputs.rm
-    if isinstance(options, RunCommand):
-        makes_rm = makes_rm and options.reward.reward == "rm"
-    if makes_rm and not len(task.splits["rm"]):
+    is_used = not isinstance(options, commands.RunCommand) or options.reward.reward == "rm"
+    if isinstance(options, commands.RMCommand) and is_used and not inputs.rm and not len(task.splits["rm"]):
         hint = "train PPO with --reward tests, or package.module:function"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model: {hint}")
 
 
-def _print_start(context: RunContext[StageCommand]) -> None:
+def _print_start(context: RunContext[commands.StageCommand]) -> None:
     model, dataset, task = context.options.model.model, context.options.data.dataset, context.task
     if taken := [name for name in ("sft", "rm", "policies") if getattr(context.inputs, name)]:
         print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {model}")
-    not_dropped = ("read", "kept", *task.splits)
-    dropped = ", ".join(
-        f"{n} {why.replace('_', ' ')}" for why, n in task.counts.items() if n and why not in not_dropped
-    )
+    reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
+    dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
     if task.chats:

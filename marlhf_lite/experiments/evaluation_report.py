@@ -21,8 +21,6 @@ from marlhf_lite.plotting.training import save
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.jsonl import write_json
 
-_HEADINGS = {"method": "method", "mean": "mean", "std": "std", "median": "median", "low tail": "5 % quantile"}
-
 
 def caption(responses: pd.DataFrame, asked: int) -> str:
     """What stands above the table of `summarise`; `asked` is the number of prompts that were asked for."""
@@ -64,14 +62,13 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
 
 def _tails(rows: Sequence[dict]) -> str:
     """One temperature's `distributions` as a Markdown table."""
-    lines, below = [], {}
+    lines, headings = [], {name: name for name in ("method", "mean", "std", "median", "5 % quantile")}
     for row in rows:
-        line = {"method": row["method"], "mean": row["mean"], "std": row["std"]}
-        line |= {"median": row["quantiles"][0.5], "low tail": row["quantiles"][0.05]}
         tails = {f"below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
-        below |= {name: f"share {name}" for name in tails}
-        lines.append(line | tails)
-    return table(lines, _HEADINGS | below)
+        headings |= {name: f"share {name}" for name in tails}
+        quantiles = {"median": row["quantiles"][0.5], "5 % quantile": row["quantiles"][0.05]}
+        lines.append(row | quantiles | tails)
+    return table(lines, headings)
 
 
 def _figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:

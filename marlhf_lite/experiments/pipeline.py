@@ -18,17 +18,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, set_seed
 
-from marlhf_lite.config.commands import (
-    DPOCommand,
-    EvaluatedCommand,
-    GRPOCommand,
-    PolicyCommand,
-    PPOCommand,
-    RLOOCommand,
-    RMCommand,
-    RunCommand,
-    SFTCommand,
-)
+from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import BatchConfig
 from marlhf_lite.config.parser import flatten
@@ -77,7 +67,7 @@ class Trained(NamedTuple):
 # The whole run
 
 
-def run_all(context: RunContext[RunCommand]) -> None:
+def run_all(context: RunContext[commands.RunCommand]) -> None:
     """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
     options, inputs = context.options, context.inputs
     job = plan(context)
@@ -98,7 +88,7 @@ def run_all(context: RunContext[RunCommand]) -> None:
         evaluate(context, {name: done.policy for name, done in trained.items()}, sft, rm, trained)
 
 
-def plan(context: RunContext[RunCommand]) -> Job:
+def plan(context: RunContext[commands.RunCommand]) -> Job:
     """The stages of a run, with their shares of the work. They hold about: they know no lengths of texts."""
     options, inputs, splits, work = context.options, context.inputs, context.task.splits, {}
     if not inputs.sft:
@@ -137,27 +127,26 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
     return folder
 
 
-def sft_stage(context: RunContext[SFTCommand]) -> Path:
+def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     """Fine-tune a new adapter, or all weights, on the SFT part; return its folder."""
     options, rows = context.options, context.task.splits["sft"]
 
     def train(folder: Path) -> dict:
         model = _to_train(new_policy(context.base, options.model), context)
-        lengths, seed = options.data, context.seed
-        log = train_sft(model, context.tokenizer, rows, options.sft, lengths, folder, seed, options.trainer)
-        return {"log.json": log}
+        how = (options.sft, options.data, folder, context.seed, options.trainer)
+        return {"log.json": train_sft(model, context.tokenizer, rows, *how)}
 
     return run_stage(context, "sft", "log.json", train)
 
 
-def rm_stage(context: RunContext[RMCommand], sft: Path) -> Path:
+def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
     """Train the reward model from the SFT adapter; return its folder. Prints its accuracy on held-out pairs."""
     options, rows = context.options, context.task.splits["rm"]
 
     def train(folder: Path) -> dict:
         model = _to_train(new_reward_model(context.base, sft, context.seed), context)
-        lengths, seed = options.data, context.seed
-        log = train_reward_model(model, context.tokenizer, rows, options.rm, lengths, folder, seed, options.trainer)
+        how = (options.rm, options.data, folder, context.seed, options.trainer)
+        log = train_reward_model(model, context.tokenizer, rows, *how)
         held_out = context.task.held_out(500)
         accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), context.tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
@@ -176,7 +165,7 @@ def _to_train(model, context: RunContext):
 # PPO
 
 
-def ppo_stage(context: RunContext[PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
+def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
     """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
     options, macro = context.options, context.options.methods[name]
     config = flatten(options) | asdict(macro)
@@ -221,15 +210,15 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
     return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
 
 
-def policy_stage(context: RunContext[PolicyCommand]) -> Trained:
+def policy_stage(context: RunContext[commands.PolicyCommand]) -> Trained:
     """Train a policy by the method whose command this is, from the models of --sft and --rm."""
     sft, rm = context.inputs.sft, context.inputs.rm
-    if isinstance(context.options, PPOCommand):
+    if isinstance(context.options, commands.PPOCommand):
         return ppo_stage(context, sft, rm)
-    if isinstance(context.options, DPOCommand):
+    if isinstance(context.options, commands.DPOCommand):
         return dpo_stage(context, sft, make_reward(context, rm) if rm else None)
-    stage = rloo_stage if isinstance(context.options, RLOOCommand) else grpo_stage
-    return stage(context, sft, make_reward(context, rm))
+    method = "rloo" if isinstance(context.options, commands.RLOOCommand) else "grpo"
+    return group_stage(context, sft, make_reward(context, rm), method)
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
@@ -241,7 +230,7 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
 
 
-def held_out_evaluation(context: RunContext[PolicyCommand], reward: Reward | None, batch_size: int = 128):
+def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
     prompts = list(context.task.held_out(context.options.logging.test_prompts)["prompt"])
     given = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, context.seed, batch_size)
@@ -264,7 +253,7 @@ class _Start:
     checkpoint: Path | None
 
 
-def dpo_stage(context: RunContext[DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
+def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
     options, start = context.options, _start_baseline(context, sft, "dpo")
     trainer = dpo_trainer(
@@ -282,20 +271,12 @@ def dpo_stage(context: RunContext[DPOCommand], sft: Path, reward: Reward | None 
     return _train_baseline(context, start, trainer, lambda logs: dpo_row(logs, options.dpo), reward)
 
 
-def rloo_stage(context: RunContext[RLOOCommand], sft: Path, reward: Reward) -> Trained:
-    """Train by REINFORCE with a leave-one-out baseline on PPO's prompts.
+def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> Trained:
+    """Train by RLOO or GRPO ("rloo", "grpo") on PPO's prompts; `reward` scores a rollout, as for `PPOTrainer`.
 
-    `reward` scores a rollout, as for `PPOTrainer`. The KL penalty is PPO's: k1, in the reward.
+    RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
+    the group's deviation, and the KL penalty as k3 in the loss.
     """
-    return _group_stage(context, sft, reward, "rloo")
-
-
-def grpo_stage(context: RunContext[GRPOCommand], sft: Path, reward: Reward) -> Trained:
-    """Like `rloo_stage`, with advantages divided by the group's deviation, and the KL penalty as k3 in the loss."""
-    return _group_stage(context, sft, reward, "grpo")
-
-
-def _group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> Trained:
     options, group, start = context.options, context.options.sampling, _start_baseline(context, sft, method)
     trainer = group_trainer(
         method,
@@ -313,7 +294,7 @@ def _group_stage(context: RunContext, sft: Path, reward: Reward, method: str) ->
     return _train_baseline(context, start, trainer, lambda logs: group_row(logs, method, group), reward)
 
 
-def _start_baseline(context: RunContext[PolicyCommand], sft: Path, name: str) -> _Start:
+def _start_baseline(context: RunContext[commands.PolicyCommand], sft: Path, name: str) -> _Start:
     run, found = _open_stage(context, name, "checkpoint-*", flatten(context.options))
     whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
     update = context.options.checkpoint.from_checkpoint
@@ -324,7 +305,7 @@ def _start_baseline(context: RunContext[PolicyCommand], sft: Path, name: str) ->
 
 
 def _train_baseline(
-    context: RunContext[PolicyCommand],
+    context: RunContext[commands.PolicyCommand],
     start: _Start,
     trainer: Trainer,
     translate: Callable[[dict], dict],
@@ -339,8 +320,11 @@ def _train_baseline(
         run.truncate_logs(json.loads((start.checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
     recorder = Recorder(name, run, translate)
     trainer.remove_callback(PrinterCallback)
-    for callback in (recorder, *_held_out_tests(context, start, trainer, reward)):
-        trainer.add_callback(callback)
+    trainer.add_callback(recorder)
+    if every := context.options.logging.eval_every:
+        reference = PolicyModel(load_policy(context.base, start.sft, trainable=False))
+        models = PPOModels(PolicyModel(trainer.model), reference, None, None)
+        trainer.add_callback(HeldOutTests(held_out_evaluation(context, reward), models, every, run, name))
     try:
         with nonfinite_probabilities_refused():
             trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
@@ -354,22 +338,11 @@ def _train_baseline(
     return Trained(folder, recorder.history)
 
 
-def _held_out_tests(
-    context: RunContext[PolicyCommand], start: _Start, trainer: Trainer, reward: Reward | None
-) -> list[HeldOutTests]:
-    every = context.options.logging.eval_every
-    if not every:
-        return []
-    reference = PolicyModel(load_policy(context.base, start.sft, trainable=False))
-    models = PPOModels(PolicyModel(trainer.model), reference, None, None)
-    return [HeldOutTests(held_out_evaluation(context, reward), models, every, start.run, start.name.upper())]
-
-
 # Evaluation
 
 
 def evaluate(
-    context: RunContext[EvaluatedCommand],
+    context: RunContext[commands.EvaluatedCommand],
     policies: Mapping[str, Path],
     sft: Path,
     rm: Path | None,

@@ -51,8 +51,8 @@ class RunFolder:
                 shutil.rmtree(item)
             else:
                 item.unlink()
-        run = cls(path, config)
-        run._write_config()
+        run = cls(path, {})
+        run.update_config(config)
         return run
 
     @classmethod
@@ -67,9 +67,6 @@ class RunFolder:
     def update_config(self, changes: Mapping) -> None:
         """Write config.yaml again with these values; its `environment` stays that of the start."""
         self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
-        self._write_config()
-
-    def _write_config(self) -> None:
         text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
         write_atomically(self.path / CONFIG, text.encode())
 
@@ -102,8 +99,8 @@ class RunFolder:
 
     def position(self) -> dict[str, int]:
         """Size of each log in bytes, which a checkpoint stores."""
-        paths = {name: self.path / name for name in (METRICS, SAMPLES, TESTS)}
-        return {name: path.stat().st_size if path.exists() else 0 for name, path in paths.items()}
+        logs = (self.path / name for name in (METRICS, SAMPLES, TESTS))
+        return {log.name: log.stat().st_size if log.exists() else 0 for log in logs}
 
     def truncate_logs(self, position: Mapping[str, int]) -> None:
         """Cut the logs back to an earlier `position`, before a run resumes from there.
