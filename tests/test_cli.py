@@ -15,6 +15,7 @@ import yaml
 from matplotlib import pyplot as plt
 from PIL import Image
 from safetensors.torch import load_file
+from small_runs import timeless
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from marlhf_lite.cli import main
@@ -62,29 +63,26 @@ def pairs(tmp_path_factory):
 # Exit codes and mistakes
 
 
-@pytest.mark.parametrize(
-    ("argv", "status"),
-    [
-        ([], 0),
-        (["--version"], 0),
-        (["presets"], 0),
-        (["ppo", "--help"], 0),
-        (["run", "--dataset", "nowhere.jsonl"], 2),
-        (["run", "--config", "nowhere.yaml"], 2),
-        (["ppo", "--sft", "nowhere"], 2),
-        (["evaluate", "--sft", "nowhere"], 2),
-        (["run", "--resume", "nowhere"], 2),
-        (["generate", "--policy", "nowhere"], 2),
-        (["export", "--policy", "nowhere", "--output_dir", "x"], 2),
-    ],
-)
-def test_help_and_missing_files_need_no_heavy_imports(argv, status):
-    """So they answer at once: torch and transformers take seconds to import."""
+ANSWERS_AT_ONCE = {  # words -> exit code
+    "": 0,
+    "--version": 0,
+    "presets": 0,
+    "ppo --help": 0,
+    "run --dataset nowhere.jsonl": 2,
+    "run --config nowhere.yaml": 2,
+    "ppo --sft nowhere": 2,
+    "run --resume nowhere": 2,
+    "export --policy nowhere --output_dir x": 2,
+}
+
+
+@pytest.mark.parametrize(("words", "status"), ANSWERS_AT_ONCE.items())
+def test_help_and_missing_files_need_no_heavy_imports(words, status):
     code = f"""
 import sys
 from marlhf_lite.cli import main
 try:
-    status = main({argv})
+    status = main({words.split()})
 except SystemExit as end:
     status = end.code
 assert not {{'torch', 'transformers', 'datasets', 'matplotlib'}} & set(sys.modules)
@@ -93,7 +91,7 @@ sys.exit(status)"""
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     assert (done.stderr == "") == (status == 0) and (done.stdout == "") == (status == 2)
-    if argv == []:
+    if not words:
         assert all(f"  {name} " in done.stdout for name in [*COMMANDS, "presets"])
 
 
@@ -128,17 +126,13 @@ FILES = {  # what stands in a data file -> what the message names
     "d.jsonl.gz": {"no archive": "d.jsonl.gz"},
     "my.yaml": {
         "updats: 3\n": ["updats", "did you mean updates?"],
-        "batch-size: 3\n": ["batch-size", "did you mean batch_size?"],
         "1: 3\n": "unknown key 1",
-        "seed: many\n": ["--seed", "'many'"],
-        "seed: 1.5\n": "--seed",
+        "seed: 1.5\n": ["--seed", "'1.5'"],
         "cliprange: {a: 1}\n": "--cliprange",
         "whiten: perhaps\n": ["--whiten", "perhaps"],
-        "ratio: both\n": ["--ratio", "'both'"],
         "updates: 0\n": "--updates 0",
         "- seed\n- 3\n": "a list",
         "a: b: c\n": "not YAML",
-        "seed: [1\n": "not YAML",
     },
 }
 
@@ -156,19 +150,16 @@ MISTAKES = [  # a command line -> what the message names
     ("fly", "fly"),
     ("run --fly", "--fly"),
     ("run words", "words"),
-    ("run --updats 3", ["--updats", "did you mean --updates?"]),
     ("run --batch-sise=3", ["--batch-sise", "did you mean --batch_size?"]),
     ("run --update 3", "did you mean --updates?"),  # no abbreviations
     ("run --seed", "--seed"),
-    ("run --seed x", ["--seed", "'x'"]),
     ("run --ratio x", ["--ratio", "'x'"]),
     ("run --preset mine", "--preset mine"),
     ("run --config no.yaml", "--config no.yaml"),
     ("run --n 0", "--n 0"),
-    ("demo --n 2.5", "--n 2.5"),
     ("run --termination randomized --lengths 2,x", "--lengths 2,x"),
     ("run --updates 0", "--updates 0"),
-    ("run --size 3", "--size 3"),
+    ("run --size 3", ["tiny-tldr", "3 rows"]),
     (RUN + "--max_prompt_length 2", "--max_prompt_length 2"),
     (RUN + "--batch_size 9 --rollouts 2", "--batch_size 9"),
     (RUN + "--rm_batch_size 9 --per_device_train_batch_size 2 --sft_batch_size 8", "--rm_batch_size 9"),
@@ -176,7 +167,6 @@ MISTAKES = [  # a command line -> what the message names
     (RUN + "--finetune full --load_in_4bit", "--load_in_4bit"),
     ("run --part cnn_dm", "--part cnn_dm"),
     *((f"run --dataset {name}", name) for name in ("./no.jsonl", "no.csv", "nothing", "tiny_tldr")),
-    ("run --model no_folder", "--model no_folder"),
     ("run --model ./no/folder", "--model ./no/folder"),
     *((f"{name}", "--sft") for name in ("rm", "ppo", "dpo", "evaluate")),
     ("rm --sft nowhere", "--sft nowhere"),
@@ -189,7 +179,6 @@ MISTAKES = [  # a command line -> what the message names
     ("generate", "--policy"),
     (["export", "--policy", SFT], "--output_dir"),
     (["ppo", "--sft", SFT], "--rm"),
-    (["ppo", "--sft", SFT, "--reward", "gold", "--n", "-1"], "--n -1"),
     (["ppo", "--sft", SFT, "--reward", "gold", "--dataset", "pairs.jsonl"], "--reward gold"),
     (["rloo", "--sft", SFT, "--reward", "gold", "--num_generations", "3"], "--num_generations 3"),
     (["rm", "--sft", RM], "--sft"),
@@ -221,59 +210,55 @@ def test_mistakes(fails, sft, rm, pairs, tmp_path, words, names):
 def test_output_folder_in_use(fails, sft, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "diary.txt").write_text("dear diary")
-    fails("run", output="notes", names="--overwrite")
-    fails("run", "--overwrite", output="notes", names="not a run")
-    fails("run", output="notes/diary.txt", names="notes/diary.txt")
-    fails("run", output="notes/diary.txt/deeper", names="notes/diary.txt")
     RunFolder.create("old", {"seed": 1})
     shutil.copytree(sft, tmp_path / "old" / "sft")
     write_jsonl(tmp_path / "old" / "pairs.jsonl", make_rows("tiny-tldr", 10, 0))
-    fails("run", output="old", names="--overwrite")
-    fails("rm", "--sft", "old", "--overwrite", output="old", names="would remove old/sft")
-    fails("sft", "--dataset", "old/pairs.jsonl", "--overwrite", output="old", names="would remove old/pairs.jsonl")
-    fails("run", "--dataset", "no.jsonl", "--overwrite", output="old", names="no.jsonl")
-    assert RunFolder.open("old").config["seed"] == 1
+    for words, output, names in (
+        ("run", "notes", "--overwrite"),
+        ("run --overwrite", "notes", "--output_dir notes"),
+        ("run", "notes/diary.txt", "notes/diary.txt"),
+        ("run", "notes/diary.txt/deeper", "notes/diary.txt"),
+        ("run", "old", "--overwrite"),
+        ("rm --overwrite --sft old", "old", "old/sft"),
+        ("sft --overwrite --dataset old/pairs.jsonl", "old", "old/pairs.jsonl"),
+        ("run --overwrite --dataset no.jsonl", "old", "no.jsonl"),
+    ):
+        fails(*words.split(), output=output, names=names)
 
 
-@pytest.mark.parametrize("targets", ["q_proj", "[", ""])
-def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys, targets):
-    argv = ["sft", "--size", "20", "--model", tiny.model, "--lora_target_modules", targets, "--output_dir", "out"]
-    assert main(argv) == 2
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and f"--lora_target_modules {targets}: " in shown
+def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
     shutil.copytree(tiny.model, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
-    assert main(["sft", "--size", "20", "--model", "./broken", "--output_dir", "out"]) == 2
-    assert "--model ./broken: " in capsys.readouterr().err
+    targets = [["--model", tiny.model, "--lora_target_modules", name] for name in ("q_proj", "[", "")]
+    for words in (*targets, ["--model", "./broken"]):
+        assert main(["sft", "--size", "20", *words, "--output_dir", "out"]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("\n") == 1 and f"{' '.join(words[-2:])}: " in shown
     assert not (tmp_path / "out").exists()
 
 
 # Whole runs
 
 
-def check_records(run, figures, method="MA-PPO"):
+def check_records(run, method="MA-PPO"):
     """What a run has to leave: every file there, whole and in agreement."""
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["updates"] == 2 and "torch" in config["environment"]
     counts = json.loads((run / "data.json").read_text())
     assert {"read", "kept", "sft", "rm", "ppo", "test", "long_prompts"} <= set(counts)
     answers = RunFolder.open(run).samples()
-    assert {row["method"] for row in answers} == {"SFT", method}
-    assert len(answers) == 12 and all(1 <= row["tokens"] <= 16 for row in answers)
+    assert [row["method"] for row in answers] == ["SFT"] * 6 + [method] * 6
+    assert all(1 <= row["tokens"] <= 16 for row in answers) and all(row["kl"] == 0 for row in answers[:6])
     assert [row["prompt"] for row in answers[:6]] == [row["prompt"] for row in answers[6:]]
-    assert all(row["kl"] == 0 for row in answers[:6])
     trained = RunFolder.open(run / method.lower())
     assert [row["update"] for row in trained.metrics()] == [1, 2]
     assert len(trained.samples()) == 4  # of the first update
-    assert trained.config["n"] == "5"
+    assert trained.config["n"] == {"PPO": "1", "MA-PPO": "5"}[method]
     summary = json.loads((run / "summary.json").read_text())
     assert [row["method"] for row in summary["methods"]] == ["SFT", method]
-    assert summary["methods"][1]["rm_score_gain"]["level"] == 0.95
-    table = (run / "table.md").read_text()
-    assert table.count("\n") == 4 and f"| {method} |" in table
+    assert f"| {method} |" in (run / "table.md").read_text()
     for name in ("reward_curves", "l2_norms", "rm_score_distribution"):
-        with Image.open(figures / f"{name}.png") as image:
-            image.load()
+        with Image.open(run / "figures" / f"{name}.png") as image:
             assert min(image.size) > 200
     for folder in ("sft", "rm", f"{method.lower()}/policy", f"{method.lower()}/critic"):
         assert (run / folder / "adapter_model.safetensors").is_file(), folder
@@ -283,16 +268,8 @@ def check_records(run, figures, method="MA-PPO"):
 def test_run_on_a_file_with_the_embedded_model(pairs, tmp_path, capsys):
     assert main(["run", "--dataset", pairs, *SMALL, "--output_dir", "out"]) == 0
     shown = capsys.readouterr().out
-    check_records(tmp_path / "out", tmp_path / "out" / "figures")
-    counts = json.loads((tmp_path / "out" / "data.json").read_text())
-    assert counts["kept"] == 80 and sum(counts[part] for part in ("sft", "rm", "ppo", "test")) == 80
-    for part in (
-        "sft 14, rm 29, ppo 29, test 8",
-        "held-out pairs ranked",
-        "| MA-PPO |",
-        "figures: ",
-        "run folder: out",
-    ):
+    check_records(tmp_path / "out")
+    for part in ("sft 14, rm 29, ppo 29, test 8", "| MA-PPO |", "figures: ", "run folder: out"):
         assert part in shown
 
 
@@ -307,8 +284,8 @@ def dialogues(count):
     return rows
 
 
-def test_run_on_transcripts(tiny, tmp_path):
-    """HH's form, gzipped, with options from a file; then again over it, from its own config."""
+def test_run_on_transcripts(tiny, tmp_path, capsys):
+    """HH's form, gzipped, with options from a file; then over it, from its own config, with single tokens."""
     bad = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "c"}
     data = write_jsonl(tmp_path / "hh.jsonl.gz", [*dialogues(80), bad])
     settings = {flag[2:]: value for flag, value in zip(SMALL[::2], SMALL[1::2])}
@@ -316,26 +293,16 @@ def test_run_on_transcripts(tiny, tmp_path):
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", "--config", "my.yaml"]) == 0
     run = tmp_path / "out"
-    first = check_records(run, run / "figures")
+    check_records(run)
     assert json.loads((run / "data.json").read_text())["no_shared_turn"] == 1
     answer = RunFolder.open(run).samples()[0]
     assert answer["prompt"].startswith("\n\nHuman: Where") and answer["prompt"].endswith(" pounds.\n\nAssistant:")
     shutil.copy(run / "config.yaml", "again.yaml")
-    assert main(["run", "--config", "again.yaml", "--overwrite"]) == 0
-    second = check_records(run, run / "figures")
-    assert second["methods"] == first["methods"]  # the same seed gives the same numbers
-
-
-def test_run_with_n_1_is_called_ppo_and_ends_with_three_answers(tiny, tmp_path, capsys):
-    assert main(["run", "--size", "60", "--model", tiny.model, "--n", "1", *SMALL, "--output_dir", "out"]) == 0
-    shown = capsys.readouterr()
-    assert "| PPO |" in shown.out and "MA-PPO" not in shown.out + shown.err and "PPO:" in shown.err
-    assert (tmp_path / "out" / "ppo" / "policy").is_dir()
-    first = [row for row in RunFolder.open("out").samples() if row["method"] == "PPO"][:3]
-    after_table = shown.out.split("| PPO |")[1]
-    assert after_table.count("\nprompt: ") == 3 and after_table.count("\nSFT [") == after_table.count("\nPPO [") == 3
-    for row in first:
-        assert " ".join(row["prompt"].split())[-40:] in after_table
+    capsys.readouterr()
+    assert main(["run", "--config", "again.yaml", "--overwrite", "--n", "1"]) == 0
+    check_records(run, "PPO")
+    answers = capsys.readouterr().out.split("| PPO |")[1]  # three of each method, below the table
+    assert answers.count("\nSFT [") == answers.count("\nPPO [") == 3 and not (run / "ma-ppo").exists()
 
 
 def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path, capsys, monkeypatch):
@@ -355,26 +322,23 @@ def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path
     model, policy = AutoModelForCausalLM.from_pretrained("mine"), load_policy(base, sft, trainable=False)
     tokens = torch.tensor([[5, 6, 7, 8]])
     torch.testing.assert_close(model(tokens).logits, policy(tokens).logits, rtol=1e-4, atol=1e-4)
-    assert main(["export", *given, "--output_dir", "mine"]) == 2 and "exists already" in capsys.readouterr().err
     pushed = []
     monkeypatch.setattr(type(model), "push_to_hub", lambda self, name: pushed.append(name))
     monkeypatch.setattr(PreTrainedTokenizerBase, "push_to_hub", lambda self, name: 1 / 0)
     assert main(["export", *given, "--output_dir", "other", "--push_to_hub", "me/mine"]) == 2
-    assert pushed == ["me/mine"] and "--push_to_hub me/mine: failed (division by zero)" in capsys.readouterr().err
+    assert pushed == ["me/mine"] and "--push_to_hub me/mine: " in capsys.readouterr().err
 
 
 def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert main(["demo", "--size", "60", "--model", tiny.model, *SMALL, "--output_dir", "out"]) == 0
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert [row["method"] for row in summary["methods"]] == ["SFT", "PPO", "MA-PPO"]
-    assert all("gold" in row for row in summary["methods"])
-    assert [RunFolder.open(tmp_path / "out" / name).config["n"] for name in ("ppo", "ma-ppo")] == ["1", "5"]
-    lengths = [RunFolder.open(tmp_path / "out" / name).metrics()[0]["macro_length"] for name in ("ppo", "ma-ppo")]
-    assert lengths[0] == 1 < lengths[1] <= 5
-    starts = [RunFolder.open(tmp_path / "out" / name).metrics()[0]["rm_score_mean"] for name in ("ppo", "ma-ppo")]
-    assert starts[0] == pytest.approx(starts[1])  # the same start and the same first rollout
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]
+    assert [row["method"] for row in summary] == ["SFT", "PPO", "MA-PPO"] and all("gold" in row for row in summary)
+    runs = [RunFolder.open(tmp_path / "out" / name) for name in ("ppo", "ma-ppo")]
+    assert [run.config["n"] for run in runs] == ["1", "5"]
+    token, macro = (run.metrics()[0] for run in runs)
+    assert token["macro_length"] == 1 < macro["macro_length"] <= 5
+    assert token["rm_score_mean"] == pytest.approx(macro["rm_score_mean"])  # the same start and the same first rollout
     assert (tmp_path / "out" / "figures" / "gold_curves.png").is_file()
-    assert "updates to PPO's final RM score" in capsys.readouterr().out
 
 
 def stage(name, out, *argv):
@@ -398,15 +362,11 @@ def test_a_seed_fixes_every_stage(shared, tmp_path):
     for name, again in (("sft", sft), ("rm", rm)):
         weights = [load_file(root / name / "adapter_model.safetensors") for root in (*chain, again)]
         assert all(torch.equal(x[k], weights[0][k]) for x in weights[1:] for k in weights[0])
-    first = load_file(other / "sft" / "adapter_model.safetensors")
-    assert not all(torch.equal(first[k], w) for k, w in load_file(sft / "sft" / "adapter_model.safetensors").items())
-    rows = [[strip(row) for row in RunFolder.open(root / "ma-ppo").metrics()] for root in chain]
+    assert not all(
+        map(torch.equal, *(load_file(x / "sft" / "adapter_model.safetensors").values() for x in (other, sft)))
+    )
+    rows = [timeless(RunFolder.open(root / "ma-ppo").metrics()) for root in chain]
     assert rows[0] == rows[1]
-
-
-def strip(row):
-    """Without what a clock says."""
-    return {key: value for key, value in row.items() if "second" not in key}
 
 
 def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
@@ -428,19 +388,13 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
         stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b/rm", "--policies", "c=c")
     answers = Path("e/samples.jsonl").read_bytes()
     assert answers and answered.startswith(answers)
-    config = RunFolder.open("e").config
-    assert (config["policies"], config["resume"]) == ("c=c", "")
     assert json.loads(Path("e/summary.json").read_text())["config"]["policies"] == "c=c"
     stage("evaluate", "c", *shared, "--sft", "a", "--rm", "b", "--policies", "c")
     assert Path("c/config.yaml").read_bytes() == trained  # a run of another command
-    capsys.readouterr()
     stage("evaluate", "e", *shared, "--sft", "a", "--rm", "b", "--eval_temperatures", "0,1", "--eval_prompts", "2")
-    shown = capsys.readouterr().out
-    assert "behind scores: gain over SFT T=0.0, at every temperature [95 % interval]" in shown
+    assert "SFT T=0.0" in capsys.readouterr().out
     stage("run", "f", *shared, "--sft", "a", "--rm", "b")  # what is given is not made again
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
-    stage("evaluate", "g", *shared, "--sft", "a")
-    assert [row["method"] for row in json.loads(Path("g/summary.json").read_text())["methods"]] == ["SFT"]
 
 
 def test_ones_own_reward(shared, sft, tmp_path):
@@ -466,9 +420,7 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     assert main(argv) == 130
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins
-    assert shown.err.endswith(
-        "marlhf: interrupted; what was recorded so far in out is whole: marlhf ppo --resume out goes on\n"
-    )
+    assert shown.err.endswith("marlhf ppo --resume out goes on\n")
     run = RunFolder.open("out/ppo")
     assert [row["update"] for row in run.metrics()] == [1] and len(run.samples()) == 4
     for name in ("metrics.jsonl", "samples.jsonl"):
@@ -476,10 +428,3 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     assert (run.path / "critic" / "adapter_model.safetensors").is_file()
     load_policy(base, run.path / "policy")
     stage("evaluate", "e", *shared, "--sft", sft, "--policies", "stopped=out")
-
-
-@pytest.mark.skipif("MARLHF_HH_SAMPLE" not in os.environ, reason="MARLHF_HH_SAMPLE names no file of the HH data")
-def test_run_on_the_real_hh_data(tmp_path):
-    data = os.environ["MARLHF_HH_SAMPLE"]
-    assert main(["run", "--dataset", data, "--size", "120", *SMALL, "--output_dir", "out"]) == 0
-    check_records(tmp_path / "out", tmp_path / "out" / "figures")
