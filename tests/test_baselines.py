@@ -233,7 +233,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
         if method == "dpo":
             pipeline.dpo_stage(place, sft)
         else:
-            getattr(pipeline, f"{method}_stage")(place, sft, FunctionReward(early_letters))
+            pipeline.group_stage(place, sft, FunctionReward(early_letters), method)
     assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
     rows = RunFolder.open(place.path / method).metrics()
     assert [row["update"] for row in rows][:2] == [1, 2] and all(row["policy_loss"] is not None for row in rows[:2])
