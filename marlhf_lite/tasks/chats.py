@@ -70,7 +70,7 @@ def has_chats(rows) -> bool:
 
 def chat_form(form: Form, write: Write) -> Form:
     """Return the form for rows of messages: chosen and rejected are whole, or follow a `prompt` that is a list too."""
-    return replace(form, convert=partial(_pair, write=write))
+    return replace(form, convert=partial(_pair, write=write), chats=True)
 
 
 def _pair(row: dict, write: Write) -> dict[str, str]:

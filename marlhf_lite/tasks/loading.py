@@ -54,10 +54,7 @@ def load_task(
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
-    that were kept but not used: `beyond_size` and `prompt_in_test`.
-
-    Raises:
-        InputError: for every fault of the name, the file or the rows.
+    that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
     """
     if streaming and size is None:
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
@@ -65,10 +62,7 @@ def load_task(
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, and their form.
     rows, test = _find_rows(dataset, seed if streaming else None)
-    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
-    if chats := chat is not None and has_chats(rows):
-        form = chat_form(form, chat)
-    form = form.released or form if template == "released" else form
+    form = _form(dataset, rows, template, chat)
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
@@ -88,7 +82,7 @@ def load_task(
     # 4. Split them; a part has rows that `convert` drops.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
-    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
+    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=form.chats)
     if part:
         rows, _ = read(others, f" ({part})", form.parts[part], held_out)
         task.splits["test"] = datasets.Dataset.from_list(draw(rows, held_out, seed))
@@ -121,7 +115,14 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
     return (split.select(kept) if dropped else split), dropped
 
 
-# Where the rows are
+# Where the rows are, and their form
+
+
+def _form(dataset: str, rows: Iterable[dict], template: str, chat: Write | None) -> Form:
+    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
+    if chat is not None and has_chats(rows):
+        return chat_form(form, chat)
+    return form.released or form if template == "released" else form
 
 
 def _find_rows(dataset: str, stream_seed: int | None) -> tuple[Iterable[dict], Iterable[dict] | None]:

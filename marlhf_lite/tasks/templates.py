@@ -116,6 +116,7 @@ class Form:
     test_fraction: float = 0.1  # held out where there is no separate test set
     # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
     parts: Mapping[str, Callable[[dict], dict]] = field(default_factory=dict)
+    chats: bool = False  # whether a chat template writes the prompts
     released: "Form | None" = None  # the form with the released code's template, where that differs
 
 
