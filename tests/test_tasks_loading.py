@@ -88,7 +88,7 @@ FAULTY = [
     ("a.jsonl", None, "no such file"),
     ("a.xlsx", "x", "'.xlsx'"),
     *((f"a{suffix}", b"", "") for suffix in SUFFIXES),
-    *((f"a{suffix}", gzip.compress(b"\n"), "") for suffix in SUFFIXES if suffix.endswith(".gz")),
+    *((f"a{suffix}", gzip.compress(b"\n", mtime=0), "") for suffix in SUFFIXES if suffix.endswith(".gz")),
     ("a.json", "[]", "no rows"),
     ("a.json", '{"data": []}', "no rows"),
     ("a.csv", "prompt,chosen\n", "no rows"),

@@ -112,6 +112,15 @@ class _GRPO(_OurPrompts, GRPOTrainer):
     pass
 
 
+def _batch_sizes(config: GroupConfig, processes: int) -> tuple[int, int, int]:
+    """Prompts of an update, and for each process responses of a micro-batch and micro-batches of an update."""
+    share = config.batch_size // processes
+    # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
+    largest = min(config.micro_batch_size or share, share)
+    micro = next(size for size in range(largest, 0, -1) if share % size == 0)
+    return config.batch_size // config.num_generations, micro, share // micro
+
+
 def group_trainer(
     method: str,
     model: PeftModel,
@@ -134,11 +143,8 @@ def group_trainer(
     check_groups(config, processes)
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
-    groups, share = config.batch_size // config.num_generations, config.batch_size // processes
+    groups, micro, accumulated = _batch_sizes(config, processes)
     updates = math.ceil(config.prompt_epochs * len(prompts) / groups) if config.prompt_epochs else config.updates
-    # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
-    largest = min(config.micro_batch_size or share, share)
-    micro = next(size for size in range(largest, 0, -1) if share % size == 0)
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, functools.partial(learning_rate_share, config, total=updates)
@@ -150,6 +156,7 @@ def group_trainer(
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
         own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
+    drawn = list(islice(prompt_stream(prompts, seed), updates * groups))  # in PPO's order
     return trainer_class(
         model=model,
         reward_funcs=reward,
@@ -157,7 +164,7 @@ def group_trainer(
             output_dir=str(output / "checkpoints"),
             max_steps=updates,
             per_device_train_batch_size=micro,
-            gradient_accumulation_steps=share // micro,
+            gradient_accumulation_steps=accumulated,
             num_generations=config.num_generations,
             beta=config.kl_coef,
             epsilon=config.cliprange,
@@ -170,10 +177,7 @@ def group_trainer(
             seed=seed,
             **own | quiet_arguments() | baseline_arguments(checkpoint_config, report_to),
         ),
-        # Prompts in the order in which PPO draws them.
-        train_dataset=datasets.Dataset.from_dict(
-            {"prompt": list(islice(prompt_stream(prompts, seed), updates * groups))}
-        ),
+        train_dataset=datasets.Dataset.from_dict({"prompt": drawn}),
         processing_class=tokenizer,
         optimizers=(optimizer, schedule),
     )
