@@ -85,10 +85,15 @@ def load_task(
     task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=form.chats)
     if part:
         rows, _ = read(others, f" ({part})", form.parts[part], held_out)
-        task.splits["test"] = datasets.Dataset.from_list(draw(rows, held_out, seed))
-        task.counts["test"] = len(task.splits["test"])
-        task.counts.pop(part, None)
+        _replace_test(task, part, draw(rows, held_out, seed))
     return task
+
+
+def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
+    """Make these rows, of the kind that `part` names, the test part of the task."""
+    task.splits["test"] = datasets.Dataset.from_list(rows)
+    task.counts["test"] = len(rows)
+    task.counts.pop(part, None)
 
 
 def _wanted(rows, form: Form):
