@@ -49,8 +49,7 @@ def load_task(
         bad_rows: `error` or `drop`, see `to_preferences`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
-        part: rows of another kind that become the test part, such as TL;DR's news articles, `cnn_dm`; the other parts
-            stay as they are.
+        part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
