@@ -31,7 +31,7 @@ class Letters:
 
     pad_token_id, eos_token_id = PAD, END
 
-    def __call__(self, prompts):
+    def __call__(self, prompts, **options):
         return {"input_ids": [["abcde".index(letter) for letter in prompt] for prompt in prompts]}
 
     def batch_decode(self, rows, skip_special_tokens=True):
