@@ -12,8 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from cells import RESULTS, Cells, markdown
+from cells import RESULTS, Cells
 from synthetic import SHAPES, options, shaped_trainer, write_model
+
+from marlhf_lite.utils.tables import markdown
 
 SETTINGS = ("idle", "beside a busy process")
 
