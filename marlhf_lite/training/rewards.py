@@ -15,7 +15,7 @@ from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.program_tests import TestReward
 from marlhf_lite.training.rollout import Rollout
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 
 class ModelReward:
@@ -48,7 +48,7 @@ class FunctionReward:
             scores = self.function(rollout.prompts, rollout.responses)
             return list(scores) if isinstance(scores, Iterable) else scores  # the body of a generator runs here
         except Exception as error:  # a user's function may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = one_line(error)
             raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
 
     def metrics(self) -> dict[str, float]:
@@ -114,7 +114,7 @@ def import_function(name: str) -> Callable:
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a user's module may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(error)
         raise InputError(f"--reward {name}: cannot be imported ({reason}): {fix}") from None
     if not callable(function):
         raise InputError(f"--reward {name}: a {type(function).__name__}, not a function: {fix}")
