@@ -14,7 +14,7 @@ from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.chats import chat_form, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.splits import TRAIN_PARTS
-from marlhf_lite.tasks.templates import PAIRS, TRANSCRIPTS, hh_prompt, to_preferences
+from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, hh_prompt, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
 from marlhf_lite.training.rloo_grpo import _OurPrompts
 from marlhf_lite.utils.errors import InputError
@@ -81,6 +81,17 @@ def test_tokens_are_those_of_the_template(chatty, template):
         (row,) = sft_dataset(tokenizer, {name: [text] for name, text in made[0].items()}, 99)["input_ids"]
         assert row == whole[: len(row)] and row[-1] == tokenizer.eos_token_id
         assert reference.decode(whole[len(row) :]) == "\n"
+
+
+def test_a_prompt_alone_is_written_like_that_of_a_pair(chatty):
+    form = chat_form(PROMPTS, chat_writer(chatty.tokenizer, "auto"))
+    ((made,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=form)
+    assert made == {"prompt": written(chatty.tokenizer, pair(BEFORE))["prompt"]}
+    ((text,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=PROMPTS)
+    assert text == {"prompt": hh_prompt([turn["content"] for turn in BEFORE])}
+    for bad in ("Why?", [], [say("user", " ")], [{"role": "user"}]):
+        with pytest.raises(InputError, match="prompts.jsonl: row 1"):
+            to_preferences([{"prompt": bad}], "prompts.jsonl", form=form)
 
 
 def test_a_turn_may_end_with_another_token_than_eos(chatty):

@@ -12,7 +12,7 @@ from datasets import Features, Value
 from marlhf_lite.tasks import loading
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT, form_of
-from marlhf_lite.tasks.templates import PAIRS, TRANSCRIPTS, apps_prompt, to_preferences
+from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, apps_prompt, to_preferences
 
 LOAD_DATASET = datasets.load_dataset
 TLDR_NAME, HH_NAME, WEBGPT_NAME, APPS_NAME = HUB
@@ -372,7 +372,8 @@ def test_rows_are_known_by_their_columns():
         assert form_of(list(FEATURES[name])) is form
     assert form_of(["chosen", "rejected"]) is TRANSCRIPTS
     assert form_of(["question", "chosen", "rejected", "prompt"]) is PAIRS
-    assert form_of(["question"]) is PAIRS and form_of([]) is PAIRS
+    assert form_of(["question"]) is PAIRS and form_of([]) is PAIRS and form_of(["prompt", "chosen"]) is PAIRS
+    assert form_of(["prompt", "topic"]) is PROMPTS
 
 
 # Streaming

@@ -186,9 +186,10 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
     if isinstance(options, commands.RLOOCommand | commands.GRPOCommand):
         check_groups(options.sampling, state.num_processes)
     is_used = not isinstance(options, commands.RunCommand) or options.reward.reward == "rm"
-    if isinstance(options, commands.RMCommand) and is_used and not inputs.rm and not len(task.splits["rm"]):
+    learns = isinstance(options, commands.RMCommand) and is_used and not inputs.rm
+    if (learns or isinstance(options, commands.DPOCommand)) and not len(task.splits["rm"]):
         hint = "train PPO with --reward tests, or package.module:function"
-        raise InputError(f"{task.name}: it has no preference pairs for a reward model: {hint}")
+        raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")
 
 
 def _print_start(context: RunContext[commands.StageCommand]) -> None:

@@ -128,11 +128,20 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
 
 
 def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
-    """Fine-tune a new adapter, or all weights, on the SFT part; return its folder."""
+    """Fine-tune a new adapter, or all weights, on the SFT part; return its folder.
+
+    Data of prompts alone have no such part: the policy then starts as the base model is.
+    """
     options, rows = context.options, context.task.splits["sft"]
 
     def train(folder: Path) -> dict:
         model = _to_train(new_policy(context.base, options.model), context)
+        if not len(rows):
+            print_main("SFT: no answers to learn from: the policy starts as the base model is")
+            if context.is_main:
+                model.save_pretrained(folder)
+                context.tokenizer.save_pretrained(folder)
+            return {"log.json": []}
         how = (options.sft, options.data, folder, context.seed, options.trainer)
         return {"log.json": train_sft(model, context.tokenizer, rows, *how)}
 

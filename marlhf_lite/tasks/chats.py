@@ -64,13 +64,20 @@ def _is_special(tokenizer, token: int) -> bool:
 
 
 def has_chats(rows) -> bool:
-    """Return whether the first row's responses are lists of messages."""
-    return isinstance(next(iter(rows), {}).get("chosen"), list)
+    """Return whether the first row's responses are lists of messages, or its prompt where it has no responses."""
+    first = next(iter(rows), {})
+    return isinstance(first.get("chosen", first.get("prompt")), list)
 
 
 def chat_form(form: Form, write: Write) -> Form:
     """Return the form for rows of messages: chosen and rejected are whole, or follow a `prompt` that is a list too."""
-    return replace(form, convert=partial(_pair, write=write), chats=True)
+    convert = _pair if "chosen" in form.columns else _question
+    return replace(form, convert=partial(convert, write=write), chats=True)
+
+
+def _question(row: dict, write: Write) -> dict[str, str]:
+    prompt = row["prompt"] if isinstance(row["prompt"], list) else [None]
+    return {"prompt": write(_not_empty(_messages([*prompt, {"role": "assistant", "content": ""}], [], "prompt")[:-1]))}
 
 
 def _pair(row: dict, write: Write) -> dict[str, str]:
@@ -78,9 +85,13 @@ def _pair(row: dict, write: Write) -> dict[str, str]:
     (*prompt, chosen), (*other, rejected) = (_messages(row[side], before, side) for side in ("chosen", "rejected"))
     if prompt != other or not prompt:
         raise BadRow("no_shared_turn", "'chosen' and 'rejected' do not share all messages but the last")
-    if not prompt[-1]["content"].strip():
+    return checked_pair(write(_not_empty(prompt)), chosen["content"].strip(), rejected["content"].strip())
+
+
+def _not_empty(prompt: list[dict[str, str]]) -> list[dict[str, str]]:
+    if not prompt or not prompt[-1]["content"].strip():
         raise BadRow("empty_prompt", "the last message before the answer is empty")
-    return checked_pair(write(prompt), chosen["content"].strip(), rejected["content"].strip())
+    return prompt
 
 
 def _messages(value, before: list, column: str) -> list[dict[str, str]]:

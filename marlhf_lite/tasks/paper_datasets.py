@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import partial
 
 from marlhf_lite.tasks.templates import (
+    COLUMNS,
     PAIRS,
+    PROMPTS,
     TRANSCRIPTS,
     BadRow,
     Form,
@@ -176,4 +178,6 @@ def form_of(columns: Collection[str]) -> Form:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
     best = max((TLDR, WEBGPT, APPS, HUMANEVAL, PAIRS, TRANSCRIPTS), key=lambda form: (share(form), len(form.columns)))
-    return best if share(best) > 0.5 else PAIRS
+    if share(best) > 0.5:
+        return best
+    return PROMPTS if set(COLUMNS) & set(columns) == {"prompt"} else PAIRS

@@ -127,8 +127,8 @@ def to_preferences(
 
     Without `form`, rows have the columns prompt, chosen and rejected, or chosen and rejected alone as whole transcripts
     (see `split_transcripts`), and become `{"prompt", "chosen", "rejected"}` dicts of strings. chosen and rejected may
-    also be chats, lists of `{"role": "user" | "assistant", "content"}`; a prompt that is a list precedes both. White
-    space at the end of a response is stripped, since the end-of-sequence token follows it; all else is kept.
+    also be chats, lists of `{"role": "user" | "assistant", "content"}`; a prompt that is a list precedes both. With the
+    form `PROMPTS` rows have a prompt alone: all of them are PPO's, for a reward that needs no pairs. White space at the end of a response is stripped, since the end-of-sequence token follows it; all else is kept.
 
     Rows with a fault that the form knows, such as a blank response, are dropped and counted by reason. Other bad rows
     raise `InputError` that names `source` and the row; with `bad_rows="drop"` they are dropped and counted:
@@ -209,12 +209,18 @@ def check_text(value, column: str) -> None:
         raise BadRow("not_text", f"{column!r} has half a surrogate pair at character {error.start + 1}") from None
 
 
+def check_prompt(prompt: str) -> None:
+    """Raise `BadRow` for a prompt that is no text, or is empty."""
+    check_text(prompt, "prompt")
+    if not prompt.removesuffix(ASSISTANT).strip():
+        raise BadRow("empty_prompt", "the prompt is empty")
+
+
 def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
     """Return a preference pair without white space at the end of its responses. Raises `BadRow` for a bad one."""
     for column, text in zip(COLUMNS, (prompt, chosen, rejected), strict=True):
         check_text(text, column)
-    if not prompt.removesuffix(ASSISTANT).strip():
-        raise BadRow("empty_prompt", "the prompt is empty")
+    check_prompt(prompt)
     if not chosen.strip() or not rejected.strip():
         raise BadRow("empty_response", "a response is empty")
     if chosen.strip() == rejected.strip():
@@ -222,5 +228,15 @@ def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
     return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
 
 
+def _question(row: dict) -> dict[str, str]:
+    """Convert a prompt alone, a text or messages."""
+    prompt = row["prompt"]
+    if isinstance(prompt, list):
+        prompt = _chat_transcript([*prompt, {"role": "assistant", "content": ""}], [], "prompt").rstrip()
+    check_prompt(prompt)
+    return {"prompt": prompt}
+
+
 PAIRS = Form(COLUMNS, _preference)
 TRANSCRIPTS = Form(COLUMNS[1:], _preference)
+PROMPTS = Form(COLUMNS[:1], _question, fractions=(0.0, 0.0, 1.0))
