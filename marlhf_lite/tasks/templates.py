@@ -127,8 +127,9 @@ def to_preferences(
 
     Without `form`, rows have the columns prompt, chosen and rejected, or chosen and rejected alone as whole transcripts
     (see `split_transcripts`), and become `{"prompt", "chosen", "rejected"}` dicts of strings. chosen and rejected may
-    also be chats, lists of `{"role": "user" | "assistant", "content"}`; a prompt that is a list precedes both. With the
-    form `PROMPTS` rows have a prompt alone: all of them are PPO's, for a reward that needs no pairs. White space at the end of a response is stripped, since the end-of-sequence token follows it; all else is kept.
+    also be chats, lists of `{"role": "user" | "assistant", "content"}`; a prompt that is a list precedes both. White
+    space at the end of a response is stripped, since the end-of-sequence token follows it; all else is kept. With the
+    form `PROMPTS` rows have a prompt alone: all of them are PPO's, for a reward that needs no pairs.
 
     Rows with a fault that the form knows, such as a blank response, are dropped and counted by reason. Other bad rows
     raise `InputError` that names `source` and the row; with `bad_rows="drop"` they are dropped and counted:

@@ -140,7 +140,7 @@ def _start_facts(start: Path) -> dict:
         found = json.loads(accuracy.read_text(encoding="utf-8"))
         facts |= {"rm_accuracy": found["accuracy"], "rm_pairs": found["pairs"]}
     log = json.loads((start / "sft" / "sft" / "log.json").read_text(encoding="utf-8"))
-    return facts | {"sft_loss": float(row["loss"]) for row in log[-1:]}
+    return facts | ({"sft_loss": float(log[-1]["loss"])} if log else {})
 
 
 def rounded(value):
