@@ -23,7 +23,8 @@ def prompts(tmp_path, monkeypatch):
 def test_ppo_starts_from_the_base_model(prompts, capsys):
     sizes = "--batch_size 4 --updates 1 --max_response_length 6 --eval_prompts 2 --output_dir out"
     assert not main(f"run --dataset {prompts} --reward my_reward:short {sizes}".split())
-    assert "the policy starts as the base model is" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the policy starts as the base model is" in printed and "gold score" in printed
     rows = json.loads((prompts.parent / "out" / "data.json").read_text())
     assert (rows["sft"], rows["rm"], rows["ppo"], rows["test"]) == (0, 0, 36, 4)
     adapter = load_file("out/sft/adapter_model.safetensors")

@@ -370,7 +370,7 @@ def evaluate(
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        context.task.gold,
+        context.task.gold or (context.reward.function if context.reward else None),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},

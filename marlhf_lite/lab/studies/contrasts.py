@@ -24,8 +24,9 @@ LEGEND = (
 
 
 def curve_of(run: Mapping) -> list[Mapping]:
-    """The updates in which the policy learned: those of a critic warm-up are left out."""
-    return run["curve"][run["options"].get("critic_warmup", 0) :]
+    """The updates in which the policy learned, without a critic's warm-up. A reward by rule is its own gold score."""
+    updates = run["curve"][run["options"].get("critic_warmup", 0) :]
+    return [{"gold_mean": row.get("rm_score_mean")} | row for row in updates]
 
 
 def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
