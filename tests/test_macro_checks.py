@@ -1,9 +1,8 @@
 """What the functions of macro actions refuse, each by the name of its argument, in one line."""
 
-import math
-
 import pytest
 import torch
+from conftest import fails
 
 from marlhf_lite.macro import (
     FixedNGram,
@@ -26,13 +25,6 @@ MASK = torch.tensor([[True, True, True], [True, True, False]])
 MACRO = MacroActions.from_lengths([[2, 1], [2]])
 X, Y = torch.zeros(2, 3), torch.zeros(2, 2)
 HOLE = torch.tensor([[True, True, True], [True, False, True]])
-NAN = X.masked_fill(torch.tensor([[False] * 3, [False, True, False]]), math.nan)
-
-
-def own(ids=MACRO.ids, lengths=MACRO.lengths, mask=MACRO.mask):
-    """What a trainer does with macro actions that a rule of the user's own has put together."""
-    return check_segmentation(MacroActions(ids, lengths, mask), MASK)
-
 
 REFUSED = [
     (lambda: MacroActions.from_ids(torch.tensor([[0, 0], [0, 2]])), "ids: response 1, token 1"),
@@ -48,16 +40,11 @@ REFUSED = [
     (lambda: MacroActions.from_starts(MASK, HOLE), "mask: response 1"),
     (lambda: MacroActions.from_starts(MASK[:, :2], MASK), "starts"),
     (lambda: MacroActions.from_starts(MASK, MASK.long()), "mask"),
-    (lambda: own(lengths=torch.tensor([[2, 1], [1, 0]])), "lengths: response 1, macro action 0"),
-    (lambda: own(mask=torch.ones(2, 2, dtype=torch.bool)), "mask: response 1, macro action 1"),
-    (lambda: own(lengths=MACRO.lengths[:, :1]), "lengths"),
-    (lambda: own(mask=MACRO.lengths), "mask"),
     (lambda: check_segmentation(MACRO.ids, MASK), "termination rule"),
     (lambda: check_segmentation(MacroActions.from_lengths([[3], [1]]), MASK), "response 1 has 2 tokens"),
     (lambda: check_segmentation(MacroActions.from_lengths([[3], [1, 2]]), MASK), "response 1 has 2 tokens"),
     (lambda: check_segmentation(MacroActions.from_lengths([[3]]), MASK), "ids"),
     (lambda: MACRO.sum(torch.zeros(2, 4)), "x"),
-    (lambda: MACRO.pool(X.long()), "x"),
     (lambda: MACRO.pool(X, "mean"), "sigma"),
     (lambda: MACRO.broadcast(MACRO.ids), "y"),
     (lambda: macro_values(X, MACRO, "last"), "sigma"),
@@ -74,28 +61,24 @@ REFUSED = [
     (lambda: FixedNGram(2.5), "n"),
     (lambda: LargestChange("values", 0), "n"),
     (lambda: RandomizedNGram(()), "lengths"),
-    (lambda: RandomizedNGram((2, 0)), r"lengths\[1\]"),
+    (lambda: RandomizedNGram((2, 0)), "lengths[1]"),
     (lambda: RandomizedNGram(repeats=0), "repeats"),
-    (lambda: Listed((2, 0)), r"lengths\[1\]"),
+    (lambda: Listed((2, 0)), "lengths[1]"),
     (lambda: Perplexity("ppl"), "rule"),
     (lambda: Perplexity()(MASK), "ref_logprobs"),
-    (lambda: Perplexity()(MASK, ref_logprobs=NAN), "ref_logprobs: nan at response 1, token 1|ref_logprobs: .*token 1"),
     (lambda: LargestChange("entropy"), "of"),
     (lambda: LargestChange()(MASK), "values"),
-    (lambda: LargestChange()(MASK, values=NAN), "values: nan at response 1, token 1"),
     (lambda: boundary_f1(MACRO, MacroActions.from_lengths([[3], [1]])), "b: response 1"),
     (lambda: boundary_f1(MACRO, MacroActions.from_lengths([[3], [2]], 4)), "b"),
 ]
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_what_is_refused(number):
-    call, named = REFUSED[number]
-    with pytest.raises(InputError, match=named) as raised:
-        call()
-    assert "\n" not in str(raised.value)
+@pytest.mark.parametrize("call, named", REFUSED)
+def test_what_is_refused(call, named):
+    fails(call, named)
 
 
 def test_wider_macro_actions_than_needed_will_do():
-    wide = own(lengths=torch.tensor([[2, 1, 0], [2, 0, 0]]), mask=torch.tensor([[1, 1, 0], [1, 0, 0]]).bool())
-    assert wide.spans() == MACRO.spans()
+    assert check_segmentation(MacroActions(MACRO.ids, width=3), MASK).spans() == MACRO.spans()
+    with pytest.raises(InputError, match="termination rule: ids: response 0, token 1"):
+        check_segmentation(MacroActions(torch.tensor([[0, 2, 2], [0, 0, -1]])), MASK)

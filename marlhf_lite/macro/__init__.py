@@ -10,8 +10,8 @@ advantages   GAE over macro actions, λ per step              Appendix E
 signal_kept  what GAE keeps of a token's credit, in closed form
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
 
-Functions raise `InputError` (a ValueError), which names the argument, for a wrong shape, dtype or device and for an
-unknown option or one out of range.
+Functions raise `InputError` (a ValueError), which names the argument, for a wrong shape, and for an unknown option or
+one out of range.
 """
 
 from marlhf_lite.macro.actions import MacroActions

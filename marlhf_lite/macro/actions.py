@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_int, check_mask, check_matrix, check_tensor, clean, first_true
+from marlhf_lite.macro._checks import check_choice, check_int, check_mask, check_matrix, check_shape, clean, first_true
 from marlhf_lite.utils.errors import InputError
 
 SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
@@ -22,13 +22,15 @@ class MacroActions:
 
     Every valid token lies in exactly one macro action; none is empty; they are in order; padding lies in none.
     Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
-    bad response, or with a termination rule. The tensors themselves are taken as they are; `check_segmentation` checks
-    them.
+    bad response, or with a termination rule. `check_segmentation` checks one that was built from ids alone.
     """
 
     ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding
-    lengths: Tensor  # [B,S] int64: tokens in each macro action; 0 on padding
-    mask: Tensor  # [B,S] bool: True where there is a macro action
+    width: int = -1  # S of the [B,S] tensors; -1: what these ids need
+
+    def __post_init__(self) -> None:
+        if self.width < 0:
+            object.__setattr__(self, "width", int(self.ids.max()) + 1 if self.ids.numel() else 0)
 
     def __repr__(self) -> str:
         tokens, steps = int(self.token_mask.sum()), int(self.mask.sum())
@@ -45,18 +47,26 @@ class MacroActions:
             mask: [B,T] bool, True on valid tokens, right-padded.
         """
         check_mask(mask)
-        check_matrix("starts", starts, torch.bool)
-        check_tensor("starts", starts, mask)
+        check_shape("starts", starts, mask)
         begins = starts.clone()
         begins[:, :1] = True
-        ids = (begins.cumsum(1) - 1).masked_fill(~mask, -1)
-        return cls(ids, *_count(ids))
+        return cls((begins.cumsum(1) - 1).masked_fill(~mask, -1))
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> "MacroActions":
         """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding."""
-        _check_ids(ids)
-        return cls(ids, *_count(ids))
+        check_matrix("ids", ids, torch.int64)
+        valid = ids >= 0
+        check_mask(valid, "ids")
+        step = ids.diff(dim=1, prepend=ids.new_full((len(ids), 1), -1))
+        odd = (valid & ((step < 0) | (step > 1))) | (ids < -1)
+        if odd.any():
+            row, token = first_true(odd)
+            raise InputError(
+                f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each "
+                "response, without a gap, and give padding -1"
+            )
+        return cls(ids)
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[Sequence[int]], T: int | None = None) -> "MacroActions":
@@ -69,17 +79,13 @@ class MacroActions:
         for row, one in enumerate(lengths):
             for step, n in enumerate(one):
                 check_int(f"lengths: response {row}, macro action {step}", n, least=1)
-        totals = [sum(one) for one in lengths]
-        T = max(totals, default=0) if T is None else T
-        check_int("T", T, least=0)
-        if totals and max(totals) > T:
-            row = next(i for i, total in enumerate(totals) if total > T)
-            raise InputError(f"lengths: response {row} has {totals[row]} tokens, more than T={T}")
-        width = max(map(len, lengths), default=0)
-        grid = torch.tensor([[*one] + [0] * (width - len(one)) for one in lengths], dtype=torch.int64)
-        grid = grid.reshape(len(lengths), width)
-        mask = torch.arange(T) < grid.sum(1, keepdim=True)
-        return cls.from_starts(starts_at(grid.cumsum(1) - grid, T), mask)
+        rows = [[step for step, n in enumerate(one) for _ in range(n)] for one in lengths]
+        T = max(map(len, rows), default=0) if T is None else T
+        for row, ids in enumerate(rows):
+            if len(ids) > T:
+                raise InputError(f"lengths: response {row} has {len(ids)} tokens, more than T={T}")
+        padded = [ids + [-1] * (T - len(ids)) for ids in rows]
+        return cls(torch.tensor(padded, dtype=torch.int64).reshape(len(rows), T))
 
     # -- views ----------------------------------------------------------------------------------------------------
 
@@ -89,9 +95,20 @@ class MacroActions:
         return self.ids >= 0
 
     @cached_property
+    def lengths(self) -> Tensor:
+        """[B,S] int64: tokens in each macro action; 0 on padding."""
+        counts = self.ids.new_zeros(len(self.ids), self.width + 1)
+        return counts.scatter_add_(1, self._slot, torch.ones_like(self.ids))[:, :-1]
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[B,S] bool: True where there is a macro action."""
+        return self.lengths > 0
+
+    @cached_property
     def _slot(self) -> Tensor:
         """[B,T]: ids, with padding sent to one spare column S, so that it meets no macro action."""
-        return self.ids.masked_fill(~self.token_mask, self.lengths.shape[1])
+        return self.ids.masked_fill(~self.token_mask, self.width)
 
     @cached_property
     def _offset(self) -> Tensor:
@@ -108,18 +125,18 @@ class MacroActions:
 
     def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":
         """Some of the responses, T and S kept, so that [B,S] tensors can be indexed alike."""
-        return MacroActions(self.ids[rows], self.lengths[rows], self.mask[rows])
+        return MacroActions(self.ids[rows], self.width)
 
     def to(self, device: torch.device | str) -> "MacroActions":
         """The same on another device."""
-        return MacroActions(self.ids.to(device), self.lengths.to(device), self.mask.to(device))
+        return MacroActions(self.ids.to(device), self.width)
 
     @cached_property
     def single_tokens(self) -> "MacroActions":
         """The segmentation of the same responses in which every token is a macro action: token-level PPO."""
         T = self.ids.shape[1]
         ids = torch.arange(T, device=self.ids.device).expand_as(self.ids).masked_fill(~self.token_mask, -1)
-        return MacroActions(ids, self.token_mask.long(), self.token_mask)
+        return MacroActions(ids, T)
 
     def split_last_token(self) -> "MacroActions":
         """The same, but the last token of each response is always a macro action of its own (the released code)."""
@@ -132,7 +149,7 @@ class MacroActions:
     def sum(self, x: Tensor) -> Tensor:
         """Sum over each macro action: x [B,T] floating → [B,S] float32, 0 on padding. Differentiable."""
         x = clean("x", x, self.token_mask)
-        return x.new_zeros(len(x), self.lengths.shape[1] + 1).scatter_add(1, self._slot, x)[:, :-1]
+        return x.new_zeros(len(x), self.width + 1).scatter_add(1, self._slot, x)[:, :-1]
 
     def pool(self, x: Tensor, sigma: str = "equal") -> Tensor:
         """Σ_i σ_i x_i over each macro action (Appendix D.1): x [B,T] floating → [B,S] float32. Differentiable.
@@ -151,13 +168,14 @@ class MacroActions:
         check_choice("sigma", sigma, SIGMAS)
         # |ω| − i counts the tokens from this one to the end of its macro action.
         left = self._spread(self.lengths) - self._offset
-        if sigma in ("unit", "start"):
-            return ((left == 1) if sigma == "unit" else (self._offset == 0) & self.token_mask).float()
-        if sigma == "equal":
-            raw = self.token_mask.float()
-        else:
-            raw = 1.0 / (left if sigma == "position" else self._offset + 1)
-            raw = raw.masked_fill(~self.token_mask, 0.0)
+        raw = {
+            "equal": torch.ones_like(left),
+            "unit": left == 1,
+            "start": self._offset == 0,
+            "position": 1.0 / left,
+            "position_reversed": 1.0 / (self._offset + 1),
+        }[sigma]
+        raw = raw.float().masked_fill(~self.token_mask, 0.0)
         return raw / self._spread(self.sum(raw)).masked_fill(~self.token_mask, 1.0)
 
     def broadcast(self, y: Tensor) -> Tensor:
@@ -165,59 +183,10 @@ class MacroActions:
 
         Floating tensors come back as float32, integer and bool ones in their own dtype.
         """
-        if isinstance(y, Tensor) and y.is_floating_point():
+        if y.is_floating_point():
             return self._spread(clean("y", y, self.mask))
-        check_tensor("y", y, self.mask)
+        check_shape("y", y, self.mask)
         return self._spread(y)
 
     def _spread(self, y: Tensor) -> Tensor:
         return torch.nn.functional.pad(y, (0, 1)).gather(1, self._slot)
-
-
-def starts_at(positions: Tensor, T: int) -> Tensor:
-    """[B,T] bool, True at ``positions`` [B,K]; positions from T on are dropped."""
-    flags = torch.zeros(len(positions), T + 1, dtype=torch.bool, device=positions.device)
-    return flags.scatter_(1, positions.clamp(max=T), True)[:, :T]
-
-
-def _count(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """lengths [B,S] and mask [B,S] of sound ids; S is the largest number of macro actions in a response."""
-    S = int(ids.max()) + 1 if ids.numel() else 0
-    slot = ids.masked_fill(ids < 0, S)
-    lengths = ids.new_zeros(len(ids), S + 1).scatter_add_(1, slot, torch.ones_like(ids))[:, :-1]
-    return lengths, lengths > 0
-
-
-def _check_ids(ids: Tensor) -> None:
-    """Padding right only; the first token in macro action 0; then the same one or the next."""
-    check_matrix("ids", ids, torch.int64)
-    valid = ids >= 0
-    check_mask(valid, "ids")
-    step = ids.diff(dim=1, prepend=ids.new_full((len(ids), 1), -1))
-    odd = (valid & ((step < 0) | (step > 1))) | (ids < -1)
-    if odd.any():
-        row, token = first_true(odd)
-        raise InputError(
-            f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each response, "
-            "without a gap, and give padding -1"
-        )
-
-
-def check_partition(macro: MacroActions) -> None:
-    """Are these tensors a partition: ids sound, lengths and mask what ids give? S may exceed what they need.
-
-    Raises:
-        InputError: it names the tensor and the first bad response.
-    """
-    _check_ids(macro.ids)
-    counts = _count(macro.ids)[0]
-    for name, x, expected in (("lengths", macro.lengths, counts), ("mask", macro.mask, counts > 0)):
-        check_matrix(name, x, expected.dtype)
-        if len(x) != len(expected) or x.shape[1] < expected.shape[1]:
-            wanted = f"{len(expected)} responses with at least {expected.shape[1]} macro actions"
-            raise InputError(f"{name}: expected {wanted}, got shape {tuple(x.shape)}")
-        expected = torch.nn.functional.pad(expected, (0, x.shape[1] - expected.shape[1]))
-        if (wrong := x != expected).any():
-            row, step = at = first_true(wrong)
-            raise InputError(f"{name}: response {row}, macro action {step} is {x[at]}, by its ids it is {expected[at]}")
-    check_tensor("mask", macro.mask, macro.lengths)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_finite, clean
+from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.termination import FixedNGram, TerminationRule
 from marlhf_lite.utils.errors import InputError
@@ -26,7 +26,7 @@ class LargestChange(TerminationRule):
     n: mean tokens per macro action; math.inf makes one of the whole response.
 
     It reads the context value of that name, [B,T] of the policy that sampled; the trainer makes both with one forward
-    pass more (`needs_outputs`). Raises InputError where it is missing, or not finite on a valid token.
+    pass more (`needs_outputs`). Raises InputError where it is missing.
     """
 
     of: str = "values"
@@ -42,7 +42,6 @@ class LargestChange(TerminationRule):
         if signal is None:
             raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")
         signal = clean(self.of, signal.detach(), mask)
-        check_finite(self.of, signal)
         change = signal.diff(dim=1, prepend=signal[:, :1]).abs() if self.of == "values" else -signal
         # The first token begins a macro action anyway, and padding none.
         change = change.masked_fill(~mask, -math.inf)

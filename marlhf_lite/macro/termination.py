@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_int, check_tensor, first_true
-from marlhf_lite.macro.actions import MacroActions, check_partition, starts_at
+from marlhf_lite.macro._checks import check_int, check_shape, first_true
+from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.utils.errors import InputError
 
 
@@ -81,11 +81,10 @@ class FixedNGram(TerminationRule):
 
 
 @dataclass(frozen=True)
-class Whole(TerminationRule):
-    """One macro action for the whole response, the same as ``FixedNGram(math.inf)``."""
+class Whole(FixedNGram):
+    """One macro action for the whole response."""
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        return FixedNGram(math.inf)(mask)
+    n: int | float = math.inf
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class RandomizedNGram(TerminationRule):
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
         ends = _shuffle(bag, self.seed, step).cumsum(1)
-        return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
+        return _cut_behind(ends, mask)
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Listed(TerminationRule):
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
-        return MacroActions.from_starts(starts_at(ends.expand(len(mask), -1), mask.shape[1]), mask)
+        return _cut_behind(ends.expand(len(mask), -1), mask)
 
 
 @dataclass(frozen=True)
@@ -142,24 +141,23 @@ class Shuffled(TerminationRule):
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
         lengths = self.rule(mask, step=step, **context).lengths
         ends = _shuffle(lengths, self.seed, step).cumsum(1)
-        return MacroActions.from_starts(starts_at(ends, mask.shape[1]), mask)
+        return _cut_behind(ends, mask)
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
-    """``macro`` itself, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
+    """``macro``, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
 
     Raises:
-        InputError: not `MacroActions`, no partition (a macro action without tokens, lengths that do not fit), or not
-            of these tokens; it names the first bad response.
+        InputError: not `MacroActions`, no partition, or not of these tokens; it names the first bad response.
     """
     if not isinstance(macro, MacroActions):
         raise InputError(
             f"termination rule: returned {type(macro).__name__}, expected MacroActions: build them with from_starts, "
             "from_ids or from_lengths"
         )
-    check_tensor("termination rule: ids", macro.ids, mask)
+    check_shape("termination rule: ids", macro.ids, mask)
     try:
-        check_partition(macro)
+        macro = MacroActions.from_ids(macro.ids)
     except InputError as error:
         raise InputError(f"termination rule: {error}") from None
     if (differ := macro.token_mask != mask).any():
@@ -184,3 +182,10 @@ def _shuffle(lengths: Tensor, seed: int, step: int) -> Tensor:
     generator = torch.Generator().manual_seed(random.Random(f"{seed} {step}").getrandbits(63))
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
     return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
+
+
+def _cut_behind(ends: Tensor, mask: Tensor) -> MacroActions:
+    """Macro actions that end behind so many tokens, ``ends`` [B,K]; those behind the whole width do not count."""
+    T = mask.shape[1]
+    starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)
+    return MacroActions.from_starts(starts.scatter_(1, ends.clamp(max=T), True)[:, :T], mask)

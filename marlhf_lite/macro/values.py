@@ -21,7 +21,7 @@ def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> T
     Returns:
         [B,S] float32, 0 on padding. Differentiable.
     """
-    return macro.pool(clean("values", values, macro.token_mask), sigma)
+    return macro.pool(values, sigma)
 
 
 def macro_rewards(
