@@ -170,7 +170,7 @@ def answers(method, texts, **more):
 def run(tmp_path, capsys):
     """Runs `marlhf judge` on a run with two methods' answers and a file with a third's: status, counts, words."""
     folder = RunFolder.create(tmp_path / "run", {"temperature": 0.8})
-    folder.log_samples([*answers("PPO", ["a"] * 6), *answers("MA-PPO", ["bb"] * 6)])
+    folder.log("samples", [*answers("PPO", ["a"] * 6), *answers("MA-PPO", ["bb"] * 6)])
     append_lines(tmp_path / "sft.jsonl", answers("SFT", ["a", "b", "c", "d", "e", "f"], gold=1.0))
     kept = tmp_path / "kept"
 
@@ -229,7 +229,7 @@ def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(run)
     for name, better in (("SFT", 0.0), ("MA-PPO", 1.0)):
         for t in (0.4, 0.8):
             texts = [f"{name} {t} {i}" for i in range(3)]
-            folder.log_samples(answers(name, texts, gold=better * (t - 0.6), temperature=t))
+            folder.log("samples", answers(name, texts, gold=better * (t - 0.6), temperature=t))
     for asked, methods, won in (
         ("MA-PPO,SFT", ["MA-PPO T=0.8", "SFT T=0.8"], "win"),
         ("MA-PPO T=0.4, SFT", ["MA-PPO T=0.4", "SFT T=0.8"], "lose"),

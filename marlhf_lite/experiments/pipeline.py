@@ -6,6 +6,7 @@ stage that is done is not done again, and a stage that was interrupted goes on f
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -37,10 +38,10 @@ from marlhf_lite.models.actor_critic import (
     trainable,
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
-from marlhf_lite.training.callbacks import LOG_POSITIONS, HeldOutTests, Recorder
+from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
-from marlhf_lite.training.logging import make_accelerator
+from marlhf_lite.training.logging import RunLogger, make_accelerator
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import ModelReward
@@ -253,12 +254,11 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a baseline starts: the policy as SFT left it, its run folder, and the checkpoint to go on from, if any."""
+    """Where a baseline starts: the policy as SFT left it, its records, and the checkpoint to go on from, if any."""
 
-    name: str
     sft: Path
     model: PeftModel
-    run: RunFolder
+    logger: RunLogger
     checkpoint: Path | None
 
 
@@ -271,7 +271,7 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
         context.task.splits["rm"],
         options.dpo,
         context.limit,
-        start.run.path,
+        start.logger.run.path,
         options.checkpoint,
         context.seed,
         options.trainer,
@@ -292,10 +292,10 @@ def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> 
         start.model,
         context.tokenizer,
         context.task.splits["ppo"]["prompt"],
-        SampledReward(reward, start.model, context.tokenizer, group, context.task.gold, start.run),
+        SampledReward(reward, start.model, context.tokenizer, group, context.task.gold, start.logger),
         group,
         context.limit,
-        start.run.path,
+        start.logger.run.path,
         options.checkpoint,
         context.seed,
         options.logging.report_to,
@@ -310,7 +310,12 @@ def _start_baseline(context: RunContext[commands.PolicyCommand], sft: Path, name
     if update and update not in whole:
         raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
     checkpoint = whole.get(update or max(whole, default=0))
-    return _Start(name, sft, _to_train(load_policy(context.base, sft), context), run, checkpoint)
+    if checkpoint and context.is_main:
+        run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
+    PartialState().wait_for_everyone()
+    logger = RunLogger(run, name.upper())
+    logger.history = run.metrics()
+    return _Start(sft, _to_train(load_policy(context.base, sft), context), logger, checkpoint)
 
 
 def _train_baseline(
@@ -324,27 +329,26 @@ def _train_baseline(
 
     `translate` makes a row of metrics of TRL's log. Weights that are not finite are not saved.
     """
-    run, name, folder = start.run, start.name.upper(), start.run.path / "policy"
-    if start.checkpoint and context.is_main:
-        run.truncate_logs(json.loads((start.checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
-    recorder = Recorder(name, run, translate)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(recorder)
+    logger, held_out, folder = start.logger, None, start.logger.run.path / "policy"
     if every := context.options.logging.eval_every:
         reference = PolicyModel(load_policy(context.base, start.sft, trainable=False))
         models = PPOModels(PolicyModel(trainer.model), reference, None, None)
-        trainer.add_callback(HeldOutTests(held_out_evaluation(context, reward), models, every, run, name))
+        test = held_out_evaluation(context, reward)
+        held_out = test and functools.partial(test, models)
+    recorder = Recorder(logger, translate, held_out, every)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(recorder)
     try:
         with nonfinite_probabilities_refused():
             trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
     finally:
         recorder.close()
         finite = all(bool(local_tensor(p).isfinite().all()) for p in trainable(trainer.model))
-        if recorder.history and finite and context.is_main:
+        if logger.history and finite and context.is_main:
             policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
             trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
             context.tokenizer.save_pretrained(folder)
-    return Trained(folder, recorder.history)
+    return Trained(folder, logger.history)
 
 
 # Evaluation

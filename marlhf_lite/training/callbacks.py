@@ -7,15 +7,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from marlhf_lite.models.actor_critic import PPOModels
-from marlhf_lite.training.logging import held_out_line
+from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.progress import bar
-from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.threads import FreeCores
 
 START_GAP = 0.5  # nats per response: beyond this at the first update, the policy did not start from the reference
@@ -64,14 +61,19 @@ def check_finite(name: str, update: int, *numbers: float) -> None:
 
 
 class Recorder(ProgressBar):
-    """The progress bar, and a row an update in metrics.jsonl, under PPO's names.
+    """The progress bar, a row an update in metrics.jsonl under PPO's names, and tests on held-out prompts.
 
-    `translate` makes a row of TRL's log; `tokens` in it are those generated in this update.
+    Args:
+        logger: what records.
+        translate: makes a row of TRL's log; `tokens` in it are those generated in this update.
+        held_out: returns scores; called every so many updates and at the last one. No update's seconds contain a test.
     """
 
-    def __init__(self, name: str, run: RunFolder, translate: Callable[[dict], dict]):
-        super().__init__(name)
-        self.run, self.translate, self.history, self.start = run, translate, run.metrics(), 0.0
+    def __init__(
+        self, logger: RunLogger, translate: Callable[[dict], dict], held_out: Callable | None = None, every: int = 0
+    ):
+        super().__init__(logger.name)
+        self.logger, self.translate, self.held_out, self.every, self.start = logger, translate, held_out, every, 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
         super().on_step_begin(args, state, control, **kwargs)
@@ -80,22 +82,22 @@ class Recorder(ProgressBar):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" not in logs:
             return
-        seconds = time.perf_counter() - self.start
-        row = {"update": state.global_step} | self.translate(logs)
+        seconds, history, update = time.perf_counter() - self.start, self.logger.history, state.global_step
+        row = {"update": update} | self.translate(logs)
         # Tokens so far, which go on counting when a run is resumed.
-        row["generated_tokens"] = row["tokens"] + (self.history[-1]["generated_tokens"] if self.history else 0)
+        row["generated_tokens"] = row["tokens"] + (history[-1]["generated_tokens"] if history else 0)
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
-        self.history.append(row)
-        if state.is_world_process_zero:
-            self.run.log_metrics(row)
+        self.logger.log_update(row)
         self.bar.set_postfix({k: f"{row[k]:.2f}" for k in SHOWN if k in row}, refresh=False)
         _check_start(row)
-        check_finite(self.name, row["update"], row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
+        check_finite(self.name, update, row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
+        if self.held_out and (update % self.every == 0 or update == state.max_steps):
+            self.logger.log_held_out(update, self.held_out())
 
     def on_save(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            write_json(checkpoint / LOG_POSITIONS, self.run.position())
+            write_json(checkpoint / LOG_POSITIONS, self.logger.run.position())
 
 
 def _check_start(row: dict) -> None:
@@ -107,21 +109,3 @@ def _check_start(row: dict) -> None:
             f"log-ratio to the reference is {gap:.2f} nats a response before any step: the policy does not start from "
             "the reference: give both the same SFT folder"
         )
-
-
-class HeldOutTests(TrainerCallback):
-    """Tests on held-out prompts every so many updates and at the last one, in tests.jsonl and in the terminal.
-
-    `held_out` takes models and returns scores, as for `PPOTrainer`. No update's seconds contain a test.
-    """
-
-    def __init__(self, held_out: Callable, models: PPOModels, every: int, run: RunFolder, name: str):
-        self.held_out, self.models, self.every, self.run, self.name = held_out, models, every, run, name
-
-    def on_log(self, args, state, control, logs=None, **kwargs):
-        update = state.global_step
-        if "loss" in logs and (update % self.every == 0 or update == state.max_steps):
-            scores = self.held_out(self.models)
-            if state.is_world_process_zero:
-                self.run.log_tests({"update": update} | scores)
-                tqdm.write(held_out_line(self.name, update, scores))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
 
 from marlhf_lite.macro import MacroActions
@@ -16,51 +16,46 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
 SAMPLES = 4  # responses, or a few more where they are not a multiple of it
-TRACKERS = {"tensorboard": "tensorboard", "wandb": "wandb"}  # name -> package
+TRACKERS = ("tensorboard", "wandb")
 
 
 class RunLogger:
-    """Records updates and held-out tests. Every process keeps `history`; the main process alone writes."""
+    """Records updates and held-out tests. Every process keeps `history`; the main process alone writes.
 
-    def __init__(self, run: RunFolder | None, accelerator: Accelerator, name: str = "ppo"):
-        self.run, self.accelerator, self.name = run, accelerator, name
+    `trackers` is an accelerator that logs to TensorBoard or Weights & Biases; None where a trainer of TRL does.
+    """
+
+    def __init__(self, run: RunFolder | None, name: str = "ppo", trackers: Accelerator | None = None):
+        self.run, self.name, self.trackers = run, name, trackers
         self.history: list[dict] = []
 
-    def log_update(self, row: dict, rollout: Rollout, macro_actions: MacroActions) -> None:
-        """Record an update's metrics, and now and then some of its responses."""
+    def log_update(self, row: dict) -> None:
+        """Record an update's metrics."""
         self.history.append(row)
-        if not self.accelerator.is_main_process:
-            return
-        if self.accelerator.trackers:
-            self.accelerator.log({k: v for k, v in row.items() if k != "update"}, step=row["update"])
-        if self.run is not None:
-            self._write(self.run.log_metrics, row)
-        if row["update"] == 1 or row["update"] % SAMPLE_EVERY == 0:
-            # Responses are sorted by length: short and long ones.
-            some = slice(None, None, max(len(rollout) // SAMPLES, 1))
-            samples = sample_rows(row["update"], rollout.select(some), macro_actions.spans()[some])
-            if self.run is not None:
-                self._write(self.run.log_samples, samples)
+        self._write("metrics", [row])
+        if self.trackers:
+            self.trackers.log({name: x for name, x in row.items() if name != "update"}, step=row["update"])
+
+    def log_samples(self, update: int, rollout: Rollout, macro_actions: MacroActions) -> None:
+        """Now and then record these responses."""
+        if update == 1 or update % SAMPLE_EVERY == 0:
+            self._write("samples", sample_rows(update, rollout, macro_actions.spans()))
 
     def log_held_out(self, update: int, scores: dict[str, float]) -> None:
         """Record the scores of a held-out test, and print them."""
         self.write_line(held_out_line(self.name, update, scores))
-        if self.accelerator.is_main_process:
-            if self.run is not None:
-                self._write(self.run.log_tests, {"update": update} | scores)
-            if self.accelerator.trackers:
-                self.accelerator.log({f"test/{k}": v for k, v in scores.items()}, step=update)
+        self._write("tests", [{"update": update} | scores])
+        if self.trackers:
+            self.trackers.log({f"test/{name}": x for name, x in scores.items()}, step=update)
 
     def write_line(self, text: str) -> None:
         """Print a line above the progress bar, once over all processes."""
-        if self.accelerator.is_main_process:
+        if PartialState().is_main_process:
             tqdm.write(text)
 
-    def _write(self, log: Callable, rows: dict | list[dict]) -> None:
-        try:
-            log(rows)
-        except OSError as error:
-            raise InputError(f"{self.run.path}: not recorded ({error}): free some disk space, then --resume") from error
+    def _write(self, name: str, rows: list[dict]) -> None:
+        if self.run is not None and PartialState().is_main_process:
+            self.run.log(name, rows)
 
     def reload(self, updates: int) -> None:
         """Take up the records of so many updates from the run's folder, when the run is resumed."""
@@ -102,8 +97,8 @@ def tracker_names(report_to: str) -> list[str]:
     for word in names:
         if word not in TRACKERS:
             raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
-        if importlib.util.find_spec(TRACKERS[word]) is None:
-            raise InputError(f"--report_to {word}: the package is missing: pip install {TRACKERS[word]}")
+        if importlib.util.find_spec(word) is None:
+            raise InputError(f"--report_to {word}: the package is missing: pip install {word}")
     return names
 
 

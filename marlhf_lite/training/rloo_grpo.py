@@ -17,17 +17,17 @@ from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from marlhf_lite.config.options import CheckpointConfig, GroupConfig
+from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import baseline_arguments
-from marlhf_lite.training.logging import SAMPLE_EVERY, sample_rows
+from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
 from marlhf_lite.training.sft import quiet_arguments
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import RunFolder
 
 # TRL's name in a log of a step -> PPO's in a row of metrics. The rest of a row comes from `SampledReward`.
 NAMES = {
@@ -59,7 +59,7 @@ class SampledReward:
         model: the policy, which knows what ends a response.
         config: options that shape scores (see `shape_scores`), and the size of a group, which is a sample.
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
-        run: where samples go, at the first update and at every tenth; None: nowhere.
+        logger: where samples go, at the first update and at every tenth; None: nowhere.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class SampledReward:
         tokenizer,
         config: GroupConfig,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
-        run: RunFolder | None = None,
+        logger: RunLogger | None = None,
     ):
         self.reward, self.tokenizer, self.config = reward, tokenizer, config
-        self.ends, self.gold, self.run = end_of_text(model, tokenizer), gold, run
+        self.ends, self.gold, self.logger = end_of_text(model, tokenizer), gold, logger
 
     def __call__(self, prompts, completions, completion_ids, trainer_state, log_metric, **unused) -> list[float]:
         """Shaped scores, one a response; the arguments are TRL's."""
@@ -89,11 +89,9 @@ class SampledReward:
             row["gold_mean"] = sum(gold) / len(gold)
         for name, value in (row | getattr(self.reward, "metrics", dict)()).items():
             log_metric(name, value)  # TRL averages it over processes
-        update = trainer_state.global_step + 1
-        due = update == 1 or update % SAMPLE_EVERY == 0
-        if due and self.run is not None and trainer_state.is_world_process_zero:
+        if self.logger is not None:
             group = rollout.select(slice(0, self.config.num_generations))
-            self.run.log_samples(sample_rows(update, group, [[(0, n)] for n in group.lengths.tolist()]))
+            self.logger.log_samples(trainer_state.global_step + 1, group, Whole()(group.mask))
         return shape_scores(rollout.scores, self.config).tolist()
 
 

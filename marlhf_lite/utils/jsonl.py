@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -84,21 +83,15 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
 
     Raises `InputError` that calls the value `name`, for a type that JSON does not have.
     """
-    if isinstance(value, Mapping):
-        return {str(key): to_jsonable(item, f"{name}: {key}", allow_nan) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_jsonable(item, name, allow_nan) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "tolist"):  # tensors, arrays and their scalars
-        return to_jsonable(value.tolist(), name, allow_nan)
-    if isinstance(value, float):
-        return float(value) if allow_nan or math.isfinite(value) else None
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int | str):  # YAML writes no subclass, such as an enum
-        return int(value) if isinstance(value, int) else str.__str__(value)
-    raise InputError(f"{name} is a {type(value).__name__}: give numbers, strings, lists or dicts of them")
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, os.PathLike):
+            return os.fspath(item)
+        if hasattr(item, "tolist"):  # tensors, arrays and their scalars
+            return item.tolist()
+        raise InputError(f"{name}: a value of type {type(item).__name__}: give numbers, strings, lists or dicts of them")
+
+    return json.loads(json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None)
 
 
 def _parse(line: bytes) -> dict | None:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import yaml
 
+from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
-PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "marlhf_lite")
+PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
 
 
@@ -70,20 +71,16 @@ class RunFolder:
         text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
         write_atomically(self.path / CONFIG, text.encode())
 
-    def log_metrics(self, row: Mapping) -> None:
-        """Append a row to metrics.jsonl: names to numbers, tensors or arrays. NaN and ±inf become null.
+    def log(self, name: str, rows: Iterable[Mapping]) -> None:
+        """Append rows to metrics.jsonl, samples.jsonl, or tests.jsonl (scores on held-out prompts during training).
 
-        Raises `InputError` for a value that JSON cannot hold.
+        A row is names to numbers, texts, tensors or arrays; NaN and ±inf become null. Raises `InputError` for a value
+        that JSON cannot hold, and where the disk is full.
         """
-        append_lines(self.path / METRICS, [row])
-
-    def log_samples(self, rows: Iterable[Mapping]) -> None:
-        """Append rows to samples.jsonl; see `log_metrics`."""
-        append_lines(self.path / SAMPLES, rows)
-
-    def log_tests(self, row: Mapping) -> None:
-        """Append a row to tests.jsonl, the scores on held-out prompts during training; see `log_metrics`."""
-        append_lines(self.path / TESTS, [row])
+        try:
+            append_lines(self.path / f"{name}.jsonl", rows)
+        except OSError as error:
+            raise InputError(f"{self.path}: not recorded ({error}): free some disk space, then --resume") from error
 
     def metrics(self) -> list[dict]:
         """Read the rows of metrics.jsonl; none if nothing was logged yet. See `read_lines` for broken lines."""
@@ -103,17 +100,17 @@ class RunFolder:
         return {log.name: log.stat().st_size if log.exists() else 0 for log in logs}
 
     def truncate_logs(self, position: Mapping[str, int]) -> None:
-        """Cut the logs back to an earlier `position`, before a run resumes from there.
-
-        Raises `InputError` where a log is shorter than that: then the checkpoint belongs to other logs.
-        """
-        now = self.position()
+        """Cut the logs back to an earlier `position`, before a run resumes from there; see `check_logs`."""
+        self.check_logs(position)
         for name, size in position.items():
-            if now.get(name, 0) < size:
-                raise InputError(f"{self.path / name} is shorter than its checkpoint says: it was edited, start again")
-        for name, size in position.items():
-            if now[name] > size:
+            if self.position()[name] > size:
                 os.truncate(self.path / name, size)
+
+    def check_logs(self, position: Mapping[str, int]) -> None:
+        """Raises `InputError` where a log is shorter than it was at `position`: the position is that of other logs."""
+        for name, size in self.position().items():
+            if size < position.get(name, 0):
+                raise InputError(f"{name} has {size} bytes instead of {position[name]} or more: it was edited")
 
 
 def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:
@@ -164,8 +161,8 @@ def _read_config(path: Path) -> dict:
 def environment() -> dict:
     """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processor and threads.
 
-    A missing package has version None; outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that
-    a tracked file differs from the commit; results and figures, which studies write and no run reads, do not count.
+    Outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that a tracked file differs from the
+    commit; results and figures, which studies write and no run reads, do not count.
     """
     import torch  # here, because reading run folders needs no torch
 
@@ -174,7 +171,8 @@ def environment() -> dict:
     status = _git("status", "--porcelain", "--untracked-files=no", "--", *read) if commit else None
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+        "marlhf_lite": __version__,
         "git_commit": commit,
         "git_dirty": None if status is None else bool(status),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -193,13 +191,6 @@ def _processor() -> str:
     found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     names = ("model name", "cpu family", "model", "stepping")
     return ", ".join(f"{name} {found[name]}".removeprefix("model name ") for name in names if name in found)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _git(*arguments: str) -> str | None:
