@@ -1,7 +1,9 @@
 """Sampling and the Rollout: masks, positions, log-probabilities and scores, against loops over single responses."""
 
 import contextlib
+import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import datasets
@@ -10,7 +12,7 @@ import torch
 from conftest import changed, snapshot
 from small_tokenizers import NAMES, small_tokenizer
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
@@ -270,12 +272,12 @@ def test_top_k_and_its_absence(fresh, tokenizer):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(5), Sampling(5, temperature=0), Sampling(5, top_k=0, top_p=0.9)])
-def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling):
-    usual, odd = (new_policy(load_base(tiny), tiny).eval() for _ in range(2))
+def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling, tmp_path):
+    shutil.copytree(tiny.model, tmp_path / "odd")
     greedy = sampling.temperature == 0
     more = {"do_sample": True, "num_return_sequences": 2} if greedy else {"do_sample": False}
-    odd.get_base_model().generation_config = GenerationConfig(**ODD, **more)
-    odd.generation_config = odd.get_base_model().generation_config
+    (tmp_path / "odd" / "generation_config.json").write_text(json.dumps(ODD | more))
+    usual, odd = (new_policy(load_base(m), m).eval() for m in (tiny, replace(tiny, model=str(tmp_path / "odd"))))
     expected, got = sampled(usual, tokenizer, sampling), sampled(odd, tokenizer, sampling)
     assert torch.equal(expected.tokens, got.tokens) and torch.equal(expected.mask, got.mask)
 

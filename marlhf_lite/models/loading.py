@@ -36,6 +36,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     PreTrainedModel,
 )
 from transformers.utils import logging as hf_logging
@@ -133,7 +134,7 @@ def _load(kind, name: str, path: str = "", **kwargs):
     quiet = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        return kind.from_pretrained(path, **kwargs)
+        loaded = kind.from_pretrained(path, **kwargs)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(
@@ -142,6 +143,11 @@ def _load(kind, name: str, path: str = "", **kwargs):
     finally:
         if quiet:
             hf_logging.enable_progress_bar()
+    if kind is AutoModelForCausalLM:  # how its makers sample would slip into what `generate` is not told
+        own = loaded.generation_config
+        ids = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        loaded.generation_config = GenerationConfig(**ids)
+    return loaded
 
 
 def share(model: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -35,7 +35,6 @@ class ModelOutputs:
     logprobs: Tensor  # log π(a_t | s_t), in nats
     entropy: Tensor  # of π(· | s_t), in nats; recorded only, without gradient
     values: Tensor  # V(s_t)
-    nonfinite: dict[str, Tensor] = field(default_factory=dict)  # by name, how many were NaN or infinite; they became 0
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,3 @@ class OldOutputs:
     def concatenate(cls, parts: Sequence[OldOutputs]) -> OldOutputs:
         """Those of all micro-batches as one."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
-
-
-def finite(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`(x with 0 in place of NaN and infinity, the flags of these places)`."""
-    return torch.nan_to_num(x, 0.0, 0.0, 0.0), ~x.detach().isfinite()

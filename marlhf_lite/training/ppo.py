@@ -7,15 +7,17 @@ token, and the same code is token-level PPO. Shapes: B responses, T response tok
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
@@ -32,11 +34,11 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params
-from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs, finite
+from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -121,7 +123,7 @@ class PPOTrainer:
         self.free_cores = FreeCores()
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
-        self.logger = RunLogger(run, self.accelerator, name)
+        self.logger = RunLogger(run, name, self.accelerator)
         self.checkpoints = Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator) if run else None
 
     @property
@@ -186,7 +188,9 @@ class PPOTrainer:
         seconds = time.perf_counter() - start
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}
-        self.logger.log_update(row, rollout, macro_actions)
+        self.logger.log_update(row)
+        some = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
+        self.logger.log_samples(self.updates_done, rollout.select(some), macro_actions.select(some))
         return row
 
     def learn(self, rollout: Rollout, macro_actions: MacroActions) -> dict[str, float]:
@@ -208,7 +212,7 @@ class PPOTrainer:
         #    Several minibatches, or whitening over the whole update, must know all advantages before any gradient.
         keeps = config.num_mini_batches == 1 and not config.whiten
         normalizers = self.loss_normalizers(batch) if keeps else None
-        old, stats, nonfinite = self._with_less_memory(self.first_pass, batch, normalizers)
+        old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
         if config.whiten:
             old = replace(old, advantages=whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
@@ -216,14 +220,14 @@ class PPOTrainer:
         epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
         for i, rows in enumerate(rows for _ in range(epochs) for rows in self._minibatches(len(batch))):
             if i > 0 or not keeps:
-                stats, found = self._with_less_memory(self.later_pass, batch.select(rows), old.select(rows))
-                nonfinite = add(nonfinite, found)
-            step, nonfinite = self.optimizer_step(stats, nonfinite)
-            steps.append(step)
+                some = batch.select(rows)
+                given = (some, self.loss_normalizers(some), old.select(rows))
+                _, stats = self._with_less_memory(self.forward_backward, *given)
+            steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator, self._diagnoses_critic())
         row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-        self._finish_update(row, nonfinite, at_start)
+        self._finish_update(row, at_start)
         return row
 
     # -- 1. rollout ---------------------------------------------------------------------------------------------------
@@ -244,20 +248,24 @@ class PPOTrainer:
         """The rollout with log π_ref of its tokens [B, T], and scores and gold scores of its responses [B]."""
         logprobs = []
         with self.accelerator.autocast():  # the precision that training has
-            for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
+            for rows in self._micro_batches(rollout):
                 part = rollout.select(rows).trim()
-                inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature)
-                ref_logprobs, _ = self.models.reference(*inputs)
-                logprobs.append(rollout.widen(ref_logprobs))
+                logprobs.append(rollout.widen(self.models.reference(*self._inputs(part))[0]))
             scores = score_responses(self.reward, rollout)
-        ref_logprobs, wrong = finite(torch.cat(logprobs).masked_fill(~rollout.mask, 0.0))
         return replace(
             rollout,
-            ref_logprobs=ref_logprobs,
-            nonfinite=wrong.sum(1),
+            ref_logprobs=torch.cat(logprobs).masked_fill(~rollout.mask, 0.0),
             scores=scores,
             gold=torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None,
         )
+
+    def _micro_batches(self, batch: Rollout | Batch) -> Sequence[Tensor]:
+        """The rows that go through the models together."""
+        return torch.arange(len(batch)).split(self.micro_batch_size)
+
+    def _inputs(self, part: Rollout) -> tuple:
+        """What policy, reference, and policy with critic are called with."""
+        return part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature
 
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
@@ -284,46 +292,48 @@ class PPOTrainer:
     @torch.no_grad()
     def _outputs_of(self, rollout: Rollout) -> dict[str, Tensor]:
         """Log-probabilities and values [B, T] of the policy that sampled, for rules that read them."""
-        parts = [
-            self.compute_outputs(rollout.select(x)) for x in torch.arange(len(rollout)).split(self.micro_batch_size)
-        ]
+        parts = [self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)]
         return {name: torch.cat([getattr(part, name) for part in parts]) for name in ("logprobs", "values")}
 
-    # -- 4. old outputs and advantages --------------------------------------------------------------------------------
+    # -- 4. and 5. passes through policy and critic -------------------------------------------------------------------
 
-    def first_pass(
-        self, batch: Batch, normalizers: Tensor | None
-    ) -> tuple[OldOutputs, dict[str, Tensor], dict[str, Tensor]]:
-        """A pass with the policy that sampled: its outputs, as old ones, and the advantages that follow from them.
+    def forward_backward(
+        self, batch: Batch, normalizers: Tensor | None, old: OldOutputs | None = None
+    ) -> tuple[OldOutputs, dict[str, Tensor]]:
+        """A pass of policy and critic, in micro-batches; returns old outputs, and the stats of the losses.
 
-        With `normalizers` it is the first optimizer step's pass as well: gradients of the losses are added up, and
-        there are stats of the losses. Returns (old outputs, stats, counts of numbers that were not finite).
+        Without `old` the policy is the one that sampled: its outputs become old ones, and advantages follow from them.
+        With `normalizers` gradients of the losses are added up; without, there are no losses.
         """
-        parts, stats, nonfinite = [], {}, {}
-        for rows, sync in self._micro_batches(batch):
-            part = batch.select(rows)
+        parts, stats, micro_batches = [], {}, self._micro_batches(batch)
+        for i, rows in enumerate(micro_batches):
+            part, is_last = batch.select(rows), i == len(micro_batches) - 1
+            # Processes add up their gradients with the last micro-batch alone.
+            sync = nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic)
             with sync, torch.set_grad_enabled(normalizers is not None):
                 outputs = self.compute_outputs(part.rollout)
-                old = self.objective.advantages(part, outputs)
+                parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))
                 if normalizers is not None:
-                    stats = add(stats, self._backward(part, outputs, old, normalizers))
-            nonfinite = add(nonfinite, outputs.nonfinite)
-            parts.append(old)
-        return OldOutputs.concatenate(parts), stats, nonfinite
+                    loss, found = self.objective.losses(part, outputs, parts[-1], normalizers)
+                    # DDP averages gradients over processes, while the normalizers are global: hence the factor.
+                    self.accelerator.backward(loss * self.accelerator.num_processes)
+                    stats = {name: stats.get(name, 0.0) + x for name, x in found.items()}
+        return OldOutputs.concatenate(parts), stats
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients where they are on."""
         part = rollout.trim()
-        inputs = (part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature)
-        logprobs, entropy, scores = self.actor_critic(*inputs)
+        logprobs, entropy, scores = self.actor_critic(*self._inputs(part))
         # The critic's score at a token is the value of the state in which the next token is chosen.
         per_token = (logprobs, entropy, part.before_tokens(scores))
-        logprobs, entropy, values = (rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in per_token)
-        (logprobs, wrong_logprobs), (values, wrong_values) = finite(logprobs), finite(values)
-        nonfinite = {"policy log-probabilities": wrong_logprobs.sum(), "critic values": wrong_values.sum()}
-        if rollout.nonfinite is not None:
-            nonfinite["reference log-probabilities"] = rollout.nonfinite.sum()
-        return ModelOutputs(logprobs, entropy, values, nonfinite)
+        return ModelOutputs(*(rollout.widen(x.masked_fill(~part.mask, 0.0)) for x in per_token))
+
+    def loss_normalizers(self, batch: Batch) -> Tensor:
+        """[3] counts of the whole optimizer step over all processes; see `Objective.counts`.
+
+        So gradients do not depend on how the step is split into micro-batches, or over processes.
+        """
+        return self.accelerator.reduce(self.objective.counts(batch), reduction="sum")
 
     # -- 5. optimisation ----------------------------------------------------------------------------------------------
 
@@ -333,63 +343,22 @@ class PPOTrainer:
             return [torch.arange(count)]  # the order changes nothing: keep responses of like length together
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
-    def later_pass(self, batch: Batch, old: OldOutputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The pass of an optimizer step whose old outputs are known: (stats of the losses, counts not finite)."""
-        normalizers, stats, nonfinite = self.loss_normalizers(batch), {}, {}
-        for rows, sync in self._micro_batches(batch):
-            part = batch.select(rows)
-            with sync:
-                outputs = self.compute_outputs(part.rollout)
-                stats = add(stats, self._backward(part, outputs, old.select(rows), normalizers))
-            nonfinite = add(nonfinite, outputs.nonfinite)
-        return stats, nonfinite
-
-    def loss_normalizers(self, batch: Batch) -> Tensor:
-        """[3] counts of the whole optimizer step over all processes; see `Objective.counts`.
-
-        So gradients do not depend on how the step is split into micro-batches, or over processes.
-        """
-        return self.accelerator.reduce(self.objective.counts(batch), reduction="sum")
-
-    def _micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, AbstractContextManager]]:
-        """Rows that go through the models together; gradients are added up over processes with the last ones alone."""
-        parts = torch.arange(len(batch)).split(self.micro_batch_size)
-        for i, rows in enumerate(parts):
-            is_last = i == len(parts) - 1
-            yield rows, nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic)
-
-    def _backward(self, part: Batch, outputs: ModelOutputs, old: OldOutputs, normalizers: Tensor) -> dict[str, Tensor]:
-        """Add a micro-batch's gradients; returns the stats of its losses, still on the device."""
-        loss, stats = self.objective.losses(part, outputs, old, normalizers)
-        # DDP averages gradients over processes, while the normalizers are global: hence the factor.
-        self.accelerator.backward(loss * self.accelerator.num_processes)
-        return stats
-
-    def optimizer_step(
-        self, stats: dict[str, Tensor], nonfinite: dict[str, Tensor | float]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Clip gradients, policy and critic apart, and step; not so where NaN or infinity was met in this update.
-
-        Returns the metrics of the step and, by name, the numbers of this update so far that were not finite.
-        """
+    def optimizer_step(self, stats: dict[str, Tensor]) -> dict[str, float]:
+        """Clip gradients, policy and critic apart, and step where losses and gradients are finite; returns metrics."""
         self.accelerator.unscale_gradients()
-        norms, totals = {}, {}
-        for role, parameters in self.parameters.items():
-            norm = full_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-            norms[f"{role}_grad_norm"], wrong = finite(norm)
-            nonfinite = add(nonfinite, {f"gradient of the {role}": wrong})
+        most = self.config.max_grad_norm
+        norms = {x: full_tensor(torch.nn.utils.clip_grad_norm_(ps, most)) for x, ps in self.parameters.items()}
         # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
-        totals = sum_over_processes({**stats, **nonfinite}, self.accelerator)
-        nonfinite = {name: totals.pop(name) for name in nonfinite}
-        skip = any(nonfinite.values())
+        row = sum_over_processes(stats, self.accelerator)
+        row |= {f"{role}_grad_norm": float(norm) for role, norm in norms.items()}
+        skip = not all(map(math.isfinite, row.values()))
         if self.updates_done < self.config.critic_warmup:  # the critic learns alone at first
             for parameter in self.parameters["policy"]:
                 parameter.grad = None
         if not skip or self.accelerator.scaler is not None:  # the scaler of fp16 leaves such steps out by itself
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        norms = {name: float(norm) for name, norm in norms.items()}
-        return totals | norms | {"skipped_steps": float(skip)}, nonfinite
+        return row | {"skipped_steps": float(skip)}
 
     def _set_learning_rates(self) -> None:
         """Each role's schedule counts the updates in which it moves, however many optimizer steps each has.
@@ -405,7 +374,7 @@ class PPOTrainer:
 
     # -- after an update ----------------------------------------------------------------------------------------------
 
-    def _finish_update(self, row: dict[str, float], nonfinite: dict[str, float], at_start: dict | None) -> None:
+    def _finish_update(self, row: dict[str, float], at_start: dict | None) -> None:
         """Count the update, and refuse a run that does not work; `at_start` are the weights before the first update."""
         skipped = bool(row["skipped_steps"]) and self.accelerator.scaler is None
         if at_start and not row["skipped_steps"]:
@@ -414,7 +383,7 @@ class PPOTrainer:
             safeguards.check_start(row)
         self.updates_done += 1
         self.nonfinite_in_row = self.nonfinite_in_row + 1 if skipped else 0
-        safeguards.check_nonfinite(self.nonfinite_in_row, nonfinite)
+        safeguards.check_nonfinite(self.nonfinite_in_row, row)
 
     def _diagnoses_critic(self) -> bool:
         every = self.logging_config.diagnose_critic_every
@@ -422,7 +391,7 @@ class PPOTrainer:
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
         ceiling = self.config.kl_ceiling
-        if not ceiling or row["kl_k1"] <= ceiling or row["skipped_steps"]:
+        if not ceiling or row["skipped_steps"] or row["kl_k1"] <= ceiling:
             return False
         kl = f"KL {row['kl_k1']:.1f} is beyond --kl_ceiling {ceiling:g}"
         self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
@@ -463,38 +432,36 @@ class PPOTrainer:
     def fit_micro_batch_size(self) -> int:
         """Set `micro_batch_size` to the largest that fits, found by dry runs before training; returns it."""
         share = max(self.config.batch_size // self.config.num_mini_batches // self.accelerator.num_processes, 1)
-        self.micro_batch_size = safeguards.largest_micro_batch(self._dry_run, share, self.accelerator)
-        return self.micro_batch_size
+        self.micro_batch_size = share
+        self._with_less_memory(self._dry_run, share, alone=True)
+        self.micro_batch_size = size = min(gather_object([self.micro_batch_size]))
+        self.logger.write_line(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
+        return size
 
-    def _dry_run(self, size: int, share: int) -> None:
+    def _dry_run(self, share: int) -> None:
         """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
-        self.micro_batch_size = size
         prompt_tokens = max(map(len, encode_prompts(self.tokenizer, self.prompts)))
         rollout = longest_rollout(
-            rows=min(2 * size, share),
+            rows=min(2 * self.micro_batch_size, share),
             prompt_tokens=prompt_tokens,
             response_tokens=self.sampling.max_new_tokens,
             token=self.tokenizer.eos_token_id,
             device=self.accelerator.device,
         )
         batch = self.objective.batch(rollout, FixedNGram(1)(rollout.mask))  # the most that segmentation can need
-        try:
-            with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
-                self.first_pass(batch, self.objective.counts(batch))
-        finally:
-            self.optimizer.zero_grad(set_to_none=True)
+        with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
+            self.forward_backward(batch, self.objective.counts(batch))
+        self.optimizer.zero_grad(set_to_none=True)
 
-    def _with_less_memory(self, run: Callable, *args):
-        """`run(*args)`, again with half the micro-batch where memory ran out; gradients stay the same."""
+    def _with_less_memory(self, run: Callable, *args, alone: bool = False):
+        """`run(*args)`, again with half the micro-batch where memory ran out; gradients stay the same.
+
+        `alone`: no other process waits for this one in the middle of it.
+        """
         while True:
             try:
                 return run(*args)
             except RuntimeError as error:
-                alone = self.accelerator.num_processes == 1
+                alone = alone or self.accelerator.num_processes == 1
                 self.micro_batch_size = safeguards.smaller_micro_batch(self.micro_batch_size, error, alone)
                 self.optimizer.zero_grad(set_to_none=True)
-
-
-def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Numbers added up by name."""
-    return sums | {name: sums.get(name, 0.0) + x for name, x in more.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -18,29 +18,6 @@ from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 
-# Settings that a model's own generation config may hold, switched off here: `generate` takes what is not given from it.
-_NEUTRAL = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "return_dict_in_generate": False,
-    "output_scores": False,
-    "output_logits": False,
-    "use_cache": True,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "min_length": 0,
-    "remove_invalid_values": False,
-} | dict.fromkeys(
-    "min_p min_new_tokens max_time stop_strings bad_words_ids suppress_tokens begin_suppress_tokens sequence_bias "
-    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty guidance_scale watermarking_config "
-    "renormalize_logits token_healing penalty_alpha dola_layers prompt_lookup_num_tokens".split()
-)
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -52,12 +29,11 @@ class Sampling:
     top_p: float = 1.0
 
     def arguments(self) -> dict:
-        """Arguments of `generate`, every one passed so that no model's own defaults slip in."""
-        common = _NEUTRAL | {"max_new_tokens": self.max_new_tokens}
+        """Arguments of transformers' `generate`; models from `models.loading` have no other settings of their own."""
+        common = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
         if self.temperature == 0:
-            return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        return common | {"do_sample": True} | chosen
+            return common | {"do_sample": False}
+        return common | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
 @dataclass(frozen=True)
@@ -71,7 +47,6 @@ class Rollout:
     mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
     ended: Tensor  # [B] True where the response ends with EOS
     ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
-    nonfinite: Tensor | None = None  # [B] how many of them were NaN or infinite; they became 0
     scores: Tensor | None = None  # [B] the reward of each response, as it was given
     gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
 
@@ -95,20 +70,16 @@ class Rollout:
 
     def select(self, rows: slice | Tensor) -> Rollout:
         """Select some of the responses; T stays, so that [B, S] tensors of macro actions can be indexed alike."""
-        if isinstance(rows, slice):
-            rows = torch.arange(len(self))[rows]
-        picked = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in picked.items():
-            if isinstance(value, Tensor):
-                picked[name] = value[rows.to(value.device)]
-            elif value is not None:
-                picked[name] = [value[i] for i in rows.tolist()]
-        return Rollout(**picked)
+        rows = torch.arange(len(self), device=self.tokens.device)[rows]
+
+        def pick(x):
+            return x[rows.to(x.device)] if isinstance(x, Tensor) else x and [x[i] for i in rows.tolist()]
+
+        return Rollout(**{name: pick(x) for name, x in vars(self).items()})
 
     def to(self, device) -> Rollout:
         """The same rollout on another device."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()})
+        return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()})
 
     def trim(self) -> Rollout:
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""

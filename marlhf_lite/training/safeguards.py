@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -43,24 +41,6 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def largest_micro_batch(dry_run: Callable[[int, int], None], share: int, accelerator: Accelerator) -> int:
-    """The largest size for which `dry_run(size, share)` fits into memory, from a process's whole share down by halves.
-
-    The smallest answer of all processes counts.
-    """
-    size = share
-    while True:
-        try:
-            dry_run(size, share)
-            break
-        except RuntimeError as error:
-            size = smaller_micro_batch(size, error, alone=True)
-    size = min(gather_object([size]))
-    if accelerator.is_main_process:
-        tqdm.write(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
-    return size
 
 
 def smaller_micro_batch(size: int, error: RuntimeError, alone: bool) -> int:
@@ -123,10 +103,10 @@ def check_moved(
 NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
 
 
-def check_nonfinite(in_row: int, found: dict[str, float]) -> None:
-    """Raises `InputError` where too many updates in a row were left out; `found` counts what was not finite by name."""
+def check_nonfinite(in_row: int, row: dict[str, float]) -> None:
+    """Raises `InputError` where too many updates in a row were left out; `row` are the metrics of the last one."""
     if in_row >= NONFINITE_IN_ROW:
-        where = ", ".join(name for name, count in found.items() if count)
+        where = ", ".join(name for name, x in row.items() if not math.isfinite(x))
         raise InputError(
             f"{in_row} updates in a row were not finite and were left out ({where}): start again with lower learning "
             "rates, a smaller --max_grad_norm, or --dtype float32"
