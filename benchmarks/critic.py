@@ -20,6 +20,7 @@ import argparse
 from itertools import islice
 
 import torch
+from accelerate import Accelerator
 from cells import RESULTS
 from tqdm import tqdm
 
@@ -30,7 +31,7 @@ from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, posit
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.training.metrics import critic_metrics, critic_sums
+from marlhf_lite.training.metrics import critic_metrics, critic_numbers, moments
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches, prompt_stream
 from marlhf_lite.utils.jsonl import write_json
@@ -85,9 +86,7 @@ def gold(task, rollout) -> list[float]:
 def measure(values, y, rollout, args) -> dict[str, float]:
     """Metrics of values [B, T] on the held-out responses, as PPO records them."""
     some = slice(args.fit, None)
-    sums = critic_sums(values[some], y[some], rollout.mask[some]) | {"responses": args.held_out}
-    sums |= {"score": y[some].double().sum(), "score_square": y[some].double().square().sum()}
-    return critic_metrics({name: float(x) for name, x in sums.items()})
+    return critic_metrics(moments(critic_numbers(values[some], y[some], rollout.mask[some]), Accelerator()))
 
 
 def truth(task, tokenizer, rollout, y, args) -> dict[str, float]:

@@ -9,6 +9,7 @@ from itertools import chain, pairwise
 import pytest
 import reference_macro as ref
 import torch
+from accelerate import Accelerator
 from conftest import nudge
 from plain_update import (
     BETA,
@@ -30,7 +31,8 @@ from plain_update import (
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
-from marlhf_lite.training.metrics import critic_sums, explained_variance, kl_terms, metric_sums
+from marlhf_lite.training.metrics import update_metrics
+from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.ppo import OldOutputs
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
@@ -280,10 +282,6 @@ def test_metrics_against_loops(moved, batch):
     assert {k: row[k] for k in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_explained_variance_of_returns_that_do_not_vary():
-    assert explained_variance(3, 3.0, 3.0, 0.0, 0.0) == 0.0
-
-
 def critic_by_loops(values, scores):
     """What the critic knows of the final score, as `critic_metrics` has it."""
     pairs = [(4 * t // len(row), s, v) for row, s in zip(values, scores) for t, v in enumerate(row)]
@@ -312,6 +310,8 @@ def test_metrics_ignore_padding(tokenizer):
         x = torch.where(mask, torch.arange(1.0, mask.numel() + 1).reshape(shape), junk)
         scored = replace(rollout, scores=torch.ones(2), ref_logprobs=x * 0.5)
         old = OldOutputs(x, x, x, x, x * 2)  # one macro action a token
-        results.append(metric_sums(scored, FixedNGram(1)(mask), old) | critic_sums(x, scored.scores, mask))
+        batch = Objective(options(), MacroConfig()).batch(scored, FixedNGram(1)(mask))
+        results.append(update_metrics(batch, old, 0.1, MacroConfig(), Accelerator()))
     assert results[0] == results[1]
-    assert kl_terms(x, x * 0.5, mask)[0].tolist() == [0.5 * x[i][mask[i]].sum().item() for i in range(2)]
+    assert results[0]["kl_k1"] == pytest.approx(0.5 * x[mask].sum().item() / 2)
+    assert results[0]["score_explained_variance"] == 0.0  # of scores that do not vary

@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 
 from marlhf_lite.evaluation.statistics import paired_bootstrap
+from marlhf_lite.macro import kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.training.metrics import kl_terms
 from marlhf_lite.training.rewards import ModelReward, score_responses
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
@@ -83,7 +83,7 @@ def score_rollout(
         columns["kl"] = [0.0] * len(rollout)  # what the two passes would give
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
-        columns["kl"] = kl_terms(policy(*inputs)[0], reference(*inputs)[0], rollout.mask)[0].tolist()
+        columns["kl"] = kl_per_token(policy(*inputs)[0], reference(*inputs)[0], rollout.mask).sum(1).tolist()
     if reward is not None:
         columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:

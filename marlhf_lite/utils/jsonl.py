@@ -89,7 +89,8 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
             return os.fspath(item)
         if hasattr(item, "tolist"):  # tensors, arrays and their scalars
             return item.tolist()
-        raise InputError(f"{name}: a value of type {type(item).__name__}: give numbers, strings, lists or dicts of them")
+        kind = type(item).__name__
+        raise InputError(f"{name}: a value of type {kind}: give numbers, strings, lists or dicts of them")
 
     return json.loads(json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None)
 
