@@ -9,7 +9,6 @@ digits: set OMP_NUM_THREADS where runs must be equal bit by bit.
 import math
 import os
 import time
-from typing import NamedTuple
 
 import psutil
 
@@ -19,36 +18,13 @@ GIVEN = next((max(int(value), 1) for name in VARIABLES if (value := os.environ.g
 INTERVAL = 0.25  # seconds: the least that a load is measured over
 
 
-class Reading(NamedTuple):
-    """Processor time so far on the cores that this process may use, in seconds."""
-
-    clock: float
-    all: float
-    own: float
-
-
-def read() -> Reading:
-    """Read the counters, which takes well below a millisecond."""
-    times = psutil.cpu_times(percpu=True)
-    used = sum(getattr(times[i], name, 0.0) for i in _cores(len(times)) for name in ("user", "nice", "system", "steal"))
-    return Reading(time.perf_counter(), used, time.process_time())
-
-
-def free_cores(before: Reading, now: Reading) -> int:
-    """Number of cores that other programs left free between two readings, at least 1."""
-    others = ((now.all - before.all) - (now.own - before.own)) / (now.clock - before.clock)
-    cores = len(_cores(os.cpu_count() or 1))
-    # A core counts as busy where others use more than half of it; two threads of one physical core count once.
-    return max(1, min(math.floor(cores - others + 0.5), psutil.cpu_count(logical=False) or cores))
-
-
 def choose_threads() -> int:
     """Return the number of cores that are free now, at least 1; a user's OMP_NUM_THREADS or MKL_NUM_THREADS wins."""
     if GIVEN:
         return GIVEN
-    before = read()
+    cores = FreeCores()
     time.sleep(INTERVAL)
-    FreeCores.chosen = free_cores(before, read())
+    FreeCores.chosen = cores.count()
     return FreeCores.chosen
 
 
@@ -58,21 +34,25 @@ class FreeCores:
     chosen: int | None = None  # the last number that was chosen here, and by no user
 
     def __init__(self):
-        self.last = read()
+        self.process = psutil.Process()
+        self.count()
+
+    def count(self) -> int:
+        """Number of cores that other programs left free since the last call, at least 1."""
+        loads, own, self.last = psutil.cpu_percent(percpu=True), self.process.cpu_percent(), time.monotonic()
+        # On Linux a process may be limited to some cores.
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(loads))
+        loads = [load for core, load in enumerate(loads) if core in cores] or loads
+        # A core counts as busy where others use more than half of it; two threads of one physical core count once.
+        free = math.floor(len(loads) - (sum(loads) - own) / 100 + 0.5)
+        return max(1, min(free, psutil.cpu_count(logical=False) or len(loads)))
 
     def use(self) -> None:
         """Look, and set. It leaves alone what a user has set, in the environment or by `torch.set_num_threads`."""
         import torch  # `marlhf` sets variables before
 
-        now, default = read(), psutil.cpu_count(logical=False) or os.cpu_count()
+        default = psutil.cpu_count(logical=False) or os.cpu_count()
         by_user = GIVEN or torch.get_num_threads() not in (FreeCores.chosen, default)
-        if by_user or now.clock - self.last.clock < INTERVAL:
-            return
-        FreeCores.chosen, self.last = free_cores(self.last, now), now
-        torch.set_num_threads(FreeCores.chosen)
-
-
-def _cores(count: int) -> list[int]:
-    """The cores that this process may use; on Linux it may be limited to some."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(count)
-    return [core for core in range(count) if core in allowed] or list(range(count))
+        if not by_user and time.monotonic() - self.last >= INTERVAL:
+            FreeCores.chosen = self.count()
+            torch.set_num_threads(FreeCores.chosen)
