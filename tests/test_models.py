@@ -231,7 +231,7 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
     with pytest.raises(InputError, match="it holds an adapter"):
         model_path(str(sft))
     (tmp_path / "config.json").write_text(json.dumps({}))
-    with pytest.raises(InputError, match="no weights"):
+    with pytest.raises(InputError, match="no tokenizer"):
         model_path(str(tmp_path))
 
 

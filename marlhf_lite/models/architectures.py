@@ -5,22 +5,11 @@ The repositories are gated; these are the public numbers of their `config.json` 
 
 from transformers import Gemma2Config, GemmaConfig, LlamaConfig, PretrainedConfig
 
-
-def _sizes(hidden: int, inner: int, layers: int, heads: int, key_heads: int, head_dim: int) -> dict[str, int]:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "head_dim": head_dim,
-    }
-
-
-_GEMMA_2B = _sizes(2048, 16_384, 18, 8, 1, 256)
-_GEMMA_7B = _sizes(3072, 24_576, 28, 16, 16, 256)
-_GEMMA_2_27B = _sizes(4608, 36_864, 46, 32, 16, 128)
-_LLAMA_3B = _sizes(3072, 8192, 28, 24, 8, 128) | {"vocab_size": 128_256, "tie_word_embeddings": True}
+_NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size".split()
+_GEMMA_2B = (2048, 16_384, 18, 8, 1, 256, 256_000)
+_GEMMA_7B = (3072, 24_576, 28, 16, 16, 256, 256_000)
+_GEMMA_2_27B = (4608, 36_864, 46, 32, 16, 128, 256_000)
+_LLAMA_3B = (3072, 8192, 28, 24, 8, 128, 128_256)
 ARCHITECTURES = {
     "google/gemma-2b": (GemmaConfig, _GEMMA_2B),
     "google/gemma-7b": (GemmaConfig, _GEMMA_7B),
@@ -33,5 +22,6 @@ ARCHITECTURES = {
 
 def known_config(name: str) -> PretrainedConfig | None:
     """Return the config of one of the paper's models by its name on the hub, in bfloat16 as they are saved, or None."""
-    kind, numbers = ARCHITECTURES.get(name, (None, {}))
-    return kind(**numbers, dtype="bfloat16") if kind else None
+    kind, numbers = ARCHITECTURES.get(name, (None, ()))
+    sizes = dict(zip(_NAMES, numbers, strict=False))
+    return kind(**sizes, tie_word_embeddings=True, dtype="bfloat16") if kind else None

@@ -48,7 +48,6 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -74,10 +73,8 @@ def _check_folder(folder: Path) -> None:
         adapter = (folder / "adapter_config.json").is_file()
         hint = "it holds an adapter: give it as --sft or --rm, and its base as --model" if adapter else "save one there"
         raise InputError(f"--model {folder}: no config.json: {hint}")
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise InputError(f"--model {folder}: a config but no weights ({_WEIGHTS[0]}): copy them there")
     if not any((folder / name).is_file() for name in _TOKENIZERS):  # transformers would make up an empty one
-        raise InputError(f"--model {folder}: weights but no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")
+        raise InputError(f"--model {folder}: no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")
 
 
 def load_tokenizer(name: str):

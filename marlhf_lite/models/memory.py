@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,12 @@ class Memory:
     optimizer: float  # Adam's two moments
     generation: float  # keys and values, and a prefill pass
     training: float  # activations, logits and gradients of a micro-batch, or the optimizer's step
-    context: float
+    cuda: float  # CUDA's own memory
 
     @property
     def peak(self) -> float:
         fixed = self.weights + self.adapters + self.optimizer
-        return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.context
+        return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.cuda
 
 
 def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
@@ -76,7 +76,7 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         optimizer=2 * trained,
         generation=generation_bytes(base, rows, prompt + response),
         training=training_bytes(base, model, sizes.micro_batch_size or 1, prompt, response, trained),
-        context=CUDA_CONTEXT if gpu else 0.0,
+        cuda=CUDA_CONTEXT if gpu else 0.0,
     )
 
 
@@ -144,14 +144,7 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
 
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     """Format the parts in GiB, and whether they fit a card of `gpu` GiB."""
-    parts = {
-        "weights": memory.weights,
-        "adapters": memory.adapters,
-        "optimizer": memory.optimizer,
-        "generation": memory.generation,
-        "training": memory.training,
-        "CUDA": memory.context,
-    }
+    parts = asdict(memory)
     lines = [f"{name:<11} {size / GIB:8.2f} GiB" for name, size in parts.items() if size]
     lines.append(f"{'peak':<11} {memory.peak / GIB:8.2f} GiB  (generation and training take turns; 5 % for fragments)")
     if gpu:

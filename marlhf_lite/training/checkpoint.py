@@ -114,9 +114,7 @@ class Checkpoints:
         shapes = {name: tuple(p.shape) for name, p in _trainable(actor_critic).items()}
         if {name: tuple(value.shape) for name, value in state["weights"].items()} != shapes:
             raise InputError("its weights are those of another model or other adapters")
-        for name, size in self.run.position().items():
-            if size < state["logs"][name]:
-                raise InputError(f"{name} has {size} bytes instead of {state['logs'][name]} or more")
+        self.run.check_logs(state["logs"])
         return state
 
 
@@ -164,7 +162,6 @@ def _optimizer_state(actor_critic: nn.Module, optimizer) -> dict:
 
 
 def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> None:
-    """Load the optimizer's state."""
     inner = optimizer.optimizer
     if saved:
         states.set_optimizer_state_dict(actor_critic, inner, saved, options=FULL)
@@ -179,22 +176,18 @@ def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> Non
 # -- random generators ------------------------------------------------------------------------------------------------
 
 
-def random_states() -> dict:
+def random_states() -> tuple:
     """The states of torch's, its GPUs', python's and numpy's generators: sampling, training or a reward may draw."""
     kind, keys, *rest = numpy.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *rest],
-    }
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
 
 
-def set_random_states(saved: dict) -> None:
+def set_random_states(saved: tuple) -> None:
     """Restore what `random_states` returned."""
-    torch.set_rng_state(saved["torch"])
-    if saved["cuda"]:
-        torch.cuda.set_rng_state_all(saved["cuda"])
-    version, internal, gauss = saved["python"]
-    random.setstate((version, tuple(internal), gauss))
-    numpy.random.set_state(tuple(saved["numpy"]))
+    cpu, cuda, python, of_numpy = saved
+    torch.set_rng_state(cpu)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+    random.setstate(python)
+    numpy.random.set_state(of_numpy)
