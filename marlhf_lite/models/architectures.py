@@ -5,7 +5,15 @@ The repositories are gated; these are the public numbers of their `config.json` 
 
 from transformers import Gemma2Config, GemmaConfig, LlamaConfig, PretrainedConfig
 
-_NAMES = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size".split()
+_NAMES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 _GEMMA_2B = (2048, 16_384, 18, 8, 1, 256, 256_000)
 _GEMMA_7B = (3072, 24_576, 28, 16, 16, 256, 256_000)
 _GEMMA_2_27B = (4608, 36_864, 46, 32, 16, 128, 256_000)
