@@ -24,6 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import MacroConfig, MemoryConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.architectures import known_config
@@ -153,8 +154,8 @@ def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dic
         rows = trainer.train()
         options.model = str(folder / "config")
         lengths = {"max_prompt_length": args.prompt, "max_response_length": args.response}
-        sizes = MemoryConfig(batch_size=args.batch, micro_batch_size=args.micro, **lengths)
-        estimate = estimate_memory(MemoryCommand(memory=sizes, model=options), gpu=False)
+        sizes = {"batch_size": args.batch, "micro_batch_size": args.micro} | lengths
+        estimate = estimate_memory(MemoryCommand(**sizes, **asdict(options)), gpu=False)
     used = rows[1:] or rows
     seconds = sum(row["seconds"] for row in used) / len(used)
     weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)

@@ -8,18 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS
 from marlhf_lite.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from marlhf_lite.experiments.context import RunContext
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
 USAGE = """usage: marlhf <command> [options]
@@ -66,10 +61,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
     options = parse(name, words, COMMANDS[name])
     is_stage = isinstance(options, commands.StageCommand)
-    if is_stage and not options.run.output_dir:
-        options.run.output_dir = str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if is_stage and not options.output_dir:
+        options.output_dir = str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
-        ACTIONS[name](options)
+        run_stages(options) if is_stage else OTHERS[name](options)
     except KeyboardInterrupt:
         print(f"\nmarlhf: interrupted{_how_to_go_on(name, options) if is_stage else ''}", file=sys.stderr)
         return 130
@@ -79,7 +74,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
 def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
     from marlhf_lite.utils.run_folder import is_run
 
-    folder = options.run.output_dir
+    folder = options.output_dir
     if not is_run(Path(folder)):
         return ""
     again = f": marlhf {name} --resume {folder} goes on" if isinstance(options, commands.PolicyCommand) else ""
@@ -88,65 +83,37 @@ def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
 
 def print_presets(names: Sequence[str]) -> None:
     """Print the presets of these names, or the list of all."""
-    from marlhf_lite.config.parser import list_presets, preset_text
+    from marlhf_lite.config.parser import list_presets, preset_file
 
     if names and names[0] in ("-h", "--help"):
         names = []
         print(f"{PRESETS}\n\nexample: marlhf presets gemma-2b/tldr\n")
-    print("\n".join(preset_text(name).rstrip("\n") for name in names) if names else list_presets())
+    files = [preset_file(name, f"marlhf presets {name}") for name in names]
+    print("\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files) if files else list_presets())
 
 
-# Training and evaluation
+# The work
 
 
-def _open(options: commands.StageCommand) -> tuple[RunContext, ModuleType]:
-    """Check what the options name, open the run, and say where it is; the run's context and the stages."""
+def run_stages(options: commands.StageCommand) -> None:
+    """Check what the options name, open the run, say where it is, and train or evaluate."""
     from marlhf_lite.experiments.inputs import find_inputs
 
     inputs = find_inputs(options)
-    from marlhf_lite.experiments import pipeline
-    from marlhf_lite.experiments.context import open_context
+    from marlhf_lite.experiments import context, pipeline
 
-    context = open_context(options, inputs)
-    pipeline.print_main(f"run folder: {context.path}")
-    return context, pipeline
-
-
-def _sft(options: commands.SFTCommand) -> None:
-    context, pipeline = _open(options)
-    pipeline.print_main(f"adapter: {pipeline.sft_stage(context)}")
-
-
-def _rm(options: commands.RMCommand) -> None:
-    context, pipeline = _open(options)
-    pipeline.print_main(f"adapter: {pipeline.rm_stage(context, context.inputs.sft)}")
-
-
-def _policy(options: commands.PolicyCommand) -> None:
-    context, pipeline = _open(options)
-    pipeline.print_main(f"policy: {pipeline.policy_stage(context).policy}")
-
-
-def _run(options: commands.RunCommand) -> None:
-    context, pipeline = _open(options)
-    pipeline.run_all(context)
-
-
-def _evaluate(options: commands.EvaluateCommand) -> None:
-    context, pipeline = _open(options)
-    pipeline.evaluate(context, context.inputs.policies, context.inputs.sft, context.inputs.rm)
-
-
-# Other commands
+    opened = context.open_context(options, inputs)
+    context.print_main(f"run folder: {opened.path}")
+    pipeline.run_command(opened)
 
 
 def _compare(options: commands.CompareCommand) -> None:
     from marlhf_lite.evaluation.compare import compare, comparison_table
 
-    paths = [word.strip() for word in options.compare.answers.split(",") if word.strip()]
+    paths = [word.strip() for word in options.answers.split(",") if word.strip()]
     if not paths:
         raise InputError("--answers: not given: name runs of `marlhf evaluate`, comma-separated")
-    rows = compare(paths, options.compare.baseline)
+    rows = compare(paths, options.baseline)
     print(comparison_table(rows))
     print(f"\nbehind scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]")
 
@@ -161,20 +128,20 @@ def _judge(options: commands.JudgeCommand) -> None:
 def _study(options: commands.StudyCommand) -> None:
     from marlhf_lite.lab.studies.study import run_study
 
-    run_study(options.study)
+    run_study(options)
 
 
 def _memory(options: commands.MemoryCommand) -> None:
     from marlhf_lite.models.memory import estimate_memory, memory_table
 
-    print(memory_table(estimate_memory(options), options.memory.gpu))
+    print(memory_table(estimate_memory(options), options.gpu))
 
 
 def _generate(options: commands.GenerateCommand) -> None:
     from marlhf_lite.models.adapters import resolve_adapter_dir
 
-    policy = resolve_adapter_dir("policy", options.generate.policy)
-    prompt = options.generate.prompt or sys.stdin.read()
+    policy = resolve_adapter_dir("policy", options.policy)
+    prompt = options.prompt or sys.stdin.read()
     from marlhf_lite.experiments.export import answer_prompt
 
     print(answer_prompt(options, policy, prompt))
@@ -184,23 +151,17 @@ def _export(options: commands.ExportCommand) -> None:
     from marlhf_lite.models.adapters import resolve_adapter_dir
     from marlhf_lite.utils.run_folder import check_output_dir
 
-    if not options.export.output_dir:
+    if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
-    policy, folder = resolve_adapter_dir("policy", options.export.policy), Path(options.export.output_dir)
+    policy, folder = resolve_adapter_dir("policy", options.policy), Path(options.output_dir)
     check_output_dir(folder)
     from marlhf_lite.experiments.export import export_policy
 
     export_policy(options, policy, folder)
 
 
-# Command -> what it does with its options, an object of its class in COMMANDS.
-ACTIONS: dict[str, Callable] = {
-    "demo": _run,
-    "run": _run,
-    "sft": _sft,
-    "rm": _rm,
-    **dict.fromkeys(("ppo", "dpo", "rloo", "grpo"), _policy),
-    "evaluate": _evaluate,
+# Command that leaves no run -> what it does with its options.
+OTHERS = {
     "compare": _compare,
     "judge": _judge,
     "generate": _generate,

@@ -4,7 +4,6 @@ import copy
 import gc
 import math
 from collections import Counter
-from dataclasses import fields
 from itertools import islice
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ import torch
 from conftest import nudge
 from transformers import TrainerCallback
 
-from marlhf_lite.config.commands import COMMANDS, OPTIONS, groups
+from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
 from marlhf_lite.config.options import (
     CheckpointConfig,
     DPOStageConfig,
@@ -132,16 +131,14 @@ def work(base, tokenizer, texts, tmp_path):
         given = {"updates": 2, "batch_size": 8, "warmup_updates": 1, "checkpoint_every": 0, "max_response_length": 6}
         given |= {"policy_learning_rate": 0.01, "dpo_learning_rate": 0.01, "dpo_batch_size": 2} | changes
         assert given.keys() <= OPTIONS
-        kinds = groups(COMMANDS[method]).items()
-        options = COMMANDS[method](
-            **{name: kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given}) for name, kind in kinds}
-        )
+        command = COMMANDS[method]
+        options = command(**{name: given[name] for name in option_names(command) & given.keys()})
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         splits = {part: datasets.Dataset.from_dict(pairs) for part in ("rm", "ppo", "test")}
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
         folder = tmp_path / "work"
         run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, {})
-        return RunContext(options, run, task, tokenizer, lambda: model, resume=bool(options.run.resume))
+        return RunContext(options, run, task, tokenizer, lambda: model, resume=bool(options.resume))
 
     return build
 

@@ -31,8 +31,8 @@ def test_a_moment_holds_what_a_lesson_reads_and_disturbs_nothing(moved, tokenize
 
 def test_options_are_those_of_the_study_main(capsys):
     options = read_options(["--seed", "3", "--kl_coef", "0.1"])
-    assert (options.ppo.updates, options.ppo.critic_learning_rate, options.ppo.kl_coef) == (30, 0.003, 0.1)
-    assert options.run.seed == 3
+    assert (options.updates, options.critic_learning_rate, options.kl_coef) == (30, 0.003, 0.1)
+    assert options.seed == 3
     assert main(["--sft", "nowhere"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("diagnosis: --sft nowhere: no adapter there") and error.count("\n") == 1

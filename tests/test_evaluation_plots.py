@@ -10,7 +10,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.experiments.evaluation_report import details
+from marlhf_lite.experiments.reports import details
 from marlhf_lite.plotting import evaluation as plots
 from marlhf_lite.utils.errors import InputError
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, GemmaConfig
 import marlhf_lite
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import MemoryConfig, ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.architectures import ARCHITECTURES
 from marlhf_lite.models.loading import lora_config, share, with_head
@@ -58,7 +58,7 @@ def folder(folders):
 
 def options(folder, model=None, **ppo):
     sizes = {"max_prompt_length": PROMPT, "max_response_length": LENGTH, "batch_size": ROWS, "micro_batch_size": ROWS}
-    return MemoryCommand(MemoryConfig(**sizes | ppo), ModelConfig(**{"model": folder} | (model or {})))
+    return MemoryCommand(**sizes | ppo | {"model": folder} | (model or {}))
 
 
 def build_actors(base, given):

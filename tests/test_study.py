@@ -19,7 +19,7 @@ import yaml
 from made_up_results import made_up
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study as study_module
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, run_study
@@ -119,7 +119,7 @@ def test_faulty_protocols(small, changes, words):
 def test_faulty_options(given):
     ((option, value),) = given.items()
     with pytest.raises(InputError, match=f"--{option} .*{value.split(',')[-1]}"):
-        run_study(StudyConfig(**given))
+        run_study(StudyCommand(**given))
 
 
 def test_a_study_of_the_project_starts_from_a_committed_protocol(tmp_path, monkeypatch, capsys):
@@ -157,7 +157,7 @@ def fill(name, folder, seeds=(0,), **changes):
 
 
 def options(name, tmp_path, **changes):
-    return StudyConfig(name=name, output_dir=str(tmp_path / "results"), **changes)
+    return StudyCommand(name=name, output_dir=str(tmp_path / "results"), **changes)
 
 
 def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
@@ -240,7 +240,7 @@ import sys
 from pathlib import Path
 from marlhf_lite.cli import main
 from marlhf_lite.cli import COMMANDS
-from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study
 
 def make_start(run, folder, commands, reward_model):
@@ -249,7 +249,7 @@ def make_start(run, folder, commands, reward_model):
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 study.make_start = make_start
 study.MARLHF = [sys.executable, "toy.py"]
-study.run_study(StudyConfig(name=sys.argv[1], workers=1))
+study.run_study(StudyCommand(name=sys.argv[1], workers=1))
 """
 
 
@@ -311,7 +311,7 @@ def place(tiny, tmp_path_factory):
         patch.setattr(Commands, "run", run_here)
         patch.chdir(folder)
         with pytest.raises(InputError, match="1 of 6 runs"):
-            run_study(StudyConfig(name="small.yaml", output_dir="results", workers=1))
+            run_study(StudyCommand(name="small.yaml", output_dir="results", workers=1))
     return folder, shown.getvalue()
 
 
@@ -362,7 +362,7 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         (run / "training/ppo/checkpoints/update-000002.pt").unlink()
         shutil.rmtree(run / "training/ppo/policy")
         Path("results/PPO-seed0.json").unlink()
-        run_study(StudyConfig(name="small.yaml", output_dir="results", only="PPO", workers=1))
+        run_study(StudyCommand(name="small.yaml", output_dir="results", only="PPO", workers=1))
         first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
         assert first[0] == first[1]  # the first update was not made again
         assert timeless(read(Path())["PPO"]) == timeless(read(place[0])["PPO"])
@@ -375,7 +375,7 @@ def test_a_study_may_begin_at_a_later_prompt(place, tmp_path):
         protocol = yaml.safe_load(Path("small.yaml").read_text()) | {"first_prompt": 1}
         protocol["shared"]["eval_prompts"] = 2
         write(Path("small.yaml"), **protocol)
-        run_study(StudyConfig(name="small.yaml", output_dir="later", only="SFT", workers=1))
+        run_study(StudyCommand(name="small.yaml", output_dir="later", only="SFT", workers=1))
         later, before = json.loads(Path("later/SFT-seed0.json").read_text()), read(place[0])["SFT"]
     assert later["final"]["rm_score"] == before["final"]["rm_score"][1:]
     assert later["samples"] == before["samples"][1:]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_up_results import made_up
 
-from marlhf_lite.config.options import StudyConfig
+from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies.learning import learning_table
 from marlhf_lite.lab.studies.reports import study_figures, study_report
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
@@ -163,7 +163,7 @@ STORED = sorted(path.parent.name for path in shipped("results").glob("*/summary.
 @pytest.mark.parametrize("name", STORED)
 def test_stored_summaries_come_out_again_from_results_of_the_protocol(name, capsys):
     study, stored = load_study(name), json.loads(shipped(f"results/{name}/summary.json").read_text(encoding="utf-8"))
-    run_study(StudyConfig(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
+    run_study(StudyCommand(name=name, output_dir=str(shipped(f"results/{name}")), dry_run=True))
     *lines, _ = capsys.readouterr().out.splitlines()
     assert lines and all(line.endswith((" done", " to do")) for line in lines)  # none of an option that changed
     order = list(study.methods)

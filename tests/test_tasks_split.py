@@ -109,11 +109,7 @@ def test_held_out_rows_are_a_random_sample_without_repeated_prompts():
 def test_evaluations_take_their_prompts_from_that_sample():
     task = posts(100)
     options = SimpleNamespace(
-        eval=SimpleNamespace(eval_prompts=20),
-        logging=SimpleNamespace(test_prompts=8),
-        run=SimpleNamespace(seed=0),
-        sampling=SimpleNamespace(temperature=1.0, top_k=0, top_p=1.0),
-        data=SimpleNamespace(max_response_length=4),
+        eval_prompts=20, test_prompts=8, seed=0, temperature=1.0, top_k=0, top_p=1.0, max_response_length=4
     )
     context = RunContext(options, None, task, None, None)
     assert context.test_prompts == list(task.held_out(20)["prompt"])

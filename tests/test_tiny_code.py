@@ -11,7 +11,8 @@ from conftest import fails
 from test_programs_attacks import ready
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import ProgramConfig, StudyConfig
+from marlhf_lite.config.commands import StudyCommand
+from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES
@@ -147,7 +148,7 @@ def protocol(tmp_path, **changes):
 def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, capsys):
     ready("monty")
     monkeypatch.chdir(tmp_path)
-    run_study(StudyConfig(name=protocol(tmp_path), output_dir="results", workers=1))
+    run_study(StudyCommand(name=protocol(tmp_path), output_dir="results", workers=1))
     assert not list(tmp_path.glob("runs/**/rm"))
     result = read_result(Path("results") / "PPO-seed0.json")
     (row,) = result["curve"]

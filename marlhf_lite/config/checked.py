@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
+from typing import dataclass_transform
 
 from marlhf_lite.utils.errors import InputError
 
@@ -21,8 +22,12 @@ def option(default, help: str, **bounds):
     return field(default=default, metadata={"help": help, **bounds})
 
 
+@dataclass_transform(field_specifiers=(option,))
 class Checked:
-    """Base of all options classes: refuses numbers that are out of bounds. Raises `InputError`."""
+    """Base of all options classes: each is a dataclass that refuses numbers out of bounds. Raises `InputError`."""
+
+    def __init_subclass__(cls):
+        dataclass(cls)
 
     def __post_init__(self) -> None:
         for f in fields(self):

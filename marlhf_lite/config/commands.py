@@ -1,144 +1,89 @@
-"""The options of every command: one dataclass a command, its fields are groups of options (`config.options`).
+"""The options of every command: a class that inherits the groups of options it takes (`config.options`).
 
-The docstring of a command is what `--help` prints. `marlhf run` has the options of all its stages, so its class
+The docstring of a command is what `--help` prints. A command's options are also options of each of its groups, so that
+what takes a `ModelConfig` or a `PPOConfig` takes them. `marlhf run` has the options of all its stages, so its class
 inherits from theirs, and a stage takes the options of its own command or those of the whole run.
 """
 
-from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from __future__ import annotations
+
+from dataclasses import Field, fields, replace
+from typing import Literal
 
 from marlhf_lite.config import options as o
-from marlhf_lite.config.checked import Checked
+from marlhf_lite.config.checked import Checked, option
 
 # Commands that leave a run
 
 
-@dataclass
-class StageCommand:
+class StageCommand(o.RunConfig, o.ModelConfig, o.DataConfig):
     """What every command that leaves a run takes."""
 
-    run: o.RunConfig = field(default_factory=o.RunConfig)
-    model: o.ModelConfig = field(default_factory=o.ModelConfig)
-    data: o.DataConfig = field(default_factory=o.DataConfig)
 
-
-@dataclass
-class SFTCommand(StageCommand):
+class SFTCommand(o.SFTStageConfig, o.TrainerConfig, StageCommand):
     """Supervised fine-tuning of an adapter on chosen responses.
 
     example: marlhf sft --output_dir runs/a
     """
 
-    sft: o.SFTStageConfig = field(default_factory=o.SFTStageConfig)
-    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
 
-
-@dataclass
-class RMCommand(StageCommand):
+class RMCommand(o.RewardModelConfig, o.SFTInputConfig, o.TrainerConfig, StageCommand):
     """Reward model from preference pairs.
 
     example: marlhf rm --sft runs/a --output_dir runs/b
     """
 
-    rm: o.RewardModelConfig = field(default_factory=o.RewardModelConfig)
-    inputs: o.SFTInputConfig = field(default_factory=o.SFTInputConfig)
-    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
+
+class PolicyCommand(o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.LoggingConfig, StageCommand):
+    """What every command that trains a policy takes."""
 
 
-@dataclass
-class PolicyCommand(StageCommand):
-    """What every command that trains a policy takes; `sampling` says how its responses are sampled."""
-
-    inputs: o.InputConfig = field(default_factory=o.InputConfig)
-    programs: o.ProgramConfig = field(default_factory=o.ProgramConfig)
-    checkpoint: o.CheckpointConfig = field(default_factory=o.CheckpointConfig)
-    logging: o.LoggingConfig = field(default_factory=o.LoggingConfig)
-
-
-@dataclass
-class PPOCommand(PolicyCommand):
+class PPOCommand(o.MacroConfig, o.PPOConfig, o.RewardConfig, PolicyCommand):
     """PPO over macro actions; --n 1 is token-level PPO.
 
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
     """
 
-    macro: o.MacroConfig = field(default_factory=o.MacroConfig)
-    ppo: o.PPOConfig = field(default_factory=o.PPOConfig)
-    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
-
     @property
-    def sampling(self) -> o.PPOConfig:
-        return self.ppo
-
-    @property
-    def methods(self) -> dict[str, o.MacroConfig]:
-        """The PPO runs of this command: names, and what a macro action is in each."""
-        return {"ppo": self.macro}
+    def methods(self) -> dict[str, PPOCommand]:
+        """The PPO runs of this command: names, and the options of each."""
+        return {"ppo": self}
 
 
-@dataclass
-class DPOCommand(PolicyCommand):
+class DPOCommand(o.DPOStageConfig, o.SamplingConfig, o.TrainerConfig, PolicyCommand):
     """DPO on the reward model's pairs.
 
     example: marlhf dpo --sft runs/a --output_dir runs/d
     """
 
-    dpo: o.DPOStageConfig = field(default_factory=o.DPOStageConfig)
-    trainer: o.TrainerConfig = field(default_factory=o.TrainerConfig)
-    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
 
-
-@dataclass
-class RLOOCommand(PolicyCommand):
+class RLOOCommand(o.RLOOStageConfig, o.RewardConfig, PolicyCommand):
     """RLOO: groups of responses in place of a critic.
 
     example: marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e
     """
 
-    rloo: o.RLOOStageConfig = field(default_factory=o.RLOOStageConfig)
-    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
 
-    @property
-    def sampling(self) -> o.GroupConfig:
-        return self.rloo
-
-
-@dataclass
-class GRPOCommand(PolicyCommand):
+class GRPOCommand(o.GRPOStageConfig, o.RewardConfig, PolicyCommand):
     """GRPO: RLOO's groups, scaled by their deviation.
 
     example: marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f
     """
 
-    grpo: o.GRPOStageConfig = field(default_factory=o.GRPOStageConfig)
-    reward: o.RewardConfig = field(default_factory=o.RewardConfig)
 
-    @property
-    def sampling(self) -> o.GroupConfig:
-        return self.grpo
-
-
-@dataclass
-class EvaluatedCommand(StageCommand):
+class EvaluatedCommand(o.EvaluationConfig, StageCommand):
     """What every command takes that evaluates policies on held-out prompts."""
 
-    eval: o.EvaluationConfig = field(default_factory=o.EvaluationConfig)
 
-
-@dataclass
-class EvaluateCommand(EvaluatedCommand):
+class EvaluateCommand(o.InputConfig, o.ProgramConfig, o.SamplingConfig, EvaluatedCommand):
     """Answers, scores and intervals on held-out prompts.
 
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
     """
 
-    policies: o.PolicyConfig = field(default_factory=o.PolicyConfig)
-    inputs: o.InputConfig = field(default_factory=o.InputConfig)
-    programs: o.ProgramConfig = field(default_factory=o.ProgramConfig)
-    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
+    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
 
 
-@dataclass
 class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     """All stages on your data: SFT, reward model, MA-PPO, evaluation.
 
@@ -146,12 +91,11 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     """
 
     @property
-    def methods(self) -> dict[str, o.MacroConfig]:
+    def methods(self) -> dict[str, PPOCommand]:
         """One run, called PPO where macro actions are single tokens."""
-        return {"PPO" if self.macro.token_level else "MA-PPO": self.macro}
+        return {"PPO" if self.token_level else "MA-PPO": self}
 
 
-@dataclass
 class DemoCommand(RunCommand):
     """SFT, reward model, PPO and MA-PPO from one start, compared: minutes on two cores.
 
@@ -160,117 +104,105 @@ class DemoCommand(RunCommand):
     example: marlhf demo --updates 60 --seed 1
     """
 
-    DEFAULTS: ClassVar[dict[str, float]] = {"sft_epochs": 1.0, "rm_epochs": 0.5, "updates": 18, "eval_prompts": 128}
-
     @property
-    def methods(self) -> dict[str, o.MacroConfig]:
+    def methods(self) -> dict[str, PPOCommand]:
         """Two runs: single tokens, and macro actions."""
-        return {"PPO": replace(self.macro, termination="fixed", n="1"), "MA-PPO": self.macro}
+        return {"PPO": replace(self, termination="fixed", n="1"), "MA-PPO": self}
 
 
 # Other commands
 
 
-@dataclass
-class CompareCommand:
+class CompareCommand(Checked):
     """Stored answers of several runs side by side, paired by prompt.
 
     example: marlhf compare --answers runs/a,runs/b --baseline SFT
     """
 
-    compare: o.CompareConfig = field(default_factory=o.CompareConfig)
+    answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")
+    baseline: str = option("", "Method that the others are compared with. Default: SFT, else the first.")
 
 
-@dataclass
-class JudgeCommand:
+class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.RMInputConfig, o.ModelConfig, o.LengthConfig, o.SeedConfig):
     """Win rates by a judge: gold, rm, an endpoint, or you.
 
     example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human
     """
 
-    judge: o.JudgeConfig = field(default_factory=o.JudgeConfig)
-    endpoint: o.EndpointConfig = field(default_factory=o.EndpointConfig)
-    rm_input: o.RMInputConfig = field(default_factory=o.RMInputConfig)
-    model: o.ModelConfig = field(default_factory=o.ModelConfig)
-    length: o.LengthConfig = field(default_factory=o.LengthConfig)
-    seed: o.SeedConfig = field(default_factory=o.SeedConfig)
+    judge: Literal["auto", "gold", "rm", "endpoint", "human"] = option(
+        "auto",
+        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible, "
+        "also on your own machine), human; auto is gold where the answers have gold scores, else rm.",
+    )
+    judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
+    judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
+    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
+    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
+    judge_order: Literal["random", "both"] = option("random", "Order of the responses: random, or both orders.")
 
 
-@dataclass
-class GenerateCommand:
+class GenerateCommand(o.TrainedPolicyConfig, o.SamplingConfig, o.LengthConfig, o.SeedConfig, o.ModelConfig):
     """A policy's answer to a prompt.
 
     example: marlhf generate --policy runs/c --prompt "SUBREDDIT: r/tea ... TL;DR:"
     """
 
-    generate: o.GenerateConfig = field(default_factory=o.GenerateConfig)
-    sampling: o.SamplingConfig = field(default_factory=o.SamplingConfig)
-    length: o.LengthConfig = field(default_factory=o.LengthConfig)
-    seed: o.SeedConfig = field(default_factory=o.SeedConfig)
-    model: o.ModelConfig = field(default_factory=o.ModelConfig)
+    prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
 
 
-@dataclass
-class ExportCommand:
+class ExportCommand(o.TrainedPolicyConfig, o.OutputConfig, o.ModelConfig):
     """A policy as a model of its own, its adapter merged: a folder for transformers, or the hub.
 
     example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name
     """
 
-    export: o.ExportConfig = field(default_factory=o.ExportConfig)
-    model: o.ModelConfig = field(default_factory=o.ModelConfig)
+    push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
 
 
-@dataclass
-class StudyCommand:
+class StudyCommand(o.OutputConfig):
     """A grid of methods and seeds: what is not done runs, then the table and figures.
 
     example: marlhf study --name main --workers 2
     """
 
-    study: o.StudyConfig = field(default_factory=o.StudyConfig)
+    name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
+    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
+    seeds: str = option("", "Seeds instead of the study's, comma-separated.")
+    only: str = option("", "Methods to run, comma-separated. Default: all.")
+    dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
+    audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
 
 
-@dataclass
-class MemoryCommand:
+class MemoryCommand(o.GenerationBatchConfig, o.LengthConfig, o.ModelConfig):
     """How much memory PPO needs, from the model's config, before anything is loaded.
 
     example: marlhf memory --preset lora-t4-16gb --gpu 16
     """
 
-    memory: o.MemoryConfig = field(default_factory=o.MemoryConfig)
-    model: o.ModelConfig = field(default_factory=o.ModelConfig)
+    gpu: float = option(0.0, "Memory of the card in GiB; 0: no comparison.", least=0)
 
 
-COMMANDS: dict[str, type] = {
-    "demo": DemoCommand,
-    "run": RunCommand,
-    "sft": SFTCommand,
-    "rm": RMCommand,
-    "ppo": PPOCommand,
-    "dpo": DPOCommand,
-    "rloo": RLOOCommand,
-    "grpo": GRPOCommand,
-    "evaluate": EvaluateCommand,
-    "compare": CompareCommand,
-    "judge": JudgeCommand,
-    "generate": GenerateCommand,
-    "export": ExportCommand,
-    "study": StudyCommand,
-    "memory": MemoryCommand,
-}
+KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)
+KINDS += (EvaluateCommand, CompareCommand, JudgeCommand, GenerateCommand, ExportCommand, StudyCommand, MemoryCommand)
+COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
+# Command -> defaults of its own.
+DEFAULTS = {"demo": {"sft_epochs": 1.0, "rm_epochs": 0.5, "updates": 18, "eval_prompts": 128}}
 
 
-def groups(command: type) -> dict[str, type[Checked]]:
-    """Return the groups of a command by name: its own, then those that it shares with other commands."""
-    kinds = {f.name: f.default_factory for f in fields(command)}
-    names = [name for kind in command.__mro__ for name in vars(kind).get("__annotations__", ())]
-    return {name: kinds[name] for name in names if name in kinds}
+def groups(command: type) -> dict[str, list[Field]]:
+    """Return the options of a command by what they are about: its own, then those that it shares with others."""
+    kinds: list[type] = []
+    for kind in command.__mro__:
+        if kind.__module__ == o.__name__ and not any(issubclass(group, kind) for group in kinds):
+            kinds.append(kind)
+    shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
+    own = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
+    return {"Options of this command": own} | shared if own else shared
 
 
 def option_names(command: type) -> set[str]:
     """Return the names of all options of a command."""
-    return {f.name for kind in groups(command).values() for f in fields(kind)}
+    return {f.name for f in fields(command)}
 
 
 OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))

@@ -7,7 +7,6 @@ object is made. Options have the names of TRL and transformers, where these have
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from marlhf_lite.config.checked import Checked, option
@@ -16,21 +15,18 @@ from marlhf_lite.utils.errors import InputError
 # The run, the model, the data
 
 
-@dataclass
 class SeedConfig(Checked):
     """Random seed."""
 
     seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
 
 
-@dataclass
 class OutputConfig(Checked):
     """Output folder."""
 
     output_dir: str = option("", "Folder for all output. Default: below runs/; for a study data/results/<name>.")
 
 
-@dataclass
 class RunConfig(SeedConfig, OutputConfig):
     """Output folder, how a run goes on, and random seed."""
 
@@ -38,7 +34,6 @@ class RunConfig(SeedConfig, OutputConfig):
     resume: str = option("", "Folder of a run to go on with, with its options; --updates may be higher.")
 
 
-@dataclass
 class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
@@ -64,7 +59,6 @@ class ModelConfig(Checked):
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
 
 
-@dataclass
 class LengthConfig(Checked):
     """Limits of prompts and responses."""
 
@@ -72,7 +66,6 @@ class LengthConfig(Checked):
     max_response_length: int = option(96, "Longest response in tokens; longer ones are cut. Table 5: 512.", least=1)
 
 
-@dataclass
 class DataConfig(LengthConfig):
     """Data set, its split and its limits."""
 
@@ -93,26 +86,28 @@ class DataConfig(LengthConfig):
     bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
 
 
-@dataclass
 class SFTInputConfig(Checked):
     """The SFT model that the command starts from."""
 
     sft: str = option("", "Folder of the SFT adapter, or of the run that made it.")
 
 
-@dataclass
 class RMInputConfig(Checked):
     """The reward model that the command uses."""
 
     rm: str = option("", "Folder of the reward model's adapter, or of the run that made it.")
 
 
-@dataclass
 class InputConfig(RMInputConfig, SFTInputConfig):
     """Models that earlier stages made."""
 
 
-@dataclass
+class TrainedPolicyConfig(Checked):
+    """The policy to use."""
+
+    policy: str = option("", "Folder of a policy, or of the run that trained it.")
+
+
 class RewardConfig(Checked):
     """The reward of a response."""
 
@@ -123,7 +118,6 @@ class RewardConfig(Checked):
     )
 
 
-@dataclass
 class ProgramConfig(Checked):
     """Where programs run that are judged by unit tests, and the limits of one with all its tests."""
 
@@ -137,7 +131,6 @@ class ProgramConfig(Checked):
 # SFT, reward model, DPO
 
 
-@dataclass
 class TrainerConfig(Checked):
     """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
 
@@ -146,7 +139,6 @@ class TrainerConfig(Checked):
     warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
 
 
-@dataclass
 class SFTStageConfig(Checked):
     """Supervised fine-tuning on prompt and chosen response; the loss is on the response."""
 
@@ -155,7 +147,6 @@ class SFTStageConfig(Checked):
     sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT, for LoRA.", above=0)
 
 
-@dataclass
 class RewardModelConfig(Checked):
     """Reward model: Bradley-Terry on preference pairs, from the SFT adapter."""
 
@@ -167,7 +158,6 @@ class RewardModelConfig(Checked):
     )
 
 
-@dataclass
 class DPOStageConfig(Checked):
     """DPO on the pairs of the reward-model part, from the SFT adapter, which is also the reference."""
 
@@ -180,7 +170,6 @@ class DPOStageConfig(Checked):
 # Macro actions
 
 
-@dataclass
 class MacroConfig(Checked):
     """What a macro action is, its value, and how it enters the losses."""
 
@@ -257,7 +246,6 @@ class MacroConfig(Checked):
 # Sampling, PPO, RLOO and GRPO
 
 
-@dataclass
 class SamplingConfig(Checked):
     """How responses are sampled."""
 
@@ -266,7 +254,6 @@ class SamplingConfig(Checked):
     top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
 
 
-@dataclass
 class BatchConfig(Checked):
     """Sizes of batches."""
 
@@ -279,14 +266,12 @@ class BatchConfig(Checked):
     )
 
 
-@dataclass
 class GenerationBatchConfig(BatchConfig):
     """Sizes of batches, while sampling too."""
 
     generation_batch_size: int = option(0, "Responses sampled at a time; 0: all of a process's share.", least=0)
 
 
-@dataclass
 class RolloutConfig(BatchConfig, SamplingConfig):
     """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
 
@@ -307,7 +292,6 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
 
 
-@dataclass
 class PPOConfig(RolloutConfig, GenerationBatchConfig):
     """PPO with a critic, over macro actions."""
 
@@ -337,21 +321,18 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     )
 
 
-@dataclass
 class GroupConfig(RolloutConfig):
     """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
 
     num_generations: int = option(4, "Responses to each prompt (K). The paper's RLOO: 4.", least=2)
 
 
-@dataclass
 class RLOOStageConfig(GroupConfig):
     """RLOO: REINFORCE with a leave-one-out baseline."""
 
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
 
 
-@dataclass
 class GRPOStageConfig(GroupConfig):
     """GRPO: advantages divided by the standard deviation of their group."""
 
@@ -363,7 +344,6 @@ class GRPOStageConfig(GroupConfig):
 # Checkpoints and logs
 
 
-@dataclass
 class CheckpointConfig(Checked):
     """Checkpoints of a run."""
 
@@ -372,7 +352,6 @@ class CheckpointConfig(Checked):
     from_checkpoint: int = option(0, "Update whose checkpoint --resume takes. Default: the latest.", least=0)
 
 
-@dataclass
 class LoggingConfig(Checked):
     """Tests, samples and trackers while a run goes on."""
 
@@ -386,17 +365,9 @@ class LoggingConfig(Checked):
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
 
 
-# Evaluation, comparison, judges
+# Evaluation and judges
 
 
-@dataclass
-class PolicyConfig(Checked):
-    """The policies to evaluate."""
-
-    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
-
-
-@dataclass
 class EvaluationConfig(Checked):
     """Evaluation on held-out prompts, at several temperatures and with several samples if asked."""
 
@@ -435,31 +406,6 @@ def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
     return tuple(sorted(found))
 
 
-@dataclass
-class CompareConfig(Checked):
-    """Stored answers side by side, paired by prompt."""
-
-    answers: str = option("", "Runs of evaluate, folders of responses, or samples.jsonl files, comma-separated.")
-    baseline: str = option("", "Method that the others are compared with. Default: SFT, else the first.")
-
-
-@dataclass
-class JudgeConfig(OutputConfig):
-    """The judge, and the answers that it compares."""
-
-    judge: Literal["auto", "gold", "rm", "endpoint", "human"] = option(
-        "auto",
-        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible, "
-        "also on your own machine), human; auto is gold where the answers have gold scores, else rm.",
-    )
-    judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
-    judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
-    size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
-    judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
-    judge_order: Literal["random", "both"] = option("random", "Order of the responses: random, or both orders.")
-
-
-@dataclass
 class EndpointConfig(Checked):
     """An OpenAI-compatible endpoint as judge."""
 
@@ -468,46 +414,3 @@ class EndpointConfig(Checked):
     judge_key_env: str = option("OPENAI_API_KEY", "Environment variable of the key; an empty name for none.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
     workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
-
-
-# Using a policy, memory, studies
-
-
-@dataclass
-class TrainedPolicyConfig(Checked):
-    """The policy to use."""
-
-    policy: str = option("", "Folder of a policy, or of the run that trained it.")
-
-
-@dataclass
-class GenerateConfig(TrainedPolicyConfig):
-    """A policy and a prompt for it."""
-
-    prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
-
-
-@dataclass
-class ExportConfig(OutputConfig, TrainedPolicyConfig):
-    """A policy and where it goes."""
-
-    push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
-
-
-@dataclass
-class MemoryConfig(GenerationBatchConfig, LengthConfig):
-    """Sizes of batches and texts, and the card that the estimate is compared with."""
-
-    gpu: float = option(0.0, "Memory of the card in GiB; 0: no comparison.", least=0)
-
-
-@dataclass
-class StudyConfig(OutputConfig):
-    """A grid of methods and seeds, each run in a process of its own."""
-
-    name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
-    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
-    seeds: str = option("", "Seeds instead of the study's, comma-separated.")
-    only: str = option("", "Methods to run, comma-separated. Default: all.")
-    dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
-    audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")

@@ -14,7 +14,7 @@ import inspect
 import re
 import shutil
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
@@ -23,8 +23,7 @@ from typing import TypeVar
 import yaml
 from trl import TrlParser
 
-from marlhf_lite.config.checked import BOUNDS
-from marlhf_lite.config.commands import OPTIONS, groups
+from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
@@ -46,7 +45,7 @@ SAME = ("dataset", "size", "split_seed", "model", "finetune")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Each option once, with its type before its help and its default behind it."""
+    """Each option once, with its type before its help."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size().columns))
@@ -56,21 +55,21 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
             return ", ".join(action.option_strings)
         return f"{action.option_strings[0]} {self._format_args(action, action.metavar)}"
 
-    def _get_help_string(self, action: argparse.Action) -> str:
-        shown = action.default not in (None, "", argparse.SUPPRESS)
-        return f"{action.help} [{action.default}]" if shown else action.help
-
 
 class OptionParser(TrlParser):
     """TRL's parser of dataclasses; its errors are one line that names the option and the fix."""
 
-    @staticmethod
-    def _parse_dataclass_field(parser, field):
-        kinds = [kind for kind in (field.type, *typing.get_args(field.type)) if kind in TYPES]
-        metavar = {"metavar": TYPES[kinds[0]]} if kinds else {}  # argparse shows choices by itself
-        plain = copy.copy(field)  # argparse takes every metadata entry as an argument of its own, bounds too
-        plain.metadata = {k: v for k, v in field.metadata.items() if k not in BOUNDS} | metavar
-        TrlParser._parse_dataclass_field(parser, plain)
+    def _add_dataclass_arguments(self, command: type) -> None:
+        types = typing.get_type_hints(command)
+        for title, options in groups(command).items():
+            group = self.add_argument_group(title)
+            for option in map(copy.copy, options):
+                option.type = types[option.name]
+                kinds = [kind for kind in (option.type, *typing.get_args(option.type)) if kind in TYPES]
+                shown = "" if option.default in (None, "") else f" [{option.default}]"
+                option.metadata = {"help": option.metadata["help"] + shown}  # without bounds, which argparse would take
+                option.metadata |= {"metavar": TYPES[kinds[0]]} if kinds else {}  # argparse shows choices by itself
+                self._parse_dataclass_field(group, option)
 
     def error(self, message: str):
         message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough
@@ -101,16 +100,10 @@ class OptionParser(TrlParser):
         flags = [f"--{key}={value}" for key, value in values.items() if key in mine and value is not None]
         try:
             typed = self.read_flags(flags)
-            self.make(typed)
+            self.parse_dict(typed, allow_extra_keys=True)  # which refuses numbers out of bounds
         except InputError as error:
             raise InputError(f"{source}: {str(error).removeprefix(f'{self.prog}: ')}") from None
         return typed
-
-    def make(self, values: dict) -> list:
-        """Make the options objects from values by name. Raises `InputError` for a number out of bounds."""
-        return [
-            kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values}) for kind in self.dataclass_types
-        ]
 
 
 def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
@@ -122,9 +115,9 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     parser = _make_parser(name, command)
     flags = parser.read_flags(argv)
     layers, resume = [], flags.get("resume", "")
-    for preset in map(str.strip, flags["preset"].split(",") if "preset" in flags else []):
-        file = preset_file(preset, f"--preset {flags['preset']}")
-        layers.append(parser.read_values(read_yaml(file, f"--preset {preset}"), f"--preset {preset}"))
+    for preset in flags["preset"].split(",") if "preset" in flags else []:
+        source = f"--preset {flags['preset']}"
+        layers.append(parser.read_values(read_yaml(preset_file(preset.strip(), source), source), source))
     if resume:
         layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
     if "config" in flags:
@@ -132,26 +125,18 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
         layers.append(parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source))
     values = _merge([*layers, flags])
     if not resume:
-        values = _inherit(parser, values) | values
-        values = getattr(command, "DEFAULTS", {}) | EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
-    options = command(**dict(zip(groups(command), parser.make(values), strict=False)))
+        values = _inherit(parser, values)
+        values = DEFAULTS.get(name, {}) | EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
+    options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
-        options.run.output_dir, options.run.overwrite = resume, False
+        options.output_dir, options.overwrite = resume, False
         _check_unchanged(options)
     return options
 
 
-def flatten(options) -> dict:
-    """Return all options of a command by name: what config.yaml stores and `--config` reads."""
-    return {name: value for group in asdict(options).values() for name, value in group.items()}
-
-
 def _make_parser(name: str, command: type) -> OptionParser:
-    kinds = list(groups(command).values())
-    for kind in kinds:
-        kind._argument_group_name = kind.__doc__.rstrip(".")
     parser = OptionParser(
-        kinds,
+        command,
         prog=f"marlhf {name}",
         usage=f"marlhf {name} [options]",
         description=inspect.cleandoc(command.__doc__),
@@ -202,46 +187,45 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     config = RunFolder.open(folder).config
     if (Path(folder) / "checkpoints").is_dir():
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it stands in")
-    taken = [f"--{name}" for name in ("output_dir", "overwrite") if name in flags]
-    if taken:
-        raise InputError(f"{taken[0]}: a run that goes on stays in its folder: leave it out, or leave out --resume")
+    for name in {"output_dir", "overwrite"} & flags.keys():
+        raise InputError(f"--{name}: a run that goes on stays in its folder: leave it out, or leave out --resume")
     return {name: value for name, value in config.items() if name not in ("output_dir", "overwrite", "resume")}
 
 
-def _check_unchanged(options) -> None:
+def _check_unchanged(options: StageCommand) -> None:
     """Raise `InputError` where an option that changes results differs from that of the run that goes on."""
-    started = RunFolder.open(options.run.resume).config
-    for name, value in flatten(options).items():
-        if name not in MAY_CHANGE and name in started and started[name] != value:
-            then = started[name]
-            raise InputError(f"--{name} {value}: the run was started with {then}: leave it out, or start another run")
+    started = RunFolder.open(options.resume).config
+    for name, value in asdict(options).items():
+        if name not in MAY_CHANGE and started.get(name, value) != value:
+            then = f"the run was started with {started[name]}"
+            raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
 
 
 def _inherit(parser: OptionParser, values: dict) -> dict:
-    """Return data and model options of the runs that a command's models come from.
+    """Return `values`, and data and model options of the runs that a command's models come from.
 
-    Raises `InputError` where two such runs, or a run and `values`, contradict each other.
+    Raises `InputError` where such a run contradicts another one, or `values`.
     """
-    found: dict = {}
-    origin: dict[str, str] = {}
-    for option in INPUTS:
-        given = str(values.get(option) or "")
-        folders = [folder for _, folder in named_folders(given)] if option == "policies" else [given]
-        for folder in filter(None, folders):
-            run = _run_of(Path(folder).expanduser())
-            config = RunFolder.open(run).config if run else {}
-            mine = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
-            for name, value in mine.items():
-                if name in SAME and found.get(name, value) != value:
-                    made = f"made with --{name} {value}, but {origin[name]} with {found[name]}"
-                    raise InputError(f"--{option} {run}: {made}: give runs that belong together")
-                found.setdefault(name, value)
-                origin.setdefault(name, f"--{option} {run}")
-    for name in SAME:
-        if name in found and values.get(name, found[name]) != found[name]:
-            made = f"{origin[name]} was made with {found[name]}"
-            raise InputError(f"--{name} {values[name]}: {made}: leave it out, or give another run")
+    found, origin = dict(values), dict.fromkeys(values, "this command")
+    for option, run in _input_runs(values):
+        config = RunFolder.open(run).config
+        theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
+        for name, value in theirs.items():
+            if name in SAME and found.get(name, value) != value:
+                other = f"but {origin[name]} has --{name} {found[name]}"
+                raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give what belongs together")
+            found.setdefault(name, value)
+            origin.setdefault(name, f"--{option} {run}")
     return found
+
+
+def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
+    """Options that name adapters, each with the run that the adapter stands in, or is; an adapter may have none."""
+    for option in filter(values.get, INPUTS):
+        given = values[option]
+        for folder in [folder for _, folder in named_folders(given)] if option == "policies" else [given]:
+            place = Path(folder).expanduser()
+            yield from ((option, run) for run in [run for run in (place, *place.parents[:2]) if is_run(run)][:1])
 
 
 def named_folders(policies: str) -> list[tuple[str, str]]:
@@ -251,11 +235,6 @@ def named_folders(policies: str) -> list[tuple[str, str]]:
     """
     items = [item.strip() for item in policies.split(",") if item.strip()]
     return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in items]
-
-
-def _run_of(folder: Path) -> Path | None:
-    """Return the run that an adapter's folder stands in, or is; None where there is none."""
-    return next((place for place in (folder, *folder.parents[:2]) if is_run(place)), None)
 
 
 # Presets
@@ -275,18 +254,12 @@ def preset_file(name: str, source: str) -> Path:
     return PRESETS / f"{name}.yaml"
 
 
-def preset_text(name: str) -> str:
-    """Return the text of a preset. Raises `InputError` for an unknown name."""
-    return preset_file(name, f"marlhf presets {name}").read_text(encoding="utf-8")
-
-
 def list_presets() -> str:
     """Return a table of all presets: name, model, data set, and the first line of the file, which says what it is."""
     rows = [("preset", "model", "dataset", "what it is")]
     for name in presets():
-        text = preset_text(name)
-        values = yaml.safe_load(text)
-        about = text.partition("\n")[0].removeprefix("# ")
+        text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")
+        values, about = yaml.safe_load(text), text.partition("\n")[0].removeprefix("# ")
         rows.append((name, values.get("model", "-"), values.get("dataset", "-"), about))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

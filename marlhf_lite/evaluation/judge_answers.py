@@ -27,24 +27,24 @@ from marlhf_lite.utils.run_folder import CONFIG, RunFolder, check_writable
 
 
 def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
-    """Judge what the options name (groups judge, endpoint, rm_input, model, length, seed) and print the counts.
+    """Judge what the options name and print the counts.
 
     Returns the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are written
     beside the judgments. Everything is checked before a model is loaded or anything is paid for.
     """
-    chosen, seed = options.judge, options.seed.seed
-    names = [name.strip() for name in chosen.judge_methods.split(",") if name.strip()]
+    seed = options.seed
+    names = [name.strip() for name in options.judge_methods.split(",") if name.strip()]
     if len(names) != 2:
-        raise InputError(f"--judge_methods {chosen.judge_methods!r}: give two names, such as MA-PPO,PPO")
-    rows, first, second = find_answers(chosen.judge_answers, *names)
-    pairs = draw_pairs(make_pairs(rows, first, second), chosen.size, seed)
-    folder = Path(chosen.output_dir or "runs/judging").expanduser()
+        raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
+    rows, first, second = find_answers(options.judge_answers, *names)
+    pairs = draw_pairs(make_pairs(rows, first, second), options.size, seed)
+    folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
     judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])
     if identical := sum(pair.first == pair.second for pair in pairs):
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
-    judgments = judge_pairs(judge, pairs, folder, chosen.judge_order, seed)
-    counts = summary(judgments) | {"criteria": judge.criteria, "order": chosen.judge_order, "seed": seed}
+    judgments = judge_pairs(judge, pairs, folder, options.judge_order, seed)
+    counts = summary(judgments) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
     if judgments:  # else the counts of an earlier sitting stay
@@ -76,29 +76,29 @@ def find_answers(places: str, *methods: str) -> tuple:
 
 def make_judge(options: JudgeCommand, rows: Sequence[Mapping]) -> Judge:
     """The judge that `--judge` names, for these answers. Raises `InputError` where the judge lacks something."""
-    criteria, has_gold = CRITERIA[options.judge.judge_criteria], all(row.get("gold") is not None for row in rows)
-    kind = {"auto": "gold" if has_gold else "rm"}.get(options.judge.judge, options.judge.judge)
+    criteria, has_gold = CRITERIA[options.judge_criteria], all(row.get("gold") is not None for row in rows)
+    kind = {"auto": "gold" if has_gold else "rm"}.get(options.judge, options.judge)
     if kind == "gold" and not has_gold:
         raise InputError("--judge gold: the answers have no gold score, for their task has no known truth: take rm")
     if kind == "gold":
         return stored_judge(rows, "gold", "gold")
     if kind == "rm":
         return stored_judge(_with_rm_scores(options, rows), "rm_score", "rm")
-    return EndpointJudge(options.endpoint, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
+    return EndpointJudge(options, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
 
 
 def _with_rm_scores(options: JudgeCommand, rows: Sequence[Mapping]) -> Sequence[Mapping]:
     """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
     scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
     stored = len(scored_by) == 1 and None not in scored_by
-    folder = resolve_adapter_dir("rm", options.rm_input.rm) if options.rm_input.rm or not stored else None
+    folder = resolve_adapter_dir("rm", options.rm) if options.rm or not stored else None
     if stored and (folder is None or scored_by == {fingerprint(folder)}):
         return rows
-    reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options.model), folder)))
-    tokenizer = load_tokenizer(options.model.model)
-    if chat_writer(tokenizer, options.model.chat_template):
+    reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options), folder)))
+    tokenizer = load_tokenizer(options.model)
+    if chat_writer(tokenizer, options.chat_template):
         expect_chats(tokenizer)
-    return score_answers(reward, tokenizer, rows, options.length.max_response_length)
+    return score_answers(reward, tokenizer, rows, options.max_response_length)
 
 
 def score_answers(reward: ModelReward, tokenizer, rows: Sequence[Mapping], limit: int) -> list[dict]:

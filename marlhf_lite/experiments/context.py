@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.parser import flatten
+from marlhf_lite.config.options import GroupConfig, PPOConfig, ProgramConfig, RewardConfig
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.loading import check_target_modules, load_base, load_tokenizer, model_path
@@ -66,28 +66,18 @@ class RunContext(Generic[Options]):
         return self.run.path
 
     @property
-    def is_main(self) -> bool:
-        """Whether this process is the one that writes and prints."""
-        return PartialState().is_main_process
-
-    @property
-    def seed(self) -> int:
-        return self.options.run.seed
-
-    @property
     def limit(self) -> int:
         """The longest response, in tokens."""
-        return self.options.data.max_response_length
+        return self.options.max_response_length
 
     @property
     def sampling(self) -> Sampling:
-        chosen = self.options.sampling
-        return Sampling(self.limit, chosen.temperature, chosen.top_k, chosen.top_p)
+        return Sampling(self.limit, self.options.temperature, self.options.top_k, self.options.top_p)
 
     @property
     def test_prompts(self) -> list[str]:
         """The held-out prompts to evaluate on, each once."""
-        return list(self.task.held_out(self.options.eval.eval_prompts)["prompt"])
+        return list(self.task.held_out(self.options.eval_prompts)["prompt"])
 
 
 def print_main(text: str) -> None:
@@ -112,57 +102,61 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     options, the data or the model.
     """
     start_processes()
-    inputs, data, run = inputs or Inputs(), options.data, options.run
+    inputs = inputs or Inputs()
 
     # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
-    path = Path(broadcast_object_list([run.output_dir])[0])
-    resume = bool(run.resume) or (isinstance(options, commands.EvaluateCommand) and not run.overwrite and is_run(path))
+    path = Path(broadcast_object_list([options.output_dir])[0])
+    evaluates = isinstance(options, commands.EvaluateCommand)
+    resume = bool(options.resume) or (evaluates and not options.overwrite and is_run(path))
     if not resume:
-        check_output_dir(path, run.overwrite, [*inputs.folders, data.dataset, options.model.model])
-    model_path(options.model.model)
+        check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
+    model_path(options.model)
 
     # 2. Termination rules, trackers, and what contradicts itself.
     rules = {}
     if isinstance(options, commands.PPOCommand):
-        rules = {name: make_rule(macro, run.seed) for name, macro in options.methods.items()}
+        rules = {name: make_rule(macro, options.seed) for name, macro in options.methods.items()}
     if isinstance(options, commands.PolicyCommand):
-        tracker_names(options.logging.report_to)
-    if options.model.finetune == "full" and options.model.load_in_4bit:
+        tracker_names(options.report_to)
+    if options.finetune == "full" and options.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
 
     # 3. The data, and the reward of texts.
-    tokenizer = load_tokenizer(options.model.model)
-    given = {name: getattr(data, name) for name in ("size", "bad_rows", "template", "part")}
-    given |= {"streaming": data.dataset_streaming, "chat": chat_writer(tokenizer, options.model.chat_template)}
-    task = load_task(data.dataset, seed=data.split_seed, **given)
-    if task.chats:
-        expect_chats(tokenizer)
-    else:
-        options.model.chat_template = "none"  # what later commands take over
-    if isinstance(options, commands.PolicyCommand | commands.EvaluateCommand):
-        task = with_tests(task, options.programs, data.bad_rows)
+    tokenizer = load_tokenizer(options.model)
+    task = _load_task(options, tokenizer)
     reward = None
-    if isinstance(options, commands.PPOCommand | commands.RLOOCommand | commands.GRPOCommand):
-        function = text_reward(options.reward.reward, task)
-        reward = FunctionReward(function, options.reward.reward) if function else None
-    task = _drop_long_prompts(task, tokenizer, data.max_prompt_length)
+    if isinstance(options, RewardConfig):
+        function = text_reward(options.reward, task)
+        reward = FunctionReward(function, options.reward) if function else None
+    task = _drop_long_prompts(task, tokenizer, options.max_prompt_length)
     _check_training(options, inputs, task)
 
     # 4. The base model.
-    load = functools.cache(lambda: load_base(options.model))
-    if not (isinstance(options, commands.EvaluateCommand) and resume):
+    load = functools.cache(lambda: load_base(options))
+    if not (evaluates and resume):
         load()
-    if isinstance(options, commands.SFTCommand) and options.model.finetune == "lora":
-        check_target_modules(load(), options.model.lora_target_modules)
+    if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
+        check_target_modules(load(), options.lora_target_modules)
 
     # 5. The folder is made when nothing can go wrong any more.
-    folder = open_run(path, flatten(options), resume=resume, overwrite=run.overwrite)
-    context = RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume)
-    if context.is_main:
+    folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
+    if PartialState().is_main_process:
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
         write_json(folder.path / "data.json", task.counts | different)
-    _print_start(context)
-    return context
+    _print_start(options, inputs, task)
+    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume)
+
+
+def _load_task(options: commands.StageCommand, tokenizer) -> Task:
+    """Load the data, with unit tests where programs may be judged by them, and set the tokenizer up for chats."""
+    given = {name: getattr(options, name) for name in ("size", "bad_rows", "template", "part")}
+    given |= {"streaming": options.dataset_streaming, "chat": chat_writer(tokenizer, options.chat_template)}
+    task = load_task(options.dataset, seed=options.split_seed, **given)
+    if task.chats:
+        expect_chats(tokenizer)
+    else:
+        options.chat_template = "none"  # what later commands take over
+    return with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
 
 
 def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
@@ -177,24 +171,23 @@ def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
 def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for batches that cannot be divided, and where a reward model has no pairs to learn from."""
     state = PartialState()
-    for name in ("sft", "rm", "dpo"):
-        if stage := getattr(options, name, None):
-            flag = f"{name}_batch_size"
-            split_batch(getattr(stage, flag), options.trainer.per_device_train_batch_size, f"--{flag}")
-    if isinstance(options, commands.PPOCommand):
-        count_updates(options.ppo, len(task.splits["ppo"]), state)
-    if isinstance(options, commands.RLOOCommand | commands.GRPOCommand):
-        check_groups(options.sampling, state.num_processes)
-    is_used = not isinstance(options, commands.RunCommand) or options.reward.reward == "rm"
+    for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
+        if size := getattr(options, flag, None):
+            split_batch(size, options.per_device_train_batch_size, f"--{flag}")
+    if isinstance(options, PPOConfig):
+        count_updates(options, len(task.splits["ppo"]), state)
+    if isinstance(options, GroupConfig):
+        check_groups(options, state.num_processes)
+    is_used = not isinstance(options, commands.RunCommand) or options.reward == "rm"
     learns = isinstance(options, commands.RMCommand) and is_used and not inputs.rm
     if (learns or isinstance(options, commands.DPOCommand)) and not len(task.splits["rm"]):
         hint = "train PPO with --reward tests, or package.module:function"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")
 
 
-def _print_start(context: RunContext[commands.StageCommand]) -> None:
-    model, dataset, task = context.options.model.model, context.options.data.dataset, context.task
-    if taken := [name for name in ("sft", "rm", "policies") if getattr(context.inputs, name)]:
+def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
+    model, dataset = options.model, options.dataset
+    if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
         print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {model}")
     reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
     dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)

@@ -20,7 +20,7 @@ from marlhf_lite.utils.errors import InputError
 def merged_policy(options: GenerateCommand | ExportCommand, folder: Path) -> tuple[PreTrainedModel, object]:
     """Load a policy and merge its adapter into the base weights; return the model and its tokenizer."""
     start_processes()
-    config = replace(options.model, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
+    config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, policy = load_tokenizer(config.model), load_policy(load_base(config), folder, trainable=False)
     return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer
 
@@ -30,15 +30,14 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer = merged_policy(options, folder)
-    if write := chat_writer(tokenizer, options.model.chat_template):
+    if write := chat_writer(tokenizer, options.chat_template):
         prompt = write([{"role": "user", "content": prompt}])
         expect_chats(tokenizer)
-    tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.length.max_prompt_length
+    tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
-    set_seed(options.seed.seed)
-    chosen = options.sampling
-    sampling = Sampling(options.length.max_response_length, chosen.temperature, chosen.top_k, chosen.top_p)
+    set_seed(options.seed)
+    sampling = Sampling(options.max_response_length, options.temperature, options.top_k, options.top_p)
     return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
 
 
@@ -48,8 +47,7 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     for part in (model, tokenizer):
         part.save_pretrained(output)
     print_main(f"model: {output}")
-    name = options.export.push_to_hub
-    if name:
+    if name := options.push_to_hub:
         try:
             for part in (model, tokenizer):
                 part.push_to_hub(name)

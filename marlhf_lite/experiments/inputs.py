@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from marlhf_lite.config.commands import RunCommand, StageCommand
-from marlhf_lite.config.parser import flatten, named_folders
+from marlhf_lite.config.parser import named_folders
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
 
@@ -29,7 +29,7 @@ class Inputs:
 
 def find_inputs(options: StageCommand) -> Inputs:
     """Find what --sft, --rm and --policies name. Raises `InputError` where one is missing that the command needs."""
-    values, makes_them = flatten(options), isinstance(options, RunCommand)
+    values, makes_them = asdict(options), isinstance(options, RunCommand)
     if values.get("from_checkpoint") and not values["resume"]:
         hint = "add --resume with the run's folder, or leave it out"
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")

@@ -10,7 +10,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,14 +21,12 @@ from transformers import PrinterCallback, Trainer, set_seed
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import BatchConfig
-from marlhf_lite.config.parser import flatten
+from marlhf_lite.config.options import BatchConfig, ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
-from marlhf_lite.experiments.evaluation_report import caption, details, example_answers, pass_report
-from marlhf_lite.experiments.reports import run_report
+from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -68,21 +66,35 @@ class Trained(NamedTuple):
 # The whole run
 
 
+def run_command(context: RunContext) -> None:
+    """Do what the command of this context is for, and print where its result is."""
+    options, inputs = context.options, context.inputs
+    if isinstance(options, commands.RunCommand):
+        run_all(context)
+    elif isinstance(options, commands.EvaluateCommand):
+        evaluate(context, inputs.policies, inputs.sft, inputs.rm)
+    elif isinstance(options, commands.SFTCommand):
+        print_main(f"adapter: {sft_stage(context)}")
+    elif isinstance(options, commands.RMCommand):
+        print_main(f"adapter: {rm_stage(context, inputs.sft)}")
+    else:
+        print_main(f"policy: {policy_stage(context).policy}")
+
+
 def run_all(context: RunContext[commands.RunCommand]) -> None:
     """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
-    options, inputs = context.options, context.inputs
+    sft, rm = context.inputs.sft, context.inputs.rm
     job = plan(context)
     shares = ", ".join(f"{name} {work / sum(job.work.values()):.0%}" for name, work in job.work.items())
     print_main(f"plan: {shares}; time left: {job.left()}")
-    sft, rm = inputs.sft, inputs.rm
-    if sft is None:
+    if "SFT" in job.work:
         with job.stage("SFT"):
             sft = sft_stage(context)
-    if rm is None and "reward model" in job.work:
+    if "reward model" in job.work:
         with job.stage("reward model"):
             rm = rm_stage(context, sft)
     trained = {}
-    for name in options.methods:
+    for name in context.options.methods:
         with job.stage(name):
             trained[name] = ppo_stage(context, sft, rm, name)
     with job.stage("evaluation"):
@@ -93,18 +105,17 @@ def plan(context: RunContext[commands.RunCommand]) -> Job:
     """The stages of a run, with their shares of the work. They hold about: they know no lengths of texts."""
     options, inputs, splits, work = context.options, context.inputs, context.task.splits, {}
     if not inputs.sft:
-        work["SFT"] = len(splits["sft"]) * options.sft.sft_epochs * TRAINED
-    if not inputs.rm and (len(splits["rm"]) or options.reward.reward == "rm"):
-        work["reward model"] = 2 * len(splits["rm"]) * options.rm.rm_epochs * TRAINED
-    ppo, chosen = options.ppo, options.eval
-    rounds = (
-        ppo.prompt_epochs * len(splits["ppo"]) * ppo.rollouts / ppo.batch_size if ppo.prompt_epochs else ppo.updates
-    )
+        work["SFT"] = len(splits["sft"]) * options.sft_epochs * TRAINED
+    if not inputs.rm and (len(splits["rm"]) or options.reward == "rm"):
+        work["reward model"] = 2 * len(splits["rm"]) * options.rm_epochs * TRAINED
+    rollout = options.updates * options.batch_size
+    if options.prompt_epochs:
+        rollout = options.prompt_epochs * len(splits["ppo"]) * options.rollouts
     for name in options.methods:
-        work[name] = rounds * ppo.batch_size * (ANSWERED + ppo.num_ppo_epochs * TRAINED)
-    answers = len(context.test_prompts) * chosen.eval_samples * max(len(chosen.temperatures), 1)
+        work[name] = rollout * (ANSWERED + options.num_ppo_epochs * TRAINED)
+    answers = len(context.test_prompts) * options.eval_samples * max(len(options.temperatures), 1)
     work["evaluation"] = (1 + len(options.methods)) * answers * ANSWERED
-    return Job(work, pace=1.0 if options.model.model in EMBEDDED_MODELS else None)
+    return Job(work, pace=1.0 if options.model in EMBEDDED_MODELS else None)
 
 
 # SFT and reward model
@@ -120,9 +131,9 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
     if context.resume and (folder / last).is_file():
         print_main(f"{name}: done already")
         return folder
-    set_seed(context.seed)  # each stage by itself: it does not depend on what ran before it
+    set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
     for file, content in train(folder).items():
-        if context.is_main:
+        if PartialState().is_main_process:
             write_json(folder / file, content)
     PartialState().wait_for_everyone()  # the next stage reads these files
     return folder
@@ -133,54 +144,62 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
 
     Data of prompts alone have no such part: the policy then starts as the base model is.
     """
-    options, rows = context.options, context.task.splits["sft"]
+    options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["sft"]
 
     def train(folder: Path) -> dict:
-        model = _to_train(new_policy(context.base, options.model), context)
-        if not len(rows):
-            print_main("SFT: no answers to learn from: the policy starts as the base model is")
-            if context.is_main:
-                model.save_pretrained(folder)
-                context.tokenizer.save_pretrained(folder)
-            return {"log.json": []}
-        how = (options.sft, options.data, folder, context.seed, options.trainer)
-        return {"log.json": train_sft(model, context.tokenizer, rows, *how)}
+        model = _to_train(new_policy(context.base, options), options)
+        if len(rows):
+            return {"log.json": train_sft(model, tokenizer, rows, options, options, folder, options.seed, options)}
+        print_main("SFT: no answers to learn from: the policy starts as the base model is")
+        if PartialState().is_main_process:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        return {"log.json": []}
 
     return run_stage(context, "sft", "log.json", train)
 
 
 def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
     """Train the reward model from the SFT adapter; return its folder. Prints its accuracy on held-out pairs."""
-    options, rows = context.options, context.task.splits["rm"]
+    options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["rm"]
 
     def train(folder: Path) -> dict:
-        model = _to_train(new_reward_model(context.base, sft, context.seed), context)
-        how = (options.rm, options.data, folder, context.seed, options.trainer)
-        log = train_reward_model(model, context.tokenizer, rows, *how)
+        model = _to_train(new_reward_model(context.base, sft, options.seed), options)
+        log = train_reward_model(model, tokenizer, rows, options, options, folder, options.seed, options)
         held_out = context.task.held_out(500)
-        accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), context.tokenizer, held_out, context.limit)
+        accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
         return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}
 
     return run_stage(context, "rm", "accuracy.json", train)
 
 
-def _to_train(model, context: RunContext):
+def _to_train(model, options: ModelConfig):
     """Return the model, with activation checkpointing if `--gradient_checkpointing` asks for it."""
-    if context.options.model.gradient_checkpointing:
+    if options.gradient_checkpointing:
         checkpoint_activations(model)
     return model
 
 
-# PPO
+# PPO, DPO, RLOO and GRPO
+
+
+def policy_stage(context: RunContext[commands.PolicyCommand]) -> Trained:
+    """Train a policy by the method whose command this is, from the models of --sft and --rm."""
+    sft, rm = context.inputs.sft, context.inputs.rm
+    if isinstance(context.options, commands.PPOCommand):
+        return ppo_stage(context, sft, rm)
+    if isinstance(context.options, commands.DPOCommand):
+        return dpo_stage(context, sft, make_reward(context, rm) if rm else None)
+    method = "rloo" if isinstance(context.options, commands.RLOOCommand) else "grpo"
+    return group_stage(context, sft, make_reward(context, rm), method)
 
 
 def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
     """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
-    options, macro = context.options, context.options.methods[name]
-    config = flatten(options) | asdict(macro)
-    run, checkpoints = _open_stage(context, name.lower(), "update-*", config)
-    models = build_models(context.base, sft, rm, options.ppo.critic_init, options.model.gradient_checkpointing)
+    options = context.options.methods[name]
+    run, checkpoints = _open_stage(context, name.lower(), "update-*", asdict(options))
+    models = build_models(context.base, sft, rm, options.critic_init, options.gradient_checkpointing)
     reward = make_reward(context, rm, models.reward)
     trainer = PPOTrainer(
         models,
@@ -188,17 +207,17 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         context.task.splits["ppo"]["prompt"],
         reward,
         context.rules[name],
-        options.ppo,
-        macro,
+        config=options,
+        macro_config=options,
         max_response_length=context.limit,
-        checkpoint_config=options.checkpoint,
-        logging_config=options.logging,
-        seed=context.seed,
+        checkpoint_config=options,
+        logging_config=options,
+        seed=options.seed,
         run=run,
         gold=context.task.gold,
-        held_out=held_out_evaluation(context, reward, options.ppo.generation_batch_size or 128),
+        held_out=held_out_evaluation(context, reward, options.generation_batch_size or 128),
         name=name,
-        accelerator=make_accelerator(options.logging.report_to, run.path, name, config),
+        accelerator=make_accelerator(options.report_to, run.path, name, asdict(options)),
     )
     try:
         trainer.train(resume=bool(checkpoints))
@@ -213,37 +232,26 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
 
 def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> tuple[RunFolder, dict[int, Path]]:
     """Return a stage's run folder, and with `--resume` its checkpoints by update; without any it starts over."""
-    set_seed(context.seed)  # each stage by itself: it does not depend on what ran before it
+    set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
     place = context.path / name
     paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
     checkpoints = {int(re.sub(r"\D", "", path.name)): path for path in paths}
     return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
 
 
-def policy_stage(context: RunContext[commands.PolicyCommand]) -> Trained:
-    """Train a policy by the method whose command this is, from the models of --sft and --rm."""
-    sft, rm = context.inputs.sft, context.inputs.rm
-    if isinstance(context.options, commands.PPOCommand):
-        return ppo_stage(context, sft, rm)
-    if isinstance(context.options, commands.DPOCommand):
-        return dpo_stage(context, sft, make_reward(context, rm) if rm else None)
-    method = "rloo" if isinstance(context.options, commands.RLOOCommand) else "grpo"
-    return group_stage(context, sft, make_reward(context, rm), method)
-
-
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
     """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is loaded already."""
     if context.reward is not None:
         return context.reward
-    sizes = context.options.sampling
-    batch = (sizes.micro_batch_size or sizes.batch_size) if isinstance(sizes, BatchConfig) else 16
+    options = context.options
+    batch = (options.micro_batch_size or options.batch_size) if isinstance(options, BatchConfig) else 16
     return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
-    prompts = list(context.task.held_out(context.options.logging.test_prompts)["prompt"])
-    given = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, context.seed, batch_size)
+    prompts, seed = list(context.task.held_out(context.options.test_prompts)["prompt"]), context.options.seed
+    given = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, seed, batch_size)
     return HeldOutEvaluation(*given) if prompts else None
 
 
@@ -252,32 +260,15 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
 # that it gets (a disabled adapter would be the base).
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where a baseline starts: the policy as SFT left it, its records, and the checkpoint to go on from, if any."""
-
-    sft: Path
-    model: PeftModel
-    logger: RunLogger
-    checkpoint: Path | None
-
-
 def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
-    options, start = context.options, _start_baseline(context, sft, "dpo")
-    trainer = dpo_trainer(
-        start.model,
-        context.tokenizer,
-        context.task.splits["rm"],
-        options.dpo,
-        context.limit,
-        start.logger.run.path,
-        options.checkpoint,
-        context.seed,
-        options.trainer,
-        options.logging.report_to,
-    )
-    return _train_baseline(context, start, trainer, lambda logs: dpo_row(logs, options.dpo), reward)
+    options, pairs = context.options, context.task.splits["rm"]
+
+    def make(model: PeftModel, logger: RunLogger) -> Trainer:
+        given = (options, context.limit, logger.run.path, options, options.seed, options, options.report_to)
+        return dpo_trainer(model, context.tokenizer, pairs, *given)
+
+    return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> Trained:
@@ -286,65 +277,63 @@ def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> 
     RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
     the group's deviation, and the KL penalty as k3 in the loss.
     """
-    options, group, start = context.options, context.options.sampling, _start_baseline(context, sft, method)
-    trainer = group_trainer(
-        method,
-        start.model,
-        context.tokenizer,
-        context.task.splits["ppo"]["prompt"],
-        SampledReward(reward, start.model, context.tokenizer, group, context.task.gold, start.logger),
-        group,
-        context.limit,
-        start.logger.run.path,
-        options.checkpoint,
-        context.seed,
-        options.logging.report_to,
-    )
-    return _train_baseline(context, start, trainer, lambda logs: group_row(logs, method, group), reward)
+    options, prompts = context.options, context.task.splits["ppo"]["prompt"]
 
+    def make(model: PeftModel, logger: RunLogger) -> Trainer:
+        scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
+        given = (options, context.limit, logger.run.path, options, options.seed, options.report_to)
+        return group_trainer(method, model, context.tokenizer, prompts, scored, *given)
 
-def _start_baseline(context: RunContext[commands.PolicyCommand], sft: Path, name: str) -> _Start:
-    run, found = _open_stage(context, name, "checkpoint-*", flatten(context.options))
-    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
-    update = context.options.checkpoint.from_checkpoint
-    if update and update not in whole:
-        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(update or max(whole, default=0))
-    if checkpoint and context.is_main:
-        run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
-    PartialState().wait_for_everyone()
-    logger = RunLogger(run, name.upper())
-    logger.history = run.metrics()
-    return _Start(sft, _to_train(load_policy(context.base, sft), context), logger, checkpoint)
+    return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, method, options))
 
 
 def _train_baseline(
     context: RunContext[commands.PolicyCommand],
-    start: _Start,
-    trainer: Trainer,
-    translate: Callable[[dict], dict],
+    name: str,
+    sft: Path,
     reward: Reward | None,
+    make: Callable[[PeftModel, RunLogger], Trainer],
+    translate: Callable[[dict], dict],
 ) -> Trained:
     """Train, from the checkpoint if there is one, and save the policy, also that of an interrupted run.
 
-    `translate` makes a row of metrics of TRL's log. Weights that are not finite are not saved.
+    `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log. Weights that
+    are not finite are not saved.
     """
-    logger, held_out, folder = start.logger, None, start.logger.run.path / "policy"
-    if every := context.options.logging.eval_every:
-        reference = PolicyModel(load_policy(context.base, start.sft, trainable=False))
-        models = PPOModels(PolicyModel(trainer.model), reference, None, None)
-        test = held_out_evaluation(context, reward)
+    options, is_main = context.options, PartialState().is_main_process
+
+    # 1. The folder, and the checkpoint to go on from: one that is whole.
+    run, found = _open_stage(context, name, "checkpoint-*", asdict(options))
+    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
+    update = options.from_checkpoint
+    if update and update not in whole:
+        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
+    checkpoint = whole.get(update or max(whole, default=0))
+    if checkpoint and is_main:
+        run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
+    PartialState().wait_for_everyone()
+    logger = RunLogger(run, name.upper())
+    logger.history = run.metrics()
+
+    # 2. The trainer, with our records in place of its own.
+    trainer, held_out = make(_to_train(load_policy(context.base, sft), options), logger), None
+    if options.eval_every:
+        reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
+        models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
         held_out = test and functools.partial(test, models)
-    recorder = Recorder(logger, translate, held_out, every)
+    recorder = Recorder(logger, translate, held_out, options.eval_every)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(recorder)
+
+    # 3. Train and save.
+    folder = run.path / "policy"
     try:
         with nonfinite_probabilities_refused():
-            trainer.train(resume_from_checkpoint=start.checkpoint and str(start.checkpoint))
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
         recorder.close()
         finite = all(bool(local_tensor(p).isfinite().all()) for p in trainable(trainer.model))
-        if logger.history and finite and context.is_main:
+        if logger.history and finite and is_main:
             policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
             trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
             context.tokenizer.save_pretrained(folder)
@@ -366,9 +355,9 @@ def evaluate(
     After training, `trained` adds learning curves and some example answers. Answers are stored in the run, and stored
     ones are used again.
     """
-    if not context.is_main:
+    if not PartialState().is_main_process:
         return
-    chosen, figures = context.options.eval, context.path / "figures"
+    options, figures = context.options, context.path / "figures"
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
@@ -383,16 +372,16 @@ def evaluate(
         context.test_prompts,
         context.path / "responses",
         context.sampling,
-        temperatures=chosen.temperatures,
-        samples=chosen.eval_samples,
-        seed=context.seed,
-        model=context.options.model.model,
+        temperatures=options.temperatures,
+        samples=options.eval_samples,
+        seed=options.seed,
+        model=options.model,
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
-    print(f"\n{caption(rows, chosen.eval_prompts)}\n\n{summary}\n")
-    if not trained or chosen.temperatures or chosen.eval_samples > 1:
-        print(f"{details(context.path, rows, chosen.sizes, figures)}\n")
+    print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
+    if not trained or options.temperatures or options.eval_samples > 1:
+        print(f"{details(context.path, rows, options.sizes, figures)}\n")
     print(pass_report(context.path, rows, context.task) + example_answers(rows, 3 if trained else 0), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")

@@ -1,25 +1,35 @@
-"""The report of a run: a table, a summary file and figures."""
+"""What a run leaves in its folder: tables, summary and figures; `marlhf evaluate` adds what it tells of the answers."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pandas as pd
+from matplotlib import pyplot as plt
 
-from marlhf_lite.evaluation.scores import name_temperatures, summarise, table
+from marlhf_lite.evaluation.best_of_n import best_of_n
+from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary
+from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
+from marlhf_lite.evaluation.scores import SCORES, name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.plotting import training as plots
-from marlhf_lite.plotting.evaluation import score_quantiles
+from marlhf_lite.evaluation.text_metrics import COLUMNS, text_metrics
+from marlhf_lite.plotting import evaluation, training
+from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
+# Every run
 
-def run_report(path: Path, rows: pd.DataFrame, histories: dict[str, list[dict]], figures: Path, config: dict) -> str:
+
+def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence], figures: Path, config: dict) -> str:
     """Write summary.json and table.md to `path` and figures to `figures`. Returns the table.
 
-    `rows` are the answers of all methods (see `evaluate_checkpoints`), `histories` the metrics of
-    each method that trained.
+    `rows` are the answers of all methods (see `evaluate_checkpoints`), `histories` the metrics of each method that
+    trained. The figures are reward curves, score distributions and L2 norms.
     """
     summary = summarise(rows)
     curves = {name: [row["rm_score_mean"] for row in history] for name, history in histories.items()}
@@ -31,23 +41,117 @@ def run_report(path: Path, rows: pd.DataFrame, histories: dict[str, list[dict]],
     text = table(summary)
     write_json(path / "summary.json", {"methods": summary, "config": config, "environment": environment()})
     (path / "table.md").write_text(text + "\n", encoding="utf-8")
-    run_figures(rows, histories, figures)
+    _save(_run_figures(rows, histories), figures)
     return text
 
 
-def run_figures(rows: pd.DataFrame, histories: dict[str, list[dict]], figures: Path) -> list[Path]:
-    """Draw reward curves, score distributions and L2 norms as PNG files. Returns their paths."""
-    matplotlib.use("Agg")  # files only: no window, no display needed
+def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence]) -> Iterator[tuple]:
+    """File names and axes of what every run draws."""
     runs = {name: [history] for name, history in histories.items() if history}
-    methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
-    drawn = {}
     if runs:
-        drawn["reward_curves"] = plots.reward_curves(runs)
-        drawn["l2_norms"] = plots.l2_norms(runs)
+        yield "reward_curves", training.reward_curves(runs)
+        yield "l2_norms", training.l2_norms(runs)
         if all("gold_mean" in history[-1] for (history,) in runs.values()):
-            drawn["gold_curves"] = plots.reward_curves(runs, "gold_mean")
-    for name, label in (("rm_score", "reward model score"), ("gold", "gold score")):
-        if name in rows:
-            scores = {method: answers[name].tolist() for method, answers in methods.items()}
-            drawn[f"{name}_distribution"] = score_quantiles(scores, label=label)
-    return [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
+            yield "gold_curves", training.reward_curves(runs, "gold_mean")
+    methods = dict(list(name_temperatures(rows).groupby("method", sort=False)))
+    for name in (name for name in SCORES if name in rows):
+        scores = {method: answers[name].tolist() for method, answers in methods.items()}
+        yield f"{name}_distribution", evaluation.score_quantiles(scores, label=evaluation.NAMES[name])
+
+
+def _save(drawn: Iterable[tuple], figures: Path) -> None:
+    """Save figures, drawn one at a time, as PNG files."""
+    matplotlib.use("Agg")  # files only: no window, no display needed
+    for name, axes in drawn:
+        training.save(axes, figures / f"{name}.png")
+        plt.close(np.ravel(axes)[0].figure)
+
+
+def caption(responses: pd.DataFrame, asked: int) -> str:
+    """What stands above the table of `summarise`; `asked` is the number of prompts that were asked for."""
+    count = responses["id"].nunique()
+    prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
+    base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
+    always = ", at every temperature" * (responses["temperature"].nunique() > 1)
+    return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]"
+
+
+# What `marlhf evaluate` adds: distributions, shifts, text measures, best-of-N, and their figures
+
+
+def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path) -> str:
+    """Write details.json and details.md to `path` and figures to `figures`; the text of details.md.
+
+    `responses` are those of `evaluate_checkpoints`. At each temperature, where there are scores: distributions, shares
+    in low tails and shifts against SFT; always text measures; for `sizes` the grid of best-of-N.
+    """
+    results: dict = {"text": text_metrics(name_temperatures(responses))}
+    sections = {"Text measures": table(results["text"], COLUMNS)}
+    tables = {}
+    if "rm_score" in responses:
+        tables = {f"T={t:g}": score_table(rows) for t, rows in responses.groupby("temperature", sort=False)}
+        results["distributions"] = {at: distributions(x) for at, x in tables.items()}
+        results["shifts"] = {at: shift_summary(x) for at, x in tables.items() if x.shape[1] > 1}
+        sections |= {f"RM scores at {at}": _tails(rows) for at, rows in results["distributions"].items()}
+        if sizes:
+            results["best_of_n"] = best_of_n(responses, sizes)
+            headings = {"method": "method", "temperature": "temperature", "n": "N"} | evaluation.NAMES
+            sections["Best of N"] = table(results["best_of_n"], headings)
+    text = "\n\n".join(f"### {title}\n\n{body}" for title, body in sections.items())
+    write_json(path / "details.json", results)
+    (path / "details.md").write_text(text + "\n", encoding="utf-8")
+    _save(_evaluation_figures(responses, tables, results), figures)
+    return text
+
+
+def _tails(rows: Sequence[dict]) -> str:
+    """One temperature's `distributions` as a Markdown table."""
+    lines, headings = [], {name: name for name in ("method", "mean", "std", "median", "5 % quantile")}
+    for row in rows:
+        tails = {f"below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
+        headings |= {name: f"share {name}" for name in tails}
+        quantiles = {"median": row["quantiles"][0.5], "5 % quantile": row["quantiles"][0.05]}
+        lines.append(row | quantiles | tails)
+    return table(lines, headings)
+
+
+def _evaluation_figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:
+    """File names and axes of what an evaluation draws."""
+    for at, scores in tables.items():
+        thresholds = [tail["threshold"] for tail in results["distributions"][at][0]["below"]]
+        yield f"rm_score_quantiles_{at}", evaluation.score_quantiles(dict(scores.items()), thresholds)
+        if at in results["shifts"]:
+            yield f"rm_score_shift_{at}", evaluation.shift_histogram(scores)
+    scores = [name for name in SCORES if tables and name in responses]
+    if len(tables) > 1:
+        yield from ((f"{name}_over_temperature", evaluation.temperature_sweep(responses, name)) for name in scores)
+    cells = results.get("best_of_n", [])
+    if any(cell["temperature"] != 0 for cell in cells):
+        yield from ((f"best_of_n_{name}", evaluation.best_of_n_map(cells, name)) for name in scores)
+
+
+def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
+    """Write pass.json to `path` where the task has unit tests; the table of pass@k by difficulty, as in Table 3."""
+    if task.tests is None:
+        return ""
+    problems = task.splits["test"]
+    difficulty = dict(zip(problems["prompt"], problems["difficulty"], strict=True))
+    rows = pass_rates(responses, difficulty)
+    write_json(path / "pass.json", rows)
+    return f"{pass_table(rows)}\n\n"
+
+
+def example_answers(rows: pd.DataFrame, count: int) -> str:
+    """Show the first answers of all methods side by side, with their scores."""
+    firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
+    for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
+        lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")
+        for row in answers.to_dict("records"):
+            score = f" [{row['rm_score']:z.2f}]" if "rm_score" in row else ""
+            if "\n" in (text := row["response"].strip()):  # a program keeps its lines
+                lines += [f"{row['method']}{score}:", textwrap.indent(text[:300], "  ")]
+                continue
+            text = textwrap.shorten(text, 300, placeholder=" ...")
+            lines.append(textwrap.fill(f"{row['method']}{score}: {text}", 100, subsequent_indent="  "))
+        lines.append("")
+    return "".join(f"{line}\n" for line in lines)

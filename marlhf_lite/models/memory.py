@@ -53,29 +53,29 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     memory is added. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and what its
     matrix products copy.
     """
-    model, sizes = options.model, options.memory
-    base = empty_base(model)
+    base = empty_base(options)
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
     head = base.get_output_embeddings()
-    if model.finetune == "full":
+    if options.finetune == "full":
         untied = 0 if base.config.get_text_config().tie_word_embeddings else _bytes([head.weight])
         critic = size - untied + width * base.dtype.itemsize  # without the vocabulary's head, with one of width 1
         weights, adapters, trained = 2 * size + 2 * critic, 0, size + critic
     else:
         score = ADAPTER_BYTES * width
-        adapter = ADAPTER_BYTES * model.lora_r * sum(sum(w.shape) for w in _adapted(base, model.lora_target_modules))
+        layers = _adapted(base, options.lora_target_modules)
+        adapter = ADAPTER_BYTES * options.lora_r * sum(sum(w.shape) for w in layers)
         weights, adapters, trained = size, 4 * adapter + 4 * score, 2 * adapter + score
-        if model.load_in_4bit:  # the linear layers of the blocks shrink, no others
+        if options.load_in_4bit:  # the linear layers of the blocks shrink, no others
             blocks = list(_adapted(base, "all-linear"))
             weights += sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
-    rows = sizes.generation_batch_size or sizes.batch_size
-    prompt, response = sizes.max_prompt_length, sizes.max_response_length
+    rows = options.generation_batch_size or options.batch_size
+    prompt, response = options.max_prompt_length, options.max_response_length
     return Memory(
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
         generation=generation_bytes(base, rows, prompt + response),
-        training=training_bytes(base, model, sizes.micro_batch_size or 1, prompt, response, trained),
+        training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, trained),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
 

@@ -114,7 +114,8 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
     left = total - test
     if left < wanted:
         raise InputError(
-            f"{total} rows are too few for {wanted} training parts and {test} test rows: give at least {wanted + test}"
+            f"{total} rows are too few for {wanted} training parts and {test} test rows: give at least "
+            f"{wanted + test}, with a higher --size where it is given"
         )
     exact = {part: left * share / sum(fractions) for part, share in zip(TRAIN_PARTS, fractions, strict=True)}
     sizes = {part: int(size + 1e-9) for part, size in exact.items()}

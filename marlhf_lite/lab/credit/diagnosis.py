@@ -18,7 +18,7 @@ import torch
 from transformers import set_seed
 
 from marlhf_lite.config.commands import PPOCommand, option_names
-from marlhf_lite.config.parser import flatten, parse
+from marlhf_lite.config.parser import parse
 from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.experiments.context import RunContext, start_processes
 from marlhf_lite.experiments.pipeline import make_reward
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run with the words of a command line; faults are one line on stderr, and status 2."""
     try:
         options = read_options(sys.argv[1:] if argv is None else argv)
-        folders = [resolve_adapter_dir(name, getattr(options.inputs, name)) for name in ("sft", "rm")]
-        run(options, *folders, Path(options.run.output_dir or "data/results/diagnosis"))
+        folders = [resolve_adapter_dir(name, getattr(options, name)) for name in ("sft", "rm")]
+        run(options, *folders, Path(options.output_dir or "data/results/diagnosis"))
     except InputError as error:
         print(f"diagnosis: {error}", file=sys.stderr)
         return 2
@@ -77,13 +77,13 @@ def read_options(argv: Sequence[str]) -> PPOCommand:
 
 def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
     """Train both runs and measure them at each moment up to the last update; the result is written after each."""
-    sizes, seed = sizes or Sizes(), options.run.seed
+    sizes, seed = sizes or Sizes(), options.seed
     context = open_context(options)
-    result = {"method": "diagnosis", "seed": seed, "config": flatten(options), "environment": environment()}
+    result = {"method": "diagnosis", "seed": seed, "config": asdict(options), "environment": environment()}
     result |= {"runs": RUNS, "sizes": asdict(sizes), "moments": [], "curves": {}}
     prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))[: sizes.prompts]
     for name, n in RUNS.items():
-        trainer = _trainer(context, sft, rm, replace(options.macro, termination="fixed", n=n), name)
+        trainer = _trainer(context, sft, rm, replace(options, termination="fixed", n=n), name)
         batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
         for done in range(trainer.total_updates + 1):
             if done in sizes.moments and (done or not result["moments"]):  # both runs begin alike
@@ -99,12 +99,11 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
 def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     """Data and base model of the options; no folder is made."""
     start_processes()
-    data = options.data
-    task = load_task(data.dataset, size=data.size, seed=data.split_seed, bad_rows=data.bad_rows)
-    base = load_base(options.model)
-    function = text_reward(options.reward.reward, task)
-    reward = FunctionReward(function, options.reward.reward) if function else None
-    return RunContext(options, None, task, load_tokenizer(options.model.model), lambda: base, reward=reward)
+    task = load_task(options.dataset, size=options.size, seed=options.split_seed, bad_rows=options.bad_rows)
+    base = load_base(options)
+    function = text_reward(options.reward, task)
+    reward = FunctionReward(function, options.reward) if function else None
+    return RunContext(options, None, task, load_tokenizer(options.model), lambda: base, reward=reward)
 
 
 # -- one moment -------------------------------------------------------------------------------------------------------
@@ -170,19 +169,19 @@ def plain(value):
 
 def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
     options = context.options
-    set_seed(options.run.seed)
-    models = build_models(context.base, sft, rm, options.ppo.critic_init)
+    set_seed(options.seed)
+    models = build_models(context.base, sft, rm, options.critic_init)
     reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
     return PPOTrainer(
         models,
         context.tokenizer,
         prompts,
         reward,
-        make_rule(macro, options.run.seed),
-        options.ppo,
+        make_rule(macro, options.seed),
+        options,
         macro,
         max_response_length=context.limit,
-        seed=options.run.seed,
+        seed=options.seed,
         gold=context.task.gold,
         name=name,
     )

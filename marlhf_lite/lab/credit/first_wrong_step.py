@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -23,12 +23,12 @@ from transformers import set_seed
 from marlhf_lite.config.options import (
     DataConfig,
     EvaluationConfig,
-    GenerateConfig,
     MacroConfig,
     ModelConfig,
     PPOConfig,
     SeedConfig,
     SFTInputConfig,
+    TrainedPolicyConfig,
 )
 from marlhf_lite.config.parser import parse
 from marlhf_lite.evaluation.statistics import bootstrap_mean
@@ -114,25 +114,18 @@ def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mappin
 # The command
 
 
-@dataclass
-class FirstWrongStepCommand:
+class FirstWrongStepCommand(
+    TrainedPolicyConfig, PPOConfig, EvaluationConfig, DataConfig, ModelConfig, SFTInputConfig, SeedConfig
+):
     """Which estimator blames the step that was wrong? A trained policy and its critic, on held-out prompts."""
-
-    inputs: SFTInputConfig = field(default_factory=SFTInputConfig)
-    generate: GenerateConfig = field(default_factory=GenerateConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
-    eval: EvaluationConfig = field(default_factory=EvaluationConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    seed: SeedConfig = field(default_factory=SeedConfig)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run with the words of a command line; faults are one line on stderr, and status 2."""
     try:
         options = parse("first_wrong_step", sys.argv[1:] if argv is None else argv, FirstWrongStepCommand)
-        sft = resolve_adapter_dir("sft", options.inputs.sft)
-        print(run(options, sft, resolve_adapter_dir("policy", options.generate.policy)).to_string())
+        sft = resolve_adapter_dir("sft", options.sft)
+        print(run(options, sft, resolve_adapter_dir("policy", options.policy)).to_string())
     except InputError as error:
         print(f"first_wrong_step: {error}", file=sys.stderr)
         return 2
@@ -145,9 +138,9 @@ def run(options: FirstWrongStepCommand, sft: Path, policy: Path) -> pd.DataFrame
     trainer = make_trainer(options, sft, policy)
     with torch.no_grad():
         rollout = trainer.score(trainer.generate_rollout(trainer.prompts))
-    config, lines = options.ppo, MacroConfig(termination="sentence")
-    estimators = {name: preset_estimator(preset, config, options.seed.seed) for name, preset in LADDER.items()}
-    estimators["MA-PPO lines"] = Estimator(config, lines, make_rule(lines, options.seed.seed))
+    lines = MacroConfig(termination="sentence")
+    estimators = {name: preset_estimator(preset, options, options.seed) for name, preset in LADDER.items()}
+    estimators["MA-PPO lines"] = Estimator(options, lines, make_rule(lines, options.seed))
     found = blame_by_estimator(trainer, rollout, estimators)
     rows = {"RLOO": {"wrong step": _interval(found["PPO"].tokens)}}
     for name, one in found.items():
@@ -157,22 +150,22 @@ def run(options: FirstWrongStepCommand, sft: Path, policy: Path) -> pd.DataFrame
 
 def make_trainer(options: FirstWrongStepCommand, sft: Path, policy: Path) -> PPOTrainer:
     """A trainer of the run's policy and critic, which stand beside each other, on held-out prompts."""
-    data, critic = options.data, policy.parent / "critic"
+    critic = policy.parent / "critic"
     if not critic.is_dir():
         raise InputError(f"--policy {policy}: no critic beside it: give a run of `marlhf ppo`")
-    task = load_task(data.dataset, size=data.size, seed=data.split_seed)
-    base, tokenizer = load_base(options.model), load_tokenizer(options.model.model)
-    set_seed(options.seed.seed)
+    task = load_task(options.dataset, size=options.size, seed=options.split_seed)
+    base, tokenizer = load_base(options), load_tokenizer(options.model)
+    set_seed(options.seed)
     models = PPOModels(
         policy=PolicyModel(load_policy(base, policy)),
         reference=PolicyModel(load_policy(base, sft, trainable=False)),
         reward=None,
         critic=ScalarHeadModel(load_score_model(base, critic, trainable=True)),
     )
-    prompts = list(task.splits["test"]["prompt"])[: options.eval.eval_prompts]
+    prompts = list(task.splits["test"]["prompt"])[: options.eval_prompts]
     reward, rule = FunctionReward(task.gold, "gold"), make_rule(MacroConfig(n="1"), 0)
-    limit = data.max_response_length
-    return PPOTrainer(models, tokenizer, prompts, reward, rule, options.ppo, max_response_length=limit)
+    limit = options.max_response_length
+    return PPOTrainer(models, tokenizer, prompts, reward, rule, options, max_response_length=limit)
 
 
 def _interval(shares: Tensor) -> str:

@@ -20,16 +20,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 
 import filelock
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, option_names
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig, StudyConfig
-from marlhf_lite.config.parser import flatten, parse, preset_file, read_yaml
+from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
+from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
+from marlhf_lite.config.parser import parse, preset_file, read_yaml
 from marlhf_lite.lab.studies.results import collect_curve, collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
@@ -227,12 +227,12 @@ def _parse(stage: str, *words: str) -> dict:
     """Options of a command that its result depends on. Raises `InputError` for a faulty one."""
     options = parse(stage, words, COMMANDS[stage])
     if isinstance(options, PPOCommand):
-        make_rule(options.macro)
+        make_rule(options)
     if stage in ("rloo", "grpo"):
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
-        check_groups(options.sampling)
-    return {key: value for key, value in flatten(options).items() if key not in FREE}
+        check_groups(options)
+    return {key: value for key, value in asdict(options).items() if key not in FREE}
 
 
 def _hash(options: dict) -> str:
@@ -269,7 +269,7 @@ def check_committed(path: Path) -> None:
     print(f"note: {path} is in no commit: nobody can see later that it was fixed before the first run")
 
 
-def run_study(options: StudyConfig) -> None:
+def run_study(options: StudyCommand) -> None:
     """Run what has no result yet, then write table and figures. Raises `InputError` if a run failed."""
     if options.audit:
         from marlhf_lite.lab.studies.audit import write_page
