@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
-QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_example.py tests/test_single_file.py)
+QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_readme.py tests/test_single_file.py)
 BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
 
@@ -53,9 +53,11 @@ test: $(STAMP) ## Run all tests, on all cores; what only checks texts is in `mak
 	$(PYTEST) --ignore tests/hygiene $(ARGS)
 
 lint: $(STAMP) ## Check style and formatting, and what is promised in texts: versions, links, glossary, drawings, notebooks
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m pytest -q --noconftest tests/hygiene
+	@status=0; \
+	$(BIN)/python -m ruff check . || status=1; \
+	$(BIN)/python -m ruff format --check . || status=1; \
+	$(BIN)/python -m pytest -q --noconftest tests/hygiene || status=1; \
+	exit $$status
 
 format: $(STAMP) ## Fix what the linter can, and format
 	$(BIN)/python -m ruff check --fix .

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -35,8 +34,8 @@ SMALL = (
 
 def budget(command):
     """Those of the small settings that a command takes."""
-    pairs = zip(SMALL[::2], SMALL[1::2])
-    return [word for flag, value in pairs if flag[2:] in option_names(COMMANDS[command]) for word in (flag, value)]
+    known = option_names(COMMANDS[command])
+    return [word for pair in zip(SMALL[::2], SMALL[1::2]) if pair[0][2:] in known for word in pair]
 
 
 @pytest.fixture(autouse=True)
@@ -63,36 +62,26 @@ def pairs(tmp_path_factory):
 # Exit codes and mistakes
 
 
-ANSWERS_AT_ONCE = {  # words -> exit code
-    "": 0,
-    "--version": 0,
-    "presets": 0,
-    "ppo --help": 0,
-    "run --dataset nowhere.jsonl": 2,
-    "run --config nowhere.yaml": 2,
-    "ppo --sft nowhere": 2,
-    "run --resume nowhere": 2,
-    "export --policy nowhere --output_dir x": 2,
-}
-
-
-@pytest.mark.parametrize(("words", "status"), ANSWERS_AT_ONCE.items())
-def test_help_and_missing_files_need_no_heavy_imports(words, status):
-    code = f"""
+AT_ONCE = """
 import sys
 from marlhf_lite.cli import main
-try:
-    status = main({words.split()})
-except SystemExit as end:
-    status = end.code
-assert not {{'torch', 'transformers', 'datasets', 'matplotlib'}} & set(sys.modules)
-sys.exit(status)"""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.returncode == status, done.stderr
-    assert (done.stderr == "") == (status == 0) and (done.stdout == "") == (status == 2)
-    if not words:
-        assert all(f"  {name} " in done.stdout for name in [*COMMANDS, "presets"])
+for status, words in ((0, ""), (0, "--version"), (0, "presets"), (0, "ppo --help"), (2, "run --dataset nowhere.jsonl"),
+                      (2, "run --config nowhere.yaml"), (2, "ppo --sft nowhere"), (2, "run --resume nowhere"),
+                      (2, "export --policy nowhere --output_dir x")):
+    try:
+        found = main(words.split())
+    except SystemExit as end:
+        found = end.code
+    assert found == status, words
+    assert not {"torch", "transformers", "datasets", "matplotlib"} & set(sys.modules), words
+"""
+
+
+def test_help_and_missing_files_need_no_heavy_imports():
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in [*COMMANDS, "presets"])
+    assert all(line.startswith("marlhf: error: ") for line in done.stderr.splitlines())
 
 
 @pytest.fixture
@@ -100,66 +89,62 @@ def fails(capsys, tmp_path, monkeypatch):
     """Runs a command that must fail: exit code 2, one line that names what is wrong, no model loaded, no file left."""
     monkeypatch.setattr(context, "load_base", lambda *_: pytest.fail("a model was loaded before the input was checked"))
 
-    def run(*argv, names=(), output="out"):
+    def run(words, *names):
         capsys.readouterr()
         before = sorted(tmp_path.rglob("*"))
-        assert main([*map(str, argv), *(["--output_dir", output] if output else [])]) == 2
+        command = words[0]
+        output = [] if "--output_dir" in words or command in ("fly", "generate", "export") else ["--output_dir", "out"]
+        assert main([*words, *output]) == 2
         shown = capsys.readouterr()
         assert shown.err.startswith("marlhf: error: ") and shown.err.count("\n") == 1, shown.err
         assert shown.out == "" and sorted(tmp_path.rglob("*")) == before
-        for name in [names] if isinstance(names, str) else names:
-            assert str(name) in shown.err, shown.err
+        assert all(name in shown.err for name in names), shown.err
 
     return run
 
 
 GOOD = {"prompt": "Q", "chosen": " yes", "rejected": " no"}
-FILES = {  # what stands in a data file -> what the message names
-    "d.jsonl": {
-        "": "d.jsonl",
-        json.dumps(GOOD | {"rejected": None}): ["d.jsonl", "rejected"],
-        "\n".join(map(json.dumps, [GOOD, {"prompt": "Q", "chosen": " yes"}])): ["row 2", "rejected", "--bad_rows"],
-        "\n".join(json.dumps(GOOD | {"prompt": f"Q{i}"}) for i in range(3)): ["d.jsonl", "3 rows"],
-        "\n".join([json.dumps(GOOD)] * 9): ["d.jsonl", "1 different prompts"],
-    },
-    "d.txt": {json.dumps(GOOD): ["d.txt", ".jsonl"]},
-    "d.jsonl.gz": {"no archive": "d.jsonl.gz"},
-    "my.yaml": {
-        "updats: 3\n": ["updats", "did you mean updates?"],
-        "1: 3\n": "unknown key 1",
-        "seed: 1.5\n": ["--seed", "'1.5'"],
-        "cliprange: {a: 1}\n": "--cliprange",
-        "whiten: perhaps\n": ["--whiten", "perhaps"],
-        "updates: 0\n": "--updates 0",
-        "- seed\n- 3\n": "a list",
-        "a: b: c\n": "not YAML",
-    },
-}
+FILES = [  # name and content of a file -> what the message names besides it
+    ("d.jsonl", "", "d.jsonl"),
+    ("d.jsonl", json.dumps(GOOD | {"rejected": None}), "rejected"),
+    ("d.jsonl", "\n".join(map(json.dumps, [GOOD, {"prompt": "Q", "chosen": " yes"}])), "row 2|rejected|--bad_rows"),
+    ("d.jsonl", "\n".join(json.dumps(GOOD | {"prompt": f"Q{i}"}) for i in range(3)), "3 rows"),
+    ("d.jsonl", "\n".join([json.dumps(GOOD)] * 9), "1 different prompts"),
+    ("d.txt", json.dumps(GOOD), ".jsonl"),
+    ("d.jsonl.gz", "no archive", "d.jsonl.gz"),
+    ("my.yaml", "updats: 3\n", "updats|did you mean updates?"),
+    ("my.yaml", "1: 3\n", "unknown key 1"),
+    ("my.yaml", "seed: 1.5\n", "--seed|'1.5'"),
+    ("my.yaml", "cliprange: {a: 1}\n", "--cliprange"),
+    ("my.yaml", "whiten: perhaps\n", "--whiten|perhaps"),
+    ("my.yaml", "updates: 0\n", "--updates 0"),
+    ("my.yaml", "- seed\n- 3\n", "a list"),
+    ("my.yaml", "a: b: c\n", "not YAML"),
+]
 
 
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name, some in FILES.items() for content in some])
-def test_bad_files(fails, tmp_path, name, content):
+@pytest.mark.parametrize(("name", "content", "named"), FILES)
+def test_bad_files(fails, tmp_path, name, content, named):
     (tmp_path / name).write_text(content)
     option = "--config" if name.endswith("yaml") else "--dataset"
-    fails("run", option, f"./{name}", names=[name, *([x] if isinstance(x := FILES[name][content], str) else x)])
+    fails(["run", option, f"./{name}"], name, *named.split("|"))
 
 
-SFT, RM, HALF, HERE = (object() for _ in range(4))  # in a command line: folders of the tests
 RUN = "run --size 9 "
-MISTAKES = [  # a command line -> what the message names
+MISTAKES = [  # a command line; folders stand in braces -> what the message names
     ("fly", "fly"),
     ("run --fly", "--fly"),
     ("run words", "words"),
-    ("run --batch-sise=3", ["--batch-sise", "did you mean --batch_size?"]),
+    ("run --batch-sise=3", "--batch-sise|did you mean --batch_size?"),
     ("run --update 3", "did you mean --updates?"),  # no abbreviations
     ("run --seed", "--seed"),
-    ("run --ratio x", ["--ratio", "'x'"]),
+    ("run --ratio x", "--ratio|'x'"),
     ("run --preset mine", "--preset mine"),
     ("run --config no.yaml", "--config no.yaml"),
     ("run --n 0", "--n 0"),
     ("run --termination randomized --lengths 2,x", "--lengths 2,x"),
     ("run --updates 0", "--updates 0"),
-    ("run --size 3", ["tiny-tldr", "3 rows"]),
+    *((f"run --dataset {name} --size {size}", f"{name}|--size") for name, size in (("tiny-tldr", 3), ("tiny-code", 2))),
     (RUN + "--max_prompt_length 2", "--max_prompt_length 2"),
     (RUN + "--batch_size 9 --rollouts 2", "--batch_size 9"),
     (RUN + "--rm_batch_size 9 --per_device_train_batch_size 2 --sft_batch_size 8", "--rm_batch_size 9"),
@@ -171,59 +156,49 @@ MISTAKES = [  # a command line -> what the message names
     *((f"{name}", "--sft") for name in ("rm", "ppo", "dpo", "evaluate")),
     ("rm --sft nowhere", "--sft nowhere"),
     *((f"{RUN}--reward {name}", f"--reward {name}") for name in ("no_module:f", "os:no_name", "os:sep", "golden", ":")),
-    (RUN + "--reward broken_reward:f", ["--reward broken_reward:f", "SyntaxError"]),
+    (RUN + "--reward broken_reward:f", "--reward broken_reward:f|SyntaxError"),
     ("run --from_checkpoint 2", "--from_checkpoint 2"),
-    ("rloo --critic_learning_rate 1", ["--critic_learning_rate", "did you mean --policy_learning_rate?"]),
+    ("rloo --critic_learning_rate 1", "--critic_learning_rate|did you mean --policy_learning_rate?"),
     *((f"{name} 3", name.split()[1]) for name in ("sft --updates", "rloo --lam", "grpo --whiten", "study --model")),
     ("rloo --config lam.yaml --preset paper", "--sft"),  # options of other commands may stand in files
     ("generate", "--policy"),
-    (["export", "--policy", SFT], "--output_dir"),
-    (["ppo", "--sft", SFT], "--rm"),
-    (["ppo", "--sft", SFT, "--reward", "gold", "--dataset", "pairs.jsonl"], "--reward gold"),
-    (["rloo", "--sft", SFT, "--reward", "gold", "--num_generations", "3"], "--num_generations 3"),
-    (["rm", "--sft", RM], "--sft"),
-    (["ppo", "--sft", SFT, "--rm", SFT], "--rm"),
-    (["run", "--rm", HERE], "--rm"),
-    (["rm", "--sft", HALF], "no weights"),
-    (["run", "--model", SFT], "--sft"),
-    (["run", "--model", HERE], ["--model", "config.json"]),
-    *((["evaluate", "--sft", SFT, "--policies", words], "--policies") for words in ("nowhere", "x=", "SFT=old/a")),
-    (["evaluate", "--sft", SFT, "--policies", "old"], ["old/a/policy", "old/b/policy"]),
-    (["evaluate", "--sft", SFT, "--policies", "old/a,old/a/policy"], "second one is called a"),
+    ("export --policy {sft}", "--output_dir"),
+    ("ppo --sft {sft}", "--rm"),
+    ("ppo --sft {sft} --reward gold --dataset pairs.jsonl", "--reward gold"),
+    ("rloo --sft {sft} --reward gold --num_generations 3", "--num_generations 3"),
+    ("rm --sft {rm}", "--sft"),
+    ("ppo --sft {sft} --rm {sft}", "--rm"),
+    ("run --rm {here}", "--rm"),
+    ("rm --sft half", "no weights"),
+    ("run --model {sft}", "--sft"),
+    ("run --model {here}", "--model|config.json"),
+    *(("evaluate --sft {sft} --policies " + words, "--policies") for words in ("nowhere", "x=", "SFT=old/a")),
+    ("evaluate --sft {sft} --policies old", "old/a/policy|old/b/policy"),
+    ("evaluate --sft {sft} --policies old/a,old/a/policy", "second one is called a"),
+    # Output folders in use
+    ("run --output_dir notes", "--overwrite"),
+    ("run --overwrite --output_dir notes", "--output_dir notes"),
+    ("run --output_dir notes/diary.txt", "notes/diary.txt"),
+    ("run --output_dir notes/diary.txt/deeper", "notes/diary.txt"),
+    ("run --output_dir done", "--overwrite"),
+    ("rm --overwrite --sft done --output_dir done", "done/sft"),
+    ("sft --overwrite --dataset done/pairs.jsonl --output_dir done", "done/pairs.jsonl"),
+    ("run --overwrite --dataset no.jsonl --output_dir done", "no.jsonl"),
 ]
 
 
-@pytest.mark.parametrize(("words", "names"), MISTAKES, ids=[str(names) for _, names in MISTAKES])
-def test_mistakes(fails, sft, rm, pairs, tmp_path, words, names):
-    (tmp_path / "broken_reward.py").write_text("def f(:\n")
-    (tmp_path / "lam.yaml").write_text("lam: 0.5\n")
-    (tmp_path / "half").mkdir()
-    shutil.copy(sft / "adapter_config.json", tmp_path / "half")
-    shutil.copy(pairs, tmp_path / "pairs.jsonl")
-    for name in ("a", "b"):
-        shutil.copytree(sft, tmp_path / "old" / name / "policy")
-    folders = {SFT: sft, RM: rm, HALF: tmp_path / "half", HERE: tmp_path}
-    argv = words.split() if isinstance(words, str) else [folders.get(word, word) for word in words]
-    fails(*argv, names=names, output=None if argv[0] in ("fly", "generate", "export") or "study" in argv else "out")
-
-
-def test_output_folder_in_use(fails, sft, tmp_path):
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "diary.txt").write_text("dear diary")
-    RunFolder.create("old", {"seed": 1})
-    shutil.copytree(sft, tmp_path / "old" / "sft")
-    write_jsonl(tmp_path / "old" / "pairs.jsonl", make_rows("tiny-tldr", 10, 0))
-    for words, output, names in (
-        ("run", "notes", "--overwrite"),
-        ("run --overwrite", "notes", "--output_dir notes"),
-        ("run", "notes/diary.txt", "notes/diary.txt"),
-        ("run", "notes/diary.txt/deeper", "notes/diary.txt"),
-        ("run", "old", "--overwrite"),
-        ("rm --overwrite --sft old", "old", "old/sft"),
-        ("sft --overwrite --dataset old/pairs.jsonl", "old", "old/pairs.jsonl"),
-        ("run --overwrite --dataset no.jsonl", "old", "no.jsonl"),
-    ):
-        fails(*words.split(), output=output, names=names)
+@pytest.mark.parametrize(("words", "named"), MISTAKES)
+def test_mistakes(fails, sft, rm, pairs, tmp_path, words, named):
+    for name in ("half", "notes"):
+        (tmp_path / name).mkdir()
+    for name, text in {"broken_reward.py": "def f(:\n", "lam.yaml": "lam: 0.5\n", "notes/diary.txt": "dear"}.items():
+        (tmp_path / name).write_text(text)
+    RunFolder.create("done", {"seed": 1})
+    for name in ("old/a/policy", "old/b/policy", "done/sft"):
+        shutil.copytree(sft, tmp_path / name)
+    for source, name in ((sft / "adapter_config.json", "half"), (pairs, "pairs.jsonl"), (pairs, "done/pairs.jsonl")):
+        shutil.copy(source, tmp_path / name)
+    fails(words.format(sft=sft, rm=rm, here=tmp_path).split(), *named.split("|"))
 
 
 def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
@@ -265,23 +240,11 @@ def check_records(run, method="MA-PPO"):
     return summary
 
 
-def test_run_on_a_file_with_the_embedded_model(pairs, tmp_path, capsys):
-    assert main(["run", "--dataset", pairs, *SMALL, "--output_dir", "out"]) == 0
-    shown = capsys.readouterr().out
-    check_records(tmp_path / "out")
-    for part in ("sft 14, rm 29, ppo 29, test 8", "| MA-PPO |", "figures: ", "run folder: out"):
-        assert part in shown
-
-
 def dialogues(count):
     """Small talk in the form of the HH data: two transcripts that part at the last assistant turn."""
-    things = "tea bread paint glue soap rope seeds bricks".split()
-    rows = []
     for i in range(count):
-        thing = f"{things[i % 8]} number {i}"
-        start = f"\n\nHuman: Where do I buy {thing}?\n\nAssistant: How much?\n\nHuman: {i + 1} pounds.\n\nAssistant:"
-        rows.append({"chosen": f"{start} Try the market for {thing}.", "rejected": f"{start} No idea{'!' * (i % 3)}"})
-    return rows
+        start = f"\n\nHuman: Where do I buy rope {i}?\n\nAssistant: How much?\n\nHuman: {i} pounds.\n\nAssistant:"
+        yield {"chosen": f"{start} Try the market for rope {i}.", "rejected": f"{start} No idea{'!' * (i % 3)}"}
 
 
 def test_run_on_transcripts(tiny, tmp_path, capsys):
@@ -352,19 +315,21 @@ def shared(tiny, pairs):
     return ["--dataset", pairs, "--model", tiny.model]
 
 
-def test_a_seed_fixes_every_stage(shared, tmp_path):
+def test_a_seed_fixes_every_stage(shared, tmp_path, capsys):
     """The same weights and metrics again, whatever was drawn before; and stages of their own repeat the chain's."""
     chain = [stage("run", out, *shared, "--seed", "3") for out in ("a", "b")]
+    shown = capsys.readouterr().out
+    for part in ("sft 14, rm 29, ppo 29, test 8", "| MA-PPO |", "figures: ", "run folder: a"):
+        assert part in shown
+    for run in chain:
+        check_records(tmp_path / run)
     torch.rand(7)  # another state of the global generator
     sft = stage("sft", "c", *shared, "--seed", "3")
     rm = stage("rm", "d", *shared, "--sft", "c", "--seed", "3")
     other = stage("sft", "e", *shared, "--seed", "4")
-    for name, again in (("sft", sft), ("rm", rm)):
+    for name, again, same in (("sft", sft, True), ("rm", rm, True), ("sft", other, False)):
         weights = [load_file(root / name / "adapter_model.safetensors") for root in (*chain, again)]
-        assert all(torch.equal(x[k], weights[0][k]) for x in weights[1:] for k in weights[0])
-    assert not all(
-        map(torch.equal, *(load_file(x / "sft" / "adapter_model.safetensors").values() for x in (other, sft)))
-    )
+        assert same == all(torch.equal(x[k], weights[0][k]) for x in weights[1:] for k in weights[0])
     rows = [timeless(RunFolder.open(root / "ma-ppo").metrics()) for root in chain]
     assert rows[0] == rows[1]
 

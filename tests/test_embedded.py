@@ -12,26 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.options import DataConfig, ModelConfig, SFTStageConfig
-from marlhf_lite.lab.corpora import tiny_tldr as embedded
-from marlhf_lite.lab.corpora.tiny_tldr import (
-    Quality,
-    make_post,
-    make_summary,
-)
+from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.files import read_file
+from marlhf_lite.tasks.tiny_tldr import grammar as g
 from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
-from marlhf_lite.tasks.tiny_tldr.grammar import (
-    FACTS,
-    FILLERS,
-    LEXICON,
-    detokenize,
-    fill,
-    grammar,
-    sentence,
-    slots,
-    subject,
-)
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sft import train_sft
@@ -53,36 +38,19 @@ def posts(count, seed=0):
 # Grammar
 
 
-@pytest.fixture(scope="module")
-def parser():
-    return nltk.ChartParser(grammar())
+def test_every_sentence_parses_to_its_tree():
+    rng, parser = random.Random(11), nltk.ChartParser(g.grammar())
+    for post in posts(30, seed=11):
+        for tree in [*post.trees, *make_summary(rng, post, Quality.sample(rng))]:
+            assert tree in list(parser.parse(tree.leaves())), g.detokenize(tree)
 
 
-def told(count):
-    """Sentence trees of posts and of summaries, `count` each."""
-    rng, of_posts, of_summaries = random.Random(11), [], []
-    while min(len(of_posts), len(of_summaries)) < count:
-        post = make_post(rng)
-        of_posts += post.trees
-        of_summaries += make_summary(rng, post, Quality.sample(rng))
-    return of_posts[:count], of_summaries[:count]
-
-
-def test_every_sentence_parses_to_its_tree(parser):
-    for kind in told(100):
-        for tree in kind:
-            assert tree in list(parser.parse(tree.leaves())), detokenize(tree)
-
-
-def test_every_template_is_reached(parser):
+def test_every_template_is_reached():
     """All fillers, fact kinds, openers and pronouns of the grammar appear in generated text."""
     text = " ".join(row["prompt"] + row["chosen"] + row["rejected"] for row in PAIRS)
-    for filler in FILLERS:
-        assert detokenize(fill(filler)) in text
-    for kind, template in FACTS.items():
-        assert f" {fill(template, ('x',) * len(slots(template))).leaves()[0]} " in text, kind
-    for word in ("On top of that", "To be honest", " She ", " he ", " they "):
-        assert word in text
+    kinds = [g.fill(template, ("x",) * len(g.slots(template))).leaves()[0] for template in g.FACTS.values()]
+    words = ["On top of that", "To be honest", " She ", " he ", " they ", *(f" {kind} " for kind in kinds)]
+    assert not [word for word in [*words, *(g.detokenize(g.fill(filler)) for filler in g.FILLERS)] if word not in text]
 
 
 # Gold scorer, against counts taken while the text is made
@@ -92,9 +60,9 @@ def write(post, facts, fillers=(), who_again=0):
     """A summary that states `facts` in order, one a sentence, and the gold score it should get."""
     trees, true = [], set(post.facts)
     for i, (kind, values) in enumerate(facts):
-        trees.append(sentence(subject(post.who, i <= who_again), [fill(FACTS[kind], values)]))
-    trees += [fill(FILLERS[i]) for i in fillers]
-    text = " " + " ".join(map(detokenize, trees))
+        trees.append(g.sentence(g.subject(post.who, i <= who_again), [g.fill(g.FACTS[kind], values)]))
+    trees += [g.fill(g.FILLERS[i]) for i in fillers]
+    text = " " + " ".join(map(g.detokenize, trees))
     right = 1 + len(set(facts) & true)
     repeats = len(facts) - len(set(facts)) + min(who_again, len(facts) - 1)
     excess = max(0, sum(len(tree.leaves()) - 1 for tree in trees) - FREE_WORDS)  # the full stop is no word
@@ -108,10 +76,9 @@ def gold(post, text):
 
 def test_perfect_summary_scores_its_facts():
     for post in posts(100):
-        text = embedded.summary_text(make_summary(random.Random(0), post, Quality(cover=1, wrong=0, filler=0)))
+        text = summary_text(make_summary(random.Random(0), post, Quality(cover=1, wrong=0, filler=0)))
         report = inspect(post.prompt, text)
-        assert (report.correct, report.wrong, report.padding, report.total) == (6, 0, 0, 6)
-        assert report.coverage == 1 and report.wrong == 0
+        assert (report.correct, report.wrong, report.padding, report.total, report.coverage) == (6, 0, 0, 6, 1)
         assert report.words <= FREE_WORDS + 6
         assert gold(post, text) == pytest.approx(6 - LONG * max(0, report.words - FREE_WORDS))
 
@@ -119,13 +86,12 @@ def test_perfect_summary_scores_its_facts():
 def test_random_summaries_score_as_counted():
     rng = random.Random(2)
     for post in posts(300, seed=1):
-        facts = rng.sample(post.facts, rng.randint(1, 5))
         facts = [
-            (k, tuple(rng.choice(LEXICON[slot]) for slot in slots(FACTS[k])) if rng.random() < 0.3 else v)
-            for k, v in facts
+            (k, tuple(rng.choice(g.LEXICON[slot]) for slot in g.slots(g.FACTS[k])) if rng.random() < 0.3 else v)
+            for k, v in rng.sample(post.facts, rng.randint(1, 5))
         ]
         facts += rng.choices(facts, k=rng.randint(0, 3))  # repeats
-        fillers = rng.sample(range(len(FILLERS)), rng.randint(0, 4))
+        fillers = rng.sample(range(len(g.FILLERS)), rng.randint(0, 4))
         text, score = write(post, facts, fillers, who_again=rng.randint(0, 2))
         assert gold(post, text) == pytest.approx(score), text
 
@@ -134,21 +100,20 @@ def test_repeating_and_padding_never_pay():
     (post,) = posts(1)
     once, score = write(post, post.facts)
     assert gold(post, once) == pytest.approx(score)
-    assert gold(post, once + once) < score
-    assert gold(post, once * 20) < gold(post, once + once)
-    assert gold(post, once + " " + detokenize(fill(FILLERS[0]))) < score
+    assert gold(post, once * 20) < gold(post, once + once) < score
+    assert gold(post, once + " " + g.detokenize(g.fill(g.FILLERS[0]))) < score
     assert gold(post, once + " word" * 100) <= score - LONG * 100
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        *((marks, 0) for marks in ("", " ", "\n\n", "...", "!?.")),
-        ("\0", -PADDING),
-        (" La casa es azul. El perro come!", -2 * PADDING),
-        (" My sister Nobody moved to Nowhere.", -2 * WRONG),  # another person, and what she did not do
-    ],
-)
+OTHER = {  # text -> score
+    **dict.fromkeys(("", " ", "\n\n", "...", "!?.", " " * 50_000 + "\n" * 50_000), 0),
+    "\0": -PADDING,
+    " La casa es azul. El perro come!": -2 * PADDING,
+    " My sister Nobody moved to Nowhere.": -2 * WRONG,  # another person, and what she did not do
+}
+
+
+@pytest.mark.parametrize(("text", "score"), OTHER.items(), ids=[repr(text[:20]) for text in OTHER])
 def test_other_texts(text, score):
     assert gold(posts(1)[0], text) == score and gold_scores(["no post at all"], [text]) == [score]
 
@@ -158,12 +123,6 @@ def test_other_texts(text, score):
 def test_gold_takes_any_text(prompt, response):
     (score,) = gold_scores([prompt], [response])
     assert math.isfinite(score) and score <= inspect(prompt, response).total
-
-
-def test_gold_is_quick_on_long_text():
-    (post,) = posts(1)
-    assert gold(post, " moved to" * 20_000) < -1000
-    assert gold(post, " " * 50_000 + "\n" * 50_000) == 0
 
 
 # Tokenizer and model
@@ -195,8 +154,7 @@ def test_bos_once_and_only_before_prompts(tokenizer):
 
 
 def test_digits_are_single_tokens(tokenizer):
-    ids = tokenizer("owed me 4096 dollars", add_special_tokens=False)["input_ids"]
-    tokens = tokenizer.convert_ids_to_tokens(ids)
+    tokens = tokenizer.tokenize("owed me 4096 dollars")
     assert [token for token in tokens if any(c.isdigit() for c in token)] == ["4", "0", "9", "6"]
 
 
@@ -216,7 +174,7 @@ def test_after_a_little_sft_the_embedded_model_states_facts_right(tmp_path):
     tokenizer, base = load_tokenizer(options.model), load_base(options)
     good = [make_post(rng) for _ in range(64)]
     best = Quality(cover=0.9, wrong=0.0, filler=0.1)
-    rows = [{"prompt": p.prompt, "chosen": embedded.summary_text(make_summary(rng, p, best))} for p in good]
+    rows = [{"prompt": p.prompt, "chosen": summary_text(make_summary(rng, p, best))} for p in good]
     policy = new_policy(base, options)
     train_sft(policy, tokenizer, datasets.Dataset.from_list(rows), SFTStageConfig(sft_epochs=2), DataConfig(), tmp_path)
     policy.eval()

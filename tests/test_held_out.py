@@ -32,11 +32,6 @@ def test(tokenizer):
     return make
 
 
-@pytest.fixture
-def run(tmp_path):
-    return RunFolder.create(tmp_path / "run", {})
-
-
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -52,34 +47,34 @@ def test_the_same_numbers_each_time(moved, test, reward):
     assert made(moved) != first
 
 
+def rounded(prompts, responses):
+    return [round(x, 1) for x in early_letters(prompts, responses)]
+
+
+def shorter(prompts, responses):
+    return [-len(x) for x in responses]
+
+
 def test_against_the_sft_model_by_hand(moved, test, tokenizer):
     """Means and win rates, a tie counting half, from responses drawn here with the noise of the seed."""
-    scores, kl, rows = {}, [], {}
+    names, rows = [f"7/{sha256(prompt.encode()).hexdigest()[:12]}/0" for prompt in PROMPTS], {}
     for name in ("policy", "reference"):
-        role = getattr(moved, name)
-        role.eval()
-        names = [f"7/{sha256(prompt.encode()).hexdigest()[:12]}/0" for prompt in PROMPTS]
-        rollout = generate_seeded(role.model, tokenizer, PROMPTS, names, Sampling(6))
-        scores[name] = [round(x, 1) for x in early_letters(PROMPTS, rollout.responses)]
-        rows[name] = rollout
+        role = getattr(moved, name).eval()
+        rows[name] = generate_seeded(role.model, tokenizer, PROMPTS, names, Sampling(6))
     with torch.no_grad():
         drawn = rows["policy"]
         inputs = (drawn.tokens, drawn.attention_mask, drawn.mask.shape[1])
         logs = [role(*inputs)[0] for role in (moved.policy, moved.reference)]
         kl = [float((a - b)[m].sum()) for a, b, m in zip(*logs, drawn.mask)]
-    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(scores["policy"], scores["reference"])]
-    assert 0.5 in wins and set(wins) != {0.5}
-    row = test(lambda p, r: [round(x, 1) for x in early_letters(p, r)], gold=lambda p, r: [-len(x) for x in r], seed=7)
-    row = row(moved)
-    assert row["rm_score_win_rate"] == pytest.approx(sum(wins) / 5)
-    assert row["rm_score_mean"] == pytest.approx(sum(scores["policy"]) / 5)
-    assert row["rm_score_sft"] == pytest.approx(sum(scores["reference"]) / 5)
-    lengths = [[-len(x) for x in rows[name].responses] for name in ("policy", "reference")]
-    assert row["gold_mean"] == pytest.approx(sum(lengths[0]) / 5)
-    shorter = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(*lengths)]
-    assert row["gold_win_rate"] == pytest.approx(sum(shorter) / 5)
+    row = test(rounded, gold=shorter, seed=7)(moved)
+    for score, function in (("rm_score", rounded), ("gold", shorter)):
+        ours, theirs = (function(PROMPTS, rows[name].responses) for name in ("policy", "reference"))
+        wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(ours, theirs)]
+        assert score == "gold" or (0.5 in wins and set(wins) != {0.5})
+        found = [row[f"{score}_{name}"] for name in ("win_rate", "mean", "sft")]
+        assert found == pytest.approx([sum(values) / 5 for values in (wins, ours, theirs)])
     assert row["kl"] == pytest.approx(sum(kl) / 5, rel=1e-4)
-    assert row["tokens"] == pytest.approx(rows["policy"].lengths.float().mean().item())
+    assert row["tokens"] == pytest.approx(drawn.lengths.float().mean().item())
 
 
 def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, test, monkeypatch):
@@ -103,14 +98,15 @@ def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, te
 
 
 def test_states_and_modes_come_back(moved, test):
-    before, weights = random_states(), snapshot(torch.nn.ModuleList([moved.policy, moved.critic]))
+    roles = torch.nn.ModuleList([moved.policy, moved.critic])
+    before, weights = random_states(), snapshot(roles)
     moved.policy.train(), moved.reference.model.eval()
     test(noisy)(moved)
     after = random_states()
     assert torch.equal(before["torch"], after["torch"])
     assert before["python"] == after["python"] and before["numpy"] == after["numpy"]
     assert moved.policy.model.training and not moved.reference.model.training
-    assert not changed(torch.nn.ModuleList([moved.policy, moved.critic]), weights)
+    assert not changed(roles, weights)
     moved.policy.eval()
     test()(moved)
     assert not moved.policy.training
@@ -131,11 +127,10 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
 
 
 @pytest.mark.parametrize("every, expected", [(1, [1, 2, 3]), (2, [2, 3]), (5, [3]), (0, [])])
-def test_every_k_updates_and_at_the_end(roles, tokenizer, run, every, expected):
-    changes = {"eval_every": every, "test_prompts": PROMPTS[:3], "gold": early_letters, "length": 3}
-    changes |= {"checkpoint_every": 0}
-    trainer = build(roles, tokenizer, run, reward=ModelReward(roles.reward), **changes)
-    trainer.train()
+def test_every_k_updates_and_at_the_end(roles, tokenizer, tmp_path, every, expected):
+    run, reward = RunFolder.create(tmp_path / "run", {}), ModelReward(roles.reward)
+    changes = {"test_prompts": PROMPTS[:3], "gold": early_letters, "length": 3, "checkpoint_every": 0}
+    build(roles, tokenizer, run, reward=reward, eval_every=every, **changes).train()
     assert [row["update"] for row in run.tests()] == expected
     for row in run.tests():
         names = ("rm_score_mean", "rm_score_sft", "rm_score_win_rate", "gold_mean", "kl", "tokens", "ended")

@@ -7,13 +7,7 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from marlhf_lite.evaluation.scores import to_frame
-from marlhf_lite.experiments.reports import run_figures, run_report
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
+from marlhf_lite.experiments.reports import run_report
 
 
 def history(scores, **more):
@@ -34,55 +28,58 @@ def answers(**methods):
 
 SLOW = [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]  # the last five: 2
 FAST = [0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]  # mean of 2 to 6: 2
-FLAT = [0.0] * 10
 ROWS = answers(SFT=[0.0, 1.0], PPO=[1.0, 2.0], MA_PPO=[2.0, 3.0])
+BOTH = {"PPO": history(SLOW), "MA-PPO": history(FAST)}
 
 
 def write(tmp_path, rows, histories):
+    """The report's table, its summary, and the names of its figures."""
     text = run_report(tmp_path, to_frame(rows), histories, tmp_path / "pictures", {"seed": 7, "n": "5"})
-    return text, json.loads((tmp_path / "summary.json").read_text())
+    assert not plt.get_fignums() and (tmp_path / "table.md").read_text() == text + "\n"
+    return text, json.loads((tmp_path / "summary.json").read_text()), {p.stem for p in tmp_path.glob("pictures/*.png")}
 
 
 def test_files_and_their_content(tmp_path):
-    text, saved = write(tmp_path, ROWS, {"PPO": history(SLOW), "MA-PPO": history(FAST)})
-    assert (tmp_path / "table.md").read_text() == text + "\n"
+    _, saved, drawn = write(tmp_path, ROWS, BOTH)
     assert saved["config"] == {"seed": 7, "n": "5"} and "torch" in saved["environment"]
     assert [row["rm_score"] for row in saved["methods"]] == [0.5, 1.5, 2.5]
     assert saved["methods"][2]["rm_score_gain"]["mean"] == 2.0
-    drawn = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert drawn == ["l2_norms.png", "reward_curves.png", "rm_score_distribution.png"]
     for name in drawn:
-        with Image.open(tmp_path / "pictures" / name) as image:
+        with Image.open(tmp_path / "pictures" / f"{name}.png") as image:
             assert image.format == "PNG" and min(image.size) > 200
 
 
 def test_updates_to_the_final_score_of_ppo(tmp_path):
-    histories = {"PPO": history(SLOW), "MA-PPO": history(FAST), "flat": history(FLAT)}
-    text, saved = write(tmp_path, [*ROWS, *answers(flat=[0.0, 0.0])], histories)
+    histories = BOTH | {"flat": history([0.0] * 10)}
+    text, saved, _ = write(tmp_path, [*ROWS, *answers(flat=[0.0, 0.0])], histories)
     updates = {row["method"]: row.get("updates_to_ppo", "no entry") for row in saved["methods"]}
     assert updates == {"SFT": "no entry", "PPO": 9, "MA-PPO": 6, "flat": None}
     assert [line.split("|")[-2].strip() for line in text.split("\n")[2:]] == ["-", "9", "6", "-"]
 
 
 def test_no_target_a_null_in_a_curve_and_a_single_update(tmp_path):
-    _, saved = write(tmp_path, ROWS, {"MA-PPO": history(FAST)})  # without PPO there is no target
+    _, saved, _ = write(tmp_path, ROWS, {"MA-PPO": history(FAST)})  # without PPO there is no target
     assert all("updates_to_ppo" not in row for row in saved["methods"])
-    _, saved = write(tmp_path, ROWS, {"PPO": history([*SLOW[:-1], None]), "MA-PPO": history(FAST)})
+    _, saved, _ = write(tmp_path, ROWS, BOTH | {"PPO": history([*SLOW[:-1], None])})
     assert saved["methods"][2]["updates_to_ppo"] == 6
-    _, saved = write(tmp_path, answers(SFT=[0.0], PPO=[1.0]), {"PPO": history([1.0])})
+    _, saved, _ = write(tmp_path, answers(SFT=[0.0], PPO=[1.0]), {"PPO": history([1.0])})
     assert saved["methods"][1]["updates_to_ppo"] == 1
     assert saved["methods"][1]["rm_score_gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "level": 0.95}
 
 
-def test_figures_are_of_what_is_known(tmp_path):
-    def drawn(rows, histories):
-        paths = run_figures(to_frame(rows), histories, tmp_path)
-        assert all(path.is_file() for path in paths)
-        return {path.stem for path in paths}
+CURVES = {"reward_curves", "l2_norms"}
+GOLD = {"PPO": history(SLOW, gold_mean=1.0), "MA-PPO": history(FAST, gold_mean=2.0)}
+SCORED = [row | {"gold": 1.0 + i % 3} for i, row in enumerate(ROWS)]
+BARE = [{k: v for k, v in row.items() if k != "rm_score"} for row in ROWS]
+FIGURES = [  # rows of answers, histories -> figures of what is known
+    (ROWS, BOTH, CURVES | {"rm_score_distribution"}),
+    (SCORED, GOLD, CURVES | {"gold_curves", "rm_score_distribution", "gold_distribution"}),
+    (ROWS, {}, {"rm_score_distribution"}),  # an evaluation alone
+    (BARE, {}, set()),
+    (BARE, GOLD | {"MA-PPO": []}, CURVES | {"gold_curves"}),  # a method without updates is left out
+]
 
-    curves, bare = {"reward_curves", "l2_norms"}, [{k: v for k, v in x.items() if k != "rm_score"} for x in ROWS]
-    gold = {"PPO": history(SLOW, gold_mean=1.0), "MA-PPO": history(FAST, gold_mean=2.0)}
-    known = drawn([row | {"gold": 1.0 + i % 3} for i, row in enumerate(ROWS)], gold)
-    assert known == curves | {"gold_curves", "rm_score_distribution", "gold_distribution"}
-    assert drawn(ROWS, {}) == {"rm_score_distribution"} and drawn(bare, {}) == set()  # an evaluation alone
-    assert drawn([], gold | {"PPO": []}) == curves | {"gold_curves"}  # a method without updates is left out
+
+@pytest.mark.parametrize(("rows", "histories", "expected"), FIGURES)
+def test_figures_are_of_what_is_known(tmp_path, rows, histories, expected):
+    assert write(tmp_path, rows, histories)[2] == expected

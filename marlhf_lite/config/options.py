@@ -170,30 +170,23 @@ class DPOStageConfig(Checked):
 # Macro actions
 
 
+# What ends a macro action: its length, the text, or what the models say of it.
+ByLength = Literal["fixed", "randomized", "listed", "whole"]
+ByText = Literal["sentence", "sentence_shuffled", "parsing"]
+ByModels = Literal["perplexity", "value_change", "cutpoints"]
+
+
 class MacroConfig(Checked):
     """What a macro action is, its value, and how it enters the losses."""
 
-    termination: Literal[
-        "fixed",
-        "randomized",
-        "listed",
-        "whole",
-        "perplexity",
-        "sentence",
-        "sentence_shuffled",
-        "parsing",
-        "value_change",
-        "cutpoints",
-    ] = option(
+    termination: Literal[ByLength, ByText, ByModels] = option(
         "fixed",
         "Termination rule of macro actions (section 3.2.1); listed: --lengths in order, the last again and again; "
         "value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
         "sentence_shuffled: lengths of sentences in random order, a control.",
     )
     n: str = option(
-        "5",
-        "Tokens per macro action for fixed, and on average for value_change and cutpoints: an integer, or inf. 1 is "
-        "token-level PPO.",
+        "5", "Tokens per macro action (on average for value_change, cutpoints): an integer or inf; 1: token-level PPO."
     )
     last_token_alone: bool = option(False, "The last token always as a macro action of its own (released code).")
     lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10) and listed, comma-separated.")
@@ -204,9 +197,7 @@ class MacroConfig(Checked):
     )
     perplexity_early: bool = option(False, "A perplexity macro action begins one token early (released code).")
     parser: Literal["grammar", "stanza", "link", "python"] = option(
-        "grammar",
-        "Parser for parsing: grammar (embedded task), stanza or link (link-grammar) for English, or python "
-        "(tree-sitter).",
+        "grammar", "Parser for parsing: grammar (embedded task), stanza or link for English, or python (tree-sitter)."
     )
     cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
     sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(
@@ -214,8 +205,7 @@ class MacroConfig(Checked):
     )
     reward_pooling: Literal["sum", "mean"] = option(
         "sum",
-        "Pooling of KL rewards inside a macro action: sum (paper), or mean (released code; this shrinks beta by about "
-        "the macro length).",
+        "Pooling of KL rewards in a macro action: sum (paper), or mean (released code: beta over its length).",
     )
     rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
     gae_over: Literal["macro_actions", "tokens"] = option(
@@ -225,8 +215,7 @@ class MacroConfig(Checked):
     )
     ratio: Literal["token", "macro", "macro_mean"] = option(
         "token",
-        "Importance ratio: of each token (Appendix E), of the macro action (section 3.2.2), or its geometric mean over "
-        "tokens (GSPO).",
+        "Importance ratio of a token (Appendix E), a macro action (section 3.2.2), or its geometric mean (GSPO).",
     )
     value_target: Literal["token", "macro"] = option(
         "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
@@ -259,10 +248,7 @@ class BatchConfig(Checked):
 
     batch_size: int = option(32, "Responses per update, over all processes.", least=1)
     micro_batch_size: int = option(
-        16,
-        "Responses per forward and backward pass: changes memory, not gradients. 0: the most that fit, found by a dry "
-        "run of the longest possible batch.",
-        least=0,
+        16, "Responses per pass: changes memory, not gradients; 0: the most that fit, found by a dry run.", least=0
     )
 
 
@@ -297,9 +283,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
 
     rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
     num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
-    critic_epochs: int = option(
-        1, "Passes over each rollout of --critic_warmup, where the critic learns alone.", least=1
-    )
+    critic_epochs: int = option(1, "Passes over a rollout of --critic_warmup, where the critic learns alone.", least=1)
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
     gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
@@ -316,9 +300,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     kl_estimator: Literal["k1", "k3"] = option("k1", "KL estimator: k1, the log-ratio (paper), or k3 (never negative).")
     kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
-    critic_init: Literal["rm", "sft"] = option(
-        "rm", "Start of the critic: rm (adapter and head), or sft with a new head."
-    )
+    critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
 
 
 class GroupConfig(RolloutConfig):
@@ -358,9 +340,7 @@ class LoggingConfig(Checked):
     eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
     test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
     diagnose_critic_every: int = option(
-        1,
-        "Updates between metrics of what PPO's critic knows of the final score; 0: none.",
-        least=0,
+        1, "Updates between metrics of what PPO's critic knows of the final score; 0: none.", least=0
     )
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
 

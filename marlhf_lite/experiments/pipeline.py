@@ -68,17 +68,22 @@ class Trained(NamedTuple):
 
 def run_command(context: RunContext) -> None:
     """Do what the command of this context is for, and print where its result is."""
-    options, inputs = context.options, context.inputs
+    options, sft, rm = context.options, context.inputs.sft, context.inputs.rm
     if isinstance(options, commands.RunCommand):
         run_all(context)
     elif isinstance(options, commands.EvaluateCommand):
-        evaluate(context, inputs.policies, inputs.sft, inputs.rm)
+        evaluate(context, context.inputs.policies, sft, rm)
     elif isinstance(options, commands.SFTCommand):
         print_main(f"adapter: {sft_stage(context)}")
     elif isinstance(options, commands.RMCommand):
-        print_main(f"adapter: {rm_stage(context, inputs.sft)}")
+        print_main(f"adapter: {rm_stage(context, sft)}")
+    elif isinstance(options, commands.PPOCommand):
+        print_main(f"policy: {ppo_stage(context, sft, rm).policy}")
+    elif isinstance(options, commands.DPOCommand):
+        print_main(f"policy: {dpo_stage(context, sft, make_reward(context, rm) if rm else None).policy}")
     else:
-        print_main(f"policy: {policy_stage(context).policy}")
+        method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
+        print_main(f"policy: {group_stage(context, sft, make_reward(context, rm), method).policy}")
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
@@ -182,17 +187,6 @@ def _to_train(model, options: ModelConfig):
 
 
 # PPO, DPO, RLOO and GRPO
-
-
-def policy_stage(context: RunContext[commands.PolicyCommand]) -> Trained:
-    """Train a policy by the method whose command this is, from the models of --sft and --rm."""
-    sft, rm = context.inputs.sft, context.inputs.rm
-    if isinstance(context.options, commands.PPOCommand):
-        return ppo_stage(context, sft, rm)
-    if isinstance(context.options, commands.DPOCommand):
-        return dpo_stage(context, sft, make_reward(context, rm) if rm else None)
-    method = "rloo" if isinstance(context.options, commands.RLOOCommand) else "grpo"
-    return group_stage(context, sft, make_reward(context, rm), method)
 
 
 def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:

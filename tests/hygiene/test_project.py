@@ -88,6 +88,15 @@ def test_the_wheel_carries_what_the_library_reads_from_data():
     assert not lost, "the build leaves out what .gitignore names, without a word"
 
 
+def test_only_the_command_line_imports_the_laboratory():
+    """The package is a library and a laboratory, in few rooms; the lessons use both."""
+    package = ROOT / "marlhf_lite"
+    library = [path for path in LIBRARY if package / "lab" not in path.parents]
+    users = [path.name for path in library if re.search(r"^ *(from|import) marlhf_lite\.lab", path.read_text(), re.M)]
+    assert users == ["cli.py"]
+    assert len([p for p in package.iterdir() if not p.name.startswith(("_", "."))]) <= 13
+
+
 def test_functions_and_files_are_small():
     long = {}
     for path in LIBRARY:
