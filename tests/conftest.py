@@ -14,15 +14,8 @@ from matplotlib import pyplot
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models import loading
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import (
-    EMBEDDED_MODEL,
-    load_base,
-    load_policy,
-    load_tokenizer,
-    new_policy,
-    new_reward_model,
-)
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 
@@ -44,7 +37,7 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return load_tokenizer(EMBEDDED_MODEL)
+    return loading.load_tokenizer(loading.EMBEDDED_MODEL)
 
 
 @pytest.fixture(scope="session")
@@ -61,20 +54,10 @@ def tiny(tmp_path_factory, tokenizer):
     """A folder with a random two-layer Gemma, and options that name it."""
     folder = tmp_path_factory.mktemp("model") / "gemma"
     torch.manual_seed(0)
-    config = GemmaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+    config = GemmaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **sizes, **special)
     GemmaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return ModelConfig(model=str(folder), lora_r=4, lora_alpha=8)
@@ -82,7 +65,7 @@ def tiny(tmp_path_factory, tokenizer):
 
 @pytest.fixture(scope="session")
 def base(tiny):
-    return load_base(tiny)
+    return loading.load_base(tiny)
 
 
 @torch.no_grad()
@@ -100,7 +83,7 @@ def sft(base, tiny, tmp_path_factory):
     """Folder of an SFT adapter."""
     folder = tmp_path_factory.mktemp("sft")
     torch.manual_seed(0)  # the same adapter whatever ran before
-    nudge(new_policy(base, tiny), 1).save_pretrained(folder)
+    nudge(loading.new_policy(base, tiny), 1).save_pretrained(folder)
     return folder
 
 
@@ -109,7 +92,7 @@ def rm(base, sft, tmp_path_factory):
     """Folder of a reward adapter with its head."""
     folder = tmp_path_factory.mktemp("rm")
     torch.manual_seed(0)
-    nudge(new_reward_model(base, sft), 2).save_pretrained(folder)
+    nudge(loading.new_reward_model(base, sft), 2).save_pretrained(folder)
     return folder
 
 
@@ -129,7 +112,7 @@ def moved(roles):
 @pytest.fixture
 def fresh(base, sft):
     """A function that loads the SFT adapter once more."""
-    return lambda trainable=True: load_policy(base, sft, trainable)
+    return lambda trainable=True: loading.load_policy(base, sft, trainable)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ LINES = [
 ] * 4
 SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>"]
 BYTES = [f"<0x{i:02X}>" for i in range(256)]
-NAMES = ("byte_level", "metaspace", "byte_fallback", "word_piece", "merged_spaces")
 
 
 class Pieces:
@@ -47,7 +46,6 @@ def _trained_bpe(splitter, vocab_size: int, bytes_too: bool = True) -> models.BP
 
 
 def _byte_level() -> Tokenizer:
-    """As GPT-2's."""
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw = Tokenizer(_trained_bpe(splitter, 420, bytes_too=False))
     raw.pre_tokenizer, raw.decoder = splitter, decoders.ByteLevel()
@@ -55,36 +53,17 @@ def _byte_level() -> Tokenizer:
     return raw
 
 
-def _with_spaces(vocab_size: int, split: bool) -> Tokenizer:
-    splitter = pre_tokenizers.Split("▁", "merged_with_next") if split else None
-    raw = Tokenizer(_trained_bpe(splitter, vocab_size))
-    raw.normalizer = normalizers.Replace(" ", "▁")
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return raw
-
-
-def _byte_fallback() -> Tokenizer:
-    """As Gemma's, with so few merges that words fall into many pieces."""
-    return _with_spaces(330, split=True)
-
-
-def _merged_spaces() -> Tokenizer:
-    """No word splitter: pieces run over spaces, such as `on▁the▁mat`."""
-    return _with_spaces(520, split=False)
-
-
-def _metaspace() -> Tokenizer:
-    """As Llama's: a space put first, and taken off again."""
-    raw = _with_spaces(450, split=True)
-    raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    raw.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+def _with_spaces(vocab_size: int, split: bool = True, space_first: bool = False) -> Tokenizer:
+    """Spaces are ▁; with `space_first` one is put first, and taken off again."""
+    raw = Tokenizer(_trained_bpe(pre_tokenizers.Split("▁", "merged_with_next") if split else None, vocab_size))
+    prepend, strip = ([normalizers.Prepend("▁")], [decoders.Strip(" ", 1, 0)]) if space_first else ([], [])
+    raw.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return raw
 
 
 def _word_piece() -> Tokenizer:
-    """As BERT's: pieces inside words begin with ##, spaces come from decoding."""
+    """Pieces inside words begin with ##, spaces come from decoding."""
     raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##", cleanup=True)
     raw.train_from_iterator(
@@ -93,13 +72,18 @@ def _word_piece() -> Tokenizer:
     return raw
 
 
+FAMILIES = {
+    "byte_level": _byte_level,  # as GPT-2's
+    "metaspace": lambda: _with_spaces(450, space_first=True),  # as Llama's
+    "byte_fallback": lambda: _with_spaces(330),  # as Gemma's, with so few merges that words fall into many pieces
+    "word_piece": _word_piece,  # as BERT's
+    "merged_spaces": lambda: _with_spaces(520, split=False),  # pieces run over spaces, such as `on▁the▁mat`
+}
+NAMES = tuple(FAMILIES)
+
+
 @cache
 def small_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """The tokenizer of this name, one of NAMES."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=globals()[f"_{name}"](),
-        pad_token="<pad>",
-        eos_token="<eos>",
-        bos_token="<bos>",
-        unk_token="<unk>",
-    )
+    special = {f"{kind}_token": f"<{kind}>" for kind in ("pad", "eos", "bos", "unk")}
+    return PreTrainedTokenizerFast(tokenizer_object=FAMILIES[name](), **special)

@@ -33,19 +33,9 @@ def real_tokenizer():
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     """A file of 30 preference pairs, each a user's message and two answers."""
-
-    def turn(role, content):
-        return [{"role": role, "content": content}]
-
-    rows = [
-        {
-            "prompt": turn("user", f"{ask} {topic}."),
-            "chosen": turn("assistant", f"People like {topic}."),
-            "rejected": turn("assistant", f"{topic}? No, {topic}!"),
-        }
-        for ask in ("Tell me about", "Write a line on")
-        for topic in TOPICS
-    ]
+    form = {"prompt": ("user", "{} {}."), "chosen": ("assistant", "People like {1}."), "rejected": ("assistant", "No!")}
+    asks = [(ask, topic) for ask in ("Tell me about", "Write a line on") for topic in TOPICS]
+    rows = [{k: [{"role": r, "content": text.format(*ask)}] for k, (r, text) in form.items()} for ask in asks]
     path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
@@ -61,8 +51,7 @@ def test_text_of_a_special_token_stays_text(real_tokenizer):
 
 
 def test_the_chat_template_asks_and_the_model_answers(real_tokenizer):
-    tokenizer = copy.deepcopy(real_tokenizer)
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    tokenizer, messages = copy.deepcopy(real_tokenizer), [{"role": "user", "content": "What is the capital of France?"}]
     prompt = chat_writer(tokenizer, "auto")(messages)
     expect_chats(tokenizer)
     reference = AutoTokenizer.from_pretrained(MODEL).apply_chat_template(messages, add_generation_prompt=True)
@@ -105,9 +94,7 @@ def test_from_the_pairs_to_an_exported_policy(pairs, tmp_path, capsys):
     assert not main(f"generate --policy {policy} --prompt Bread --top_k 1 --max_response_length 8".split())
     answer = capsys.readouterr().out.strip()
     assert not main(f"export --policy {policy} --output_dir {tmp_path}/exported".split())
-    exported, tokenizer = (
-        kind.from_pretrained(tmp_path / "exported") for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
+    exported, tokenizer = (x.from_pretrained(tmp_path / "exported") for x in (AutoModelForCausalLM, AutoTokenizer))
     messages, form = [{"role": "user", "content": "Bread"}], {"add_generation_prompt": True, "return_tensors": "pt"}
     ids = tokenizer.apply_chat_template(messages, **form)
     tokens = exported.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]

@@ -33,7 +33,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @every_text
-def test_links_lead_somewhere(path):
+def test_links_lead_somewhere_and_diagrams_have_words(path):
     for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```|`[^`\n]*`", "", prose(path), flags=re.S)):
         place, _, section = link.partition("#")
         if re.match(r"\w+:", link):
@@ -41,13 +41,9 @@ def test_links_lead_somewhere(path):
         target = path.parent / place if place else path
         assert target.exists(), link
         assert not section or target.suffix != ".md" or section in anchors(target), link
-    assert not re.search(r"^% ", prose(path), re.M), "in the site a line that begins so is a comment"
-
-
-@every_text
-def test_diagrams_have_a_text_and_a_caption(path):
     for alt, place, after in re.findall(r"!\[([^]]*)\]\(([^)]*diagrams/[^)]*)\)(\n\n?.*)?", prose(path)):
-        assert len(alt) >= 20 and re.match(r"\n\n?\*[^*\n]", after), place
+        assert len(alt) >= 20 and re.match(r"\n\n?\*[^*\n]", after), f"a text and a caption for {place}"
+    assert not re.search(r"^% ", prose(path), re.M), "in the site a line that begins so is a comment"
 
 
 def test_readme_is_short():
@@ -90,15 +86,11 @@ def test_file_is_small_and_its_cells_are_short(path):
 
 
 @every_notebook
-def test_sections_and_figures_are_counted_without_a_gap(path):
+def test_sections_and_figures_are_counted_and_badges_lead_to_this_file(path):
     text = "\n".join(cell["source"] for cell in cells(path))
     for kind in (r"^## (\d+) ·", r"\*Figure (\d+)\. "):
         numbers = [int(number) for number in re.findall(kind, text, re.M)]
         assert numbers == list(range(1, len(numbers) + 1)), kind
-
-
-@every_notebook
-def test_badges_lead_to_this_file(path):
     first, where = cells(path, "markdown")[0]["source"], path.relative_to(ROOT).as_posix()
     for site in ("colab.research.google.com/github/", "kaggle.com/kernels/welcome?src=https://github.com/"):
         assert re.findall(re.escape(site) + r"[\w.-]+/[\w.-]+/blob/main/([^)\s]+)", first) == [where]
