@@ -103,8 +103,7 @@ def test_states_and_modes_come_back(moved, test):
     moved.policy.train(), moved.reference.model.eval()
     test(noisy)(moved)
     after = random_states()
-    assert torch.equal(before["torch"], after["torch"])
-    assert before["python"] == after["python"] and before["numpy"] == after["numpy"]
+    assert torch.equal(before[0], after[0]) and before[2:] == after[2:]  # of torch, python and numpy
     assert moved.policy.model.training and not moved.reference.model.training
     assert not changed(roles, weights)
     moved.policy.eval()
