@@ -1,6 +1,7 @@
 """One update by the trainer, and the same from the equations: float64 loops over single responses."""
 
 import copy
+import math
 
 import reference_macro as ref
 import torch
@@ -81,7 +82,8 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperat
     policy, value, estimates = [], [], []
     for i, lengths in enumerate(parts):
         theirs = rollout.ref_logprobs[i][rollout.mask[i]].double().tolist()
-        rewards = [-ppo.kl_coef * (a - b) for a, b in zip(old_logprobs[i], theirs)]
+        gaps = [a - b for a, b in zip(old_logprobs[i], theirs)]
+        rewards = [-ppo.kl_coef * (d if ppo.kl_estimator == "k1" else math.exp(-d) - 1 + d) for d in gaps]
         score = float(rollout.scores[i])
         score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
         rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)

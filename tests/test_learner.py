@@ -47,7 +47,7 @@ CASES = [
     (5, {"value_target": "macro", "sigma": "unit"}, {"cliprange_value": 0.0}),
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
     (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
-    (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5}),
+    (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5, "kl_estimator": "k3"}),
     (3, {"sigma": "start"}, {"lam_alpha": 0.4}),
     (1, {}, {"critic_lam": 1.0, "lam": 0.7}),
     (3, {"ratio": "macro_mean"}, {"loss_mean": "response", "lam_alpha": 0.4, "critic_lam": 0.5}),
@@ -198,28 +198,6 @@ def test_warm_up_counts_updates(moved, batch, ppo):
     assert rates == pytest.approx([x for x in (4e-4, 6e-4, 8e-4, 8e-4, 8e-4) for _ in range(each)])
 
 
-def test_gradients_do_not_pile_up(moved, batch):
-    """A second update starts from zero gradients."""
-    made = learner(moved, options(policy_learning_rate=1e-12, critic_learning_rate=1e-12))
-    steps = record(made)
-    for _ in range(2):
-        made.learn(batch, FixedNGram(3)(batch.mask))
-    for name in NAMES:
-        assert far(steps[name][1][0], steps[name][0][0]) < 1e-4
-
-
-def test_padding_of_responses_carries_no_gradient(moved, batch):
-    """Other tokens on padding change nothing."""
-    tokens, made = batch.tokens.clone(), learner(moved, options())
-    tokens[:, batch.prompt_width :][~batch.mask] = 99
-    steps, start = record(made), trainables(moved)
-    made.learn(batch, FixedNGram(3)(batch.mask))
-    restore(moved, start)
-    made.learn(replace(batch, tokens=tokens), FixedNGram(3)(batch.mask))
-    for name in NAMES:
-        assert far(steps[name][1][0], steps[name][0][0]) < TIGHT
-
-
 # -- safeguards -------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +226,7 @@ def test_dead_optimizer_is_found_at_the_first_update(roles, batch, name):
 
 
 def test_metrics_against_loops(moved, batch):
-    how, ppo = MacroConfig(reward_pooling="mean"), options()
+    how, ppo = MacroConfig(reward_pooling="mean"), options(score_clip=1.0)  # scores are recorded as they were given
     row, steps = update(moved, batch, ppo, how)
     models, parts = (steps["policy"][0][1], steps["critic"][0][1]), cut(batch, 3)
     with torch.no_grad():

@@ -6,7 +6,7 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import MacroActions, adaptive_lam, border_lam, gae, whiten
+from marlhf_lite.macro import MacroActions, border_lam, gae, whiten
 
 
 def steps(counts, tail, seed):
@@ -57,12 +57,6 @@ def test_lam_at_borders_alone_counts_macro_actions():
     assert each[1].tolist() == [1, 1, 1, 0.25, 1, 1, 1]
 
 
-def test_adaptive_lam():
-    """VAPO (arXiv 2504.05118): 1 − 1/(α·length), so that λ's powers sum up to about α·length."""
-    mask = torch.arange(400) < torch.tensor([[400], [100], [5], [0]])
-    assert adaptive_lam(mask, 0.05).tolist() == [[pytest.approx(0.95)], [pytest.approx(0.8)], [0.0], [0.0]]
-
-
 def test_gae_by_hand():
     rewards, values = torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
     mask = torch.tensor([[True, True, False]])
@@ -97,26 +91,3 @@ def test_whiten_of_equal_or_single_or_no_elements_is_zero(value):
         assert torch.equal(
             whiten(torch.full(shape, math.nan), torch.zeros(shape, dtype=torch.bool)), torch.zeros(shape)
         )
-
-
-def test_whiten_over_processes():
-    """Two halves, whitened by the statistics of both, equal the whole: the sums are exchanged in lockstep."""
-    x, _, mask = steps([40, 9, 3, 17], 3, seed=2)
-    whole = whiten(x, mask)
-    halves = [slice(0, 2), slice(2, 4)]
-    summon_full_params: list = []
-
-    def first_pass(rows):  # learn what each half contributes at each exchange, given the totals known so far
-        sent = []
-
-        def reduce(t):
-            sent.append(t)
-            return summon_full_params[len(sent) - 1] if len(sent) <= len(summon_full_params) else t
-
-        return whiten(x[rows], mask[rows], reduce), sent
-
-    for exchange in range(2):
-        summon_full_params.append(sum(first_pass(rows)[1][exchange] for rows in halves))
-    parts = [first_pass(rows)[0] for rows in halves]
-    torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(torch.cat([whiten(x[rows], mask[rows]) for rows in halves]), whole, atol=1e-3)

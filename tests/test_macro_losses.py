@@ -157,29 +157,6 @@ def losses(level):
     return policy, value
 
 
-@pytest.mark.parametrize("level", ["token", "macro"])
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_splits_change_nothing(level, size):
-    batch, macro = setup(5)
-    advantages, returns = batch.steps(), batch.steps()
-    total = (macro.token_mask if level == "token" else macro.mask).sum()
-    for loss in losses(level):
-        full = loss(batch, advantages, returns, macro, slice(None), None)
-        for normalizer in (total, float(total), int(total)):
-            parts = []
-            for a in range(0, batch.B, size):
-                rows = slice(a, a + size)
-                parts.append(loss(batch, advantages, returns, macro.select(rows), rows, normalizer))
-            torch.testing.assert_close(sum(p[0] for p in parts), full[0], rtol=1e-6, atol=1e-6)
-            torch.testing.assert_close(torch.cat([p[1] for p in parts]), full[1], rtol=1e-6, atol=1e-7)
-            assert sum(p[2]["count"] for p in parts) == full[2]["count"] == total
-        half = loss(batch, advantages, returns, macro, slice(None), 2 * total)
-        torch.testing.assert_close(2 * half[1], full[1])
-        # a share of one count per process may be below 1
-        small = loss(batch, advantages, returns, macro, slice(None), 0.25)
-        torch.testing.assert_close(small[1] * 0.25, full[1] * total)
-
-
 @pytest.mark.parametrize("n", [1, 3, math.inf])
 def test_the_whole_chain_on_singles_equals_the_batch(n):
     """Segmentation, values, rewards, GAE and losses, one response at a time and cut to its own length."""

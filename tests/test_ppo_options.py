@@ -6,31 +6,25 @@ from collections import Counter
 from itertools import chain, islice
 
 import pytest
-import reference_macro as ref
 import torch
 from accelerate import Accelerator
 from conftest import PROMPTS, changed, snapshot
 from plain_update import (
     NAMES,
     TIGHT,
-    cut,
     far,
     learner,
     options,
-    plain_grads,
-    plain_losses,
-    plain_pass,
     record,
     restore,
     trainables,
-    update,
 )
 from small_runs import batches, build, early_letters, timeless
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, LargestChange
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.training.rollout import Sampling, from_texts, generate, generate_in_batches
+from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
 
@@ -42,39 +36,7 @@ def make(roles, tokenizer):
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 
-def test_shaped_scores_are_trained_on_and_given_ones_recorded(moved, batch):
-    how, ppo = MacroConfig(), options(score_clip=1.0)
-    row, steps = update(moved, batch, ppo, how)
-    models = (steps["policy"][0][1], steps["critic"][0][1])
-    policy, value, *_ = plain_losses(models, batch, cut(batch, 3), how, ppo)
-    assert far(steps["policy"][0][0], plain_grads(policy, models[0])) < TIGHT
-    assert far(steps["critic"][0][0], plain_grads(value, models[1])) < TIGHT
-    assert row["rm_score_mean"] == pytest.approx(batch.scores.mean().item())
-
-
 # -- KL ---------------------------------------------------------------------------------------------------------------
-
-
-def estimators(gap):
-    return {"k1": gap, "k3": math.exp(-gap) - 1 + gap}
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-@pytest.mark.parametrize("how", [{}, {"reward_pooling": "mean"}])
-def test_kl_in_the_reward(moved, batch, estimator, how):
-    """Advantages from rewards of -beta times the estimate; loops over single responses."""
-    how, ppo = MacroConfig(**how), options(kl_estimator=estimator)
-    _, steps = update(moved, batch, ppo, how)
-    models = (steps["policy"][0][1], steps["critic"][0][1])
-    logprobs, values = plain_pass(*models, batch)
-    policy = []
-    for i, lengths in enumerate(cut(batch, 3)):
-        theirs = batch.ref_logprobs[i][batch.mask[i]].double().tolist()
-        rewards = [-ppo.kl_coef * estimators(a.item() - b)[estimator] for a, b in zip(logprobs[i], theirs)]
-        rewards = ref.rewards(rewards, float(batch.scores[i]), lengths, how.reward_pooling)
-        gains, _ = ref.gae(rewards, ref.pool([v.item() for v in values[i]], lengths), ppo.gamma, ppo.lam)
-        policy.append(ref.policy_terms(logprobs[i], [x.item() for x in logprobs[i]], gains, lengths))
-    assert far(steps["policy"][0][0], plain_grads(ref.mean(policy), models[0])) < TIGHT
 
 
 def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, capsys):
@@ -244,21 +206,6 @@ def test_generation_in_batches_gives_the_same_responses(roles, tokenizer, texts,
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
     here, there = (x.tokens.masked_fill(x.attention_mask == 0, -1) for x in (parts, whole))
     assert torch.equal(here, there)
-
-
-def test_rollouts_of_other_widths_are_padded_to_one(tokenizer):
-    """Prompts on the left, responses on the right; what models say of their tokens stays the same."""
-    prompts, responses = ["a", "The cat sat on the mat.", "Why?"], ["a longer answer than most", "no", "yes it is"]
-
-    def given(model, tokenizer, prompts, sampling):
-        return from_texts(tokenizer, prompts, [responses[["a", "T", "W"].index(p[0])] for p in prompts], limit=12)
-
-    whole, parts = (
-        generate_in_batches(given, size, torch.nn.Linear(1, 1), tokenizer, prompts, None) for size in (0, 1)
-    )
-    assert whole.tokens.shape == parts.tokens.shape and parts.responses == responses
-    for name in ("tokens", "attention_mask", "mask", "ended"):
-        assert torch.equal(getattr(parts, name), getattr(whole, name)), name
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

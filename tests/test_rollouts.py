@@ -18,7 +18,6 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad, pair_dataset, sft_dataset
-from marlhf_lite.training.rewards import FunctionReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
@@ -135,36 +134,6 @@ def test_from_texts(either, texts):
 
 
 # -- what models say, padded and alone --------------------------------------------------------------------------------
-
-
-def alone(rollout, row):
-    """Prompt and response of one row, as plain id lists."""
-    split, valid = rollout.prompt_width, rollout.attention_mask[row].bool()
-    ids = rollout.tokens[row]
-    return ids[:split][valid[:split]].tolist(), ids[split:][valid[split:]].tolist()
-
-
-@torch.no_grad()
-def plain_logprobs(model, prompt, response, temperature=1.0):
-    """Log-probabilities and entropies of one response in float64, from all logits of a pass without mask or padding."""
-    logits = model.eval()(input_ids=torch.tensor([prompt + response])).logits[0].double() / temperature
-    log_p = logits - logits.exp().sum(-1, keepdim=True).log()
-    rows = [log_p[len(prompt) + t - 1] for t in range(len(response))]
-    chosen = torch.stack([row[token] for row, token in zip(rows, response)])
-    return chosen, torch.stack([-(row.exp() * row).sum() for row in rows])
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_those_of_each_response_alone(moved, either, texts, temperature):
-    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
-    with torch.no_grad():
-        logprobs, entropy = moved.policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1], temperature)
-    assert logprobs.shape == rollout.mask.shape == entropy.shape and logprobs.dtype == torch.float32
-    for i in range(len(rollout)):
-        expected, spread = plain_logprobs(moved.policy.model, *alone(rollout, i), temperature)
-        torch.testing.assert_close(logprobs[i][rollout.mask[i]].double(), expected, **CLOSE)
-        torch.testing.assert_close(entropy[i][rollout.mask[i]].double(), spread, **CLOSE)
-    assert logprobs[rollout.mask].std() > 0.1
 
 
 @pytest.fixture
@@ -318,20 +287,3 @@ def test_merged_sampling_has_the_policys_probabilities(moved, tokenizer):
             merged, _ = moved.policy(*inputs)
     torch.testing.assert_close(merged, plain, rtol=1e-4, atol=1e-4)
     assert (plain - reference)[rollout.mask].abs().max() > 1e-2
-
-
-# -- rewards ----------------------------------------------------------------------------------------------------------
-
-
-def test_function_reward(tokenizer, texts):
-    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=40)
-    seen = {}
-
-    def count(prompts, responses):
-        seen.update(prompts=prompts, responses=responses)
-        return [len(r) for r in responses]
-
-    assert score_responses(FunctionReward(count), rollout).tolist() == [len(r) for r in texts.responses]
-    assert seen == {"prompts": texts.prompts, "responses": texts.responses}
-    tensor = FunctionReward(lambda p, r: torch.ones(len(r)))
-    assert score_responses(tensor, rollout).tolist() == [1.0] * len(rollout)

@@ -110,15 +110,6 @@ class _GRPO(_OurPrompts, GRPOTrainer):
     pass
 
 
-def _batch_sizes(config: GroupConfig, processes: int) -> tuple[int, int, int]:
-    """Prompts of an update, and for each process responses of a micro-batch and micro-batches of an update."""
-    share = config.batch_size // processes
-    # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
-    largest = min(config.micro_batch_size or share, share)
-    micro = next(size for size in range(largest, 0, -1) if share % size == 0)
-    return config.batch_size // config.num_generations, micro, share // micro
-
-
 def group_trainer(
     method: str,
     model: PeftModel,
@@ -141,7 +132,10 @@ def group_trainer(
     check_groups(config, processes)
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
-    groups, micro, accumulated = _batch_sizes(config, processes)
+    groups, share = config.batch_size // config.num_generations, config.batch_size // processes
+    # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
+    largest = min(config.micro_batch_size or share, share)
+    micro = next(size for size in range(largest, 0, -1) if share % size == 0)
     updates = math.ceil(config.prompt_epochs * len(prompts) / groups) if config.prompt_epochs else config.updates
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -162,7 +156,7 @@ def group_trainer(
             output_dir=str(output / "checkpoints"),
             max_steps=updates,
             per_device_train_batch_size=micro,
-            gradient_accumulation_steps=accumulated,
+            gradient_accumulation_steps=share // micro,
             num_generations=config.num_generations,
             beta=config.kl_coef,
             epsilon=config.cliprange,
