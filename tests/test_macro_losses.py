@@ -39,6 +39,12 @@ def experience(batch, macro, **options):
     return gae(rewards, macro_values(batch.old_values, macro), macro.mask, **options)
 
 
+def both(batch, advantages, returns, macro, **options):
+    """`run` of both losses."""
+    policy = run(policy_loss, batch.logprobs, batch.old_logprobs, advantages, macro, **options)
+    return policy, run(value_loss, batch.values, batch.old_values, returns, macro, **options)
+
+
 def setup(seed, **options):
     batch = ref.Batch(seed, **options)
     return batch, MacroActions.from_lengths(batch.parts, batch.T)
@@ -143,27 +149,13 @@ def test_n_infinite_is_the_bandit(seed, ratio):
 # -- splits ------------------------------------------------------------------------------------------------------------
 
 
-def losses(level):
-    """Both losses as functions of (batch, advantages, returns, macro, rows, normalizer)."""
-
-    def policy(b, advantages, returns, macro, rows, normalizer):
-        x = (b.logprobs[rows], b.old_logprobs[rows], advantages[rows], macro)
-        return run(policy_loss, *x, ratio=level, normalizer=normalizer)
-
-    def value(b, advantages, returns, macro, rows, normalizer):
-        x = (b.values[rows], b.old_values[rows], returns[rows], macro)
-        return run(value_loss, *x, target=level, normalizer=normalizer)
-
-    return policy, value
-
-
 @pytest.mark.parametrize("n", [1, 3, math.inf])
 def test_the_whole_chain_on_singles_equals_the_batch(n):
     """Segmentation, values, rewards, GAE and losses, one response at a time and cut to its own length."""
     batch = ref.Batch(6)
     macro = FixedNGram(n)(batch.mask)
     advantages, returns = experience(batch, macro)
-    full = [loss(batch, advantages, returns, macro, slice(None), None) for loss in losses("token")]
+    full = both(batch, advantages, returns, macro)
     total, sums, grads = macro.token_mask.sum(), [0.0, 0.0], [[], []]
     for i, count in enumerate(batch.counts):
         one = ref.Batch(6)
@@ -174,8 +166,7 @@ def test_the_whole_chain_on_singles_equals_the_batch(n):
         gains, goals = experience(one, alone)
         steps = alone.mask.shape[1]
         torch.testing.assert_close(gains, advantages[i : i + 1, :steps], rtol=1e-6, atol=1e-6)
-        for k, loss in enumerate(losses("token")):
-            value, grad, _ = loss(one, gains, goals, alone, slice(None), total)
+        for k, (value, grad, _) in enumerate(both(one, gains, goals, alone, normalizer=total)):
             sums[k] += value
             grads[k].append(torch.nn.functional.pad(grad, (0, batch.T - count)))
     for k in range(2):

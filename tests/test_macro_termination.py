@@ -31,13 +31,6 @@ def test_fixed_matches_a_loop(shape, n):
     assert torch.equal(macro.token_mask, mask_of(counts, tail))
 
 
-def test_fixed_by_hand_without_an_empty_last_macro_action():
-    # 7 tokens at n=3, and 6: a multiple of n must not leave an empty macro action behind.
-    assert FixedNGram(3)(mask_of([7, 6, 1, 0])).spans() == [[(0, 3), (3, 6), (6, 7)], [(0, 3), (3, 6)], [(0, 1)], []]
-    for n in (1, 2, 3, 4, 12):
-        assert FixedNGram(n)(mask_of([13])).lengths.min() >= 1
-
-
 @quick
 @given(ragged, st.lists(st.integers(1, 12), min_size=1, max_size=5))
 def test_listed_matches_a_loop(shape, lengths):

@@ -35,16 +35,6 @@ def test_rewards_match_loops(seed, options):
     torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_the_score_is_added_once_and_unaveraged(pooling):
-    batch = ref.Batch(1)
-    macro = MacroActions.from_lengths(batch.parts, batch.T)
-    got = macro_rewards(torch.zeros(batch.B, batch.T), batch.scores, macro, pooling)
-    for row, one, score in zip(got.tolist(), batch.parts, batch.scores.tolist()):
-        last = [score] if one else []
-        assert row == [0.0] * (len(one) - 1) + last + [0.0] * (len(row) - max(len(one), len(last)))
-
-
 def test_rewards_by_hand_and_argument_order():
     macro = MacroActions.from_lengths([[2, 3]])
     r, score = torch.tensor([[1.0, 2.0, 3.0, 4.0, 8.0]]), torch.tensor([100.0])

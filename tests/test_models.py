@@ -16,7 +16,7 @@ from marlhf_lite.config.options import (
     SFTStageConfig,
 )
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, position_ids, trainable
+from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, trainable
 from marlhf_lite.models.loading import (
     load_base,
     load_policy,
@@ -138,12 +138,6 @@ def test_critic_from_sft(base, sft, rm, with_rm):
 
 
 # -- scores -----------------------------------------------------------------------------------------------------------
-
-
-def test_position_ids_skip_padding():
-    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0]])
-    assert position_ids(mask)[0, 2:].tolist() == [0, 1, 2] and position_ids(mask)[1, :3].tolist() == [0, 1, 2]
-    assert position_ids(mask).min() == 0
 
 
 def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):

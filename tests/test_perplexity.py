@@ -91,16 +91,3 @@ def test_equal_tokens_are_one_macro_action(rule):
         mask, logprobs = batch([[value] * 3000, [value] * 7])
         assert lengths(Perplexity(rule)(mask, ref_logprobs=logprobs)) == [[3000], [7]]
         assert lengths(Perplexity(rule)(mask, ref_logprobs=logprobs.bfloat16())) == [[3000], [7]]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_rows_are_independent_and_nothing_changes_the_input(rule):
-    g = torch.Generator().manual_seed(0)
-    rows = [(torch.rand(n, generator=g) * 5).tolist() for n in (40, 0, 1, 2, 17)]
-    mask, logprobs = batch(rows)
-    kept = logprobs.clone().requires_grad_()
-    whole = Perplexity(rule)(mask, ref_logprobs=kept, token_ids=None, tokenizer=None, step=3)
-    for i in range(len(rows)):
-        alone = Perplexity(rule)(mask[i : i + 1], ref_logprobs=logprobs[i : i + 1])
-        assert alone.spans()[0] == whole.spans()[i]
-    assert torch.equal(kept.detach().nan_to_num(9), logprobs.nan_to_num(9)) and not whole.ids.requires_grad
