@@ -110,6 +110,11 @@ class _GRPO(_OurPrompts, GRPOTrainer):
     pass
 
 
+def _micro_batch(asked: int, share: int) -> int:
+    """Responses of a micro-batch. The largest within what is asked for that divides a process's share, as TRL wants."""
+    return next(size for size in range(min(asked or share, share), 0, -1) if share % size == 0)
+
+
 def group_trainer(
     method: str,
     model: PeftModel,
@@ -133,14 +138,11 @@ def group_trainer(
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     groups, share = config.batch_size // config.num_generations, config.batch_size // processes
-    # TRL wants a micro-batch that divides the batch: the largest one that is not beyond what is asked for.
-    largest = min(config.micro_batch_size or share, share)
-    micro = next(size for size in range(largest, 0, -1) if share % size == 0)
+    micro = _micro_batch(config.micro_batch_size, share)
     updates = math.ceil(config.prompt_epochs * len(prompts) / groups) if config.prompt_epochs else config.updates
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, functools.partial(learning_rate_share, config, total=updates)
-    )
+    share_of_rate = functools.partial(learning_rate_share, config, total=updates)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
     if method == "rloo":
         trainer_class, config_class, own = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
     else:
