@@ -1,11 +1,14 @@
-"""Are all axes labelled, and is all in its place? For figures in a test, and every picture that a notebook makes."""
+"""Are all axes labelled, all colours from the table, and is all in its place? For every figure that is drawn."""
 
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.colors import same_color
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import same_color, to_hex, to_rgba_array
 
-from marlhf_lite.plotting.training import method_styles
+from marlhf_lite.plotting.styles import TABLE, method_styles
+
+SCALES = {"cividis", "PuOr_r"}  # colours of numbers: from low to high, and with a middle
 
 
 def unlabelled(figure):
@@ -25,15 +28,33 @@ def unlabelled(figure):
     return lines
 
 
+def strange_colours(figure):
+    """A line for each colour in a figure that is neither in the project's table nor grey, and for a strange scale."""
+    found = set()
+    for artist in figure.findobj():
+        if isinstance(artist, ScalarMappable) and artist.get_array() is not None:
+            found |= {artist.get_cmap().name} - SCALES
+        else:
+            getters = [getattr(artist, f"get_{name}", None) for name in ("color", "facecolor", "edgecolor")]
+            found |= {
+                to_hex(c) for get in getters if get for c in to_rgba_array(get()) if c[3] and np.ptp(c[:3]) > 0.01
+            }
+    return [f"figure {figure.number}: {colour} is not in the table" for colour in sorted(found - TABLE)]
+
+
 def check_figures():
-    """All open figures are labelled."""
-    assert not [line for number in plt.get_fignums() for line in unlabelled(plt.figure(number))]
+    """All open figures are labelled and have the project's colours."""
+    assert not [line for number in plt.get_fignums() for line in faults(plt.figure(number))]
+
+
+def faults(figure):
+    return [*unlabelled(figure), *strange_colours(figure)]
 
 
 def check_layout(figure):
     """All is labelled, nothing overlaps, and the caption stands below all else, no wider than the figure."""
     figure.draw_without_rendering()
-    assert not unlabelled(figure)
+    assert not faults(figure)
     boxes = [ax.get_tightbbox() for ax in figure.axes if ax.axison]
     boxes += [legend.get_window_extent() for legend in figure.legends]
     assert not any(a.shrunk(0.99, 0.99).overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
@@ -59,11 +80,11 @@ def _is_of(name, colour):
 
 
 def watch():
-    """A list that from now on gets the unlabelled axes of every figure that is drawn to a picture."""
+    """A list that from now on gets the unlabelled axes and the strange colours of every figure that is drawn."""
     found, draw = [], FigureCanvasBase.print_figure
 
     def noting(canvas, *args, **kwargs):
-        found.extend(unlabelled(canvas.figure))
+        found.extend(faults(canvas.figure))
         return draw(canvas, *args, **kwargs)
 
     FigureCanvasBase.print_figure = noting

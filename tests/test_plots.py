@@ -1,10 +1,14 @@
+from itertools import combinations
+
 import numpy as np
 import pytest
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
+from matplotlib.colors import to_rgb
 
 from marlhf_lite.lab.figures.programs import outcome_shares
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import METHODS, OUTCOMES, PALE_SPANS, PROGRAMS, SERIES, SPANS, TABLE, method_styles
 from marlhf_lite.utils.errors import InputError
 
 
@@ -95,17 +99,73 @@ def test_seeds_are_averaged_over_the_updates_that_all_have_and_of_two_rows_the_l
         plots.reward_curves({"DPO": [rows((1, 1)), rows((2, 2))]})
 
 
-def test_methods_keep_their_colours_and_differ_in_both_cues():
-    known = ["SFT", "PPO", "MA-PPO", "MA-PPO n=inf", "PPO lam^(1/5)", "RLOO", "GRPO", "DPO", "best-of-8"]
-    styles = plots.method_styles(known + [f"variant {k}" for k in range(19)])
-    assert len({(style["color"], style["linestyle"]) for style in styles.values()}) == 28
-    for names in (known, [f"n={n}" for n in (3, 10, "inf")]):
-        alone = plots.method_styles(names)
-        assert list(alone) == names and len({style["color"] for style in alone.values()}) == len(names)
-    assert all(plots.method_styles([name])[name] == styles[name] for name in known)
-    assert plots.method_styles(["b", "a"]) == plots.method_styles(["a", "b"])
-    same = {"best-of-16": "best-of-8", "n=1": "PPO", "n=5": "MA-PPO", "n=inf": "MA-PPO n=inf"}
-    assert plots.method_styles(same) == {name: styles[other] for name, other in same.items()}
+# What stands together in a figure, and must be told apart by colour-blind readers.
+TOGETHER = """SFT PPO MA-PPO E1 RLOO DPO best-of- n=inf GRPO
+PPO n=2 n=3 MA-PPO n=8 n=10 n=15 n=20 n=inf
+PPO MA-PPO randomized perplexity cutpoints parsing sentence lines n=inf
+MA-PPO|sigma unit|sigma position|sigma reversed|E3
+MA-PPO|E5|ratio macro|value macro
+PPO E1 E2 E3 MA-PPO E5 lam=1 RLOO VC
+SFT PPO MA-PPO lines E1 lam=1 VC RLOO"""
+SEEN_BY = {  # matrices of Machado and others (2009) on linear RGB
+    "everyone": np.eye(3),
+    "deuteranopes": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "protanopes": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+}
+
+
+def lab(colour, matrix):
+    """CIELAB of a colour as some eyes see it."""
+    rgb = np.array(to_rgb(colour))
+    linear = np.clip(matrix @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4), 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(xyz / [0.9505, 1, 1.089] + 1e-9)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_no_colour_of_the_table_has_two_meanings():
+    colours = [style.colour for style in METHODS.values()]
+    colours += [*SERIES, *OUTCOMES.values(), *PROGRAMS.values(), *SPANS, *PALE_SPANS]
+    assert len(set(colours)) == len(colours) == len(TABLE)
+    assert min(np.linalg.norm(lab(a, np.eye(3)) - lab(b, np.eye(3))) for a, b in combinations(colours, 2)) > 8
+
+
+@pytest.mark.parametrize("names", [line.split("|" if "|" in line else None) for line in TOGETHER.splitlines()])
+@pytest.mark.parametrize("eyes", SEEN_BY)
+def test_methods_of_one_figure_are_told_apart_by_all_eyes_and_in_grey_print(names, eyes):
+    for a, b in combinations(names, 2):
+        assert METHODS[a][1:] != METHODS[b][1:], (a, b)
+        distance = np.linalg.norm(lab(METHODS[a].colour, SEEN_BY[eyes]) - lab(METHODS[b].colour, SEEN_BY[eyes]))
+        assert distance > 9, (a, b, distance)
+
+
+def test_a_method_looks_the_same_under_each_of_its_names():
+    same = {
+        "PPO": ["n=1", "E0", "blind PPO", "L32 first E0", "PPO rate 0.002 kl 0.02 lam 0.95"],
+        "MA-PPO": ["n=5", "E4", "seeing MA-PPO", "sigma equal", "fixed n=5"],
+        "n=inf": ["MA-PPO n=inf", "whole"],
+        "E1": ["PPO lam^(1/5)", "PPO lam^(1/n)"],
+        "lam=1": ["MC", "PPO lam=1"],
+        "E5": ["pooling mean", "MA-PPO mean 0.25"],
+        "parsing": ["MA-PPO parsing", "parsing C=8"],
+        "sentence": ["sentences"],
+        "lines": ["MA-PPO lines"],
+        "best-of-": ["best-of-8"],
+    }
+    for key, names in same.items():
+        colour, line, marker = METHODS[key]
+        expected = {"color": colour, "linestyle": line, "marker": marker}
+        assert all(method_styles([name], marker=True) == {name: expected} for name in [key, *names])
+
+
+def test_variants_share_a_colour_and_unknown_names_have_no_methods():
+    variants = method_styles(["SFT", "PPO 0.05", "PPO 0.01", "PPO with early stop"])
+    assert len({style["color"] for style in variants.values()}) == 2
+    assert len({str(style) for style in variants.values()}) == 4
+    assert variants["PPO 0.05"] == method_styles(["PPO"])["PPO"]
+    own = method_styles(["b", "PPO", "a", *(f"run {k}" for k in range(9))])
+    assert len({str(style) for style in own.values()}) == 12 and own["a"] == method_styles(["a"])["a"]
+    assert {own[name]["color"] for name in own if name != "PPO"} == set(SERIES)
 
 
 def test_norms_and_their_root_mean_squares():

@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from inspect import getdoc
 from xml.sax.saxutils import escape, quoteattr
 
-from marlhf_lite.lab.figures.macro_actions import PALE
-from marlhf_lite.plotting.training import method_styles
+from marlhf_lite.plotting.styles import METHODS, PALE_SPANS, SERIES
 
 WIDTH = 800
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 INK, FAINT, PANEL, FRAME, GREY = "#1f1f1f", "#5f5f5f", "#fdfcf9", "#cfcabf", "#e9e6df"
 
-# The methods have the colours of the plots; a model that is no method has one that no method here has.
-_STYLES = method_styles(["PPO", "MA-PPO", "SFT", "PPO lam^(1/n)", "RLOO", "DPO"])
-PPO, MACRO, REFERENCE, LONGER, REWARD, CRITIC = (style["color"] for style in _STYLES.values())
+# The colours of the plots: a model that is no method has one of those that are none's.
+PPO, MACRO, REFERENCE, LONGER = (METHODS[name].colour for name in ("PPO", "MA-PPO", "SFT", "E1"))
+REWARD, CRITIC = SERIES[1], SERIES[3]
 
 Point = tuple[float, float]
 
@@ -168,4 +167,4 @@ def diagram(height: int) -> Callable:
 
 def alternate(lengths: Sequence[int]) -> list[str]:
     """Return the fill of each token, so that neighbouring macro actions differ: the two colours of the plots."""
-    return [PALE[i % 2] for i, length in enumerate(lengths) for _ in range(length)]
+    return [PALE_SPANS[i % 2] for i, length in enumerate(lengths) for _ in range(length)]

@@ -18,11 +18,11 @@ from marlhf_lite.evaluation.agreement import WinRate
 from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, method_styles, panels, signed, subplots
+from marlhf_lite.plotting.styles import OUTCOMES, method_styles
+from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, panels, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
 NAMES = {"rm_score": "reward model score", "gold": "gold score"}
-_OUTCOMES = {"win": ("#0173b2", "white"), "tie": ("#d5d5d5", "black"), "lose": ("#de8f05", "black")}
 
 
 @plt.rc_context(STYLE)
@@ -163,11 +163,11 @@ def win_rates(rates: Mapping[str, WinRate]) -> Axes:
 
     `rates`: what a bar is called to its `agreement.win_rate`.
     """
-    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in _OUTCOMES} for name, rate in rates.items()}).T
+    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}).T
     ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
-    colours = {key: colour for key, (colour, _) in _OUTCOMES.items()}
-    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=colours, legend=False, ax=ax)
-    for bars, (_, text) in zip(ax.containers, _OUTCOMES.values(), strict=True):
+    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
+    for bars, key in zip(ax.containers, OUTCOMES, strict=True):
+        text = "black" if key == "tie" else "white"
         ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
     names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
     ax.set_yticks(range(len(rates)), names, parse_math=False)

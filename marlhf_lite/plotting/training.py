@@ -1,4 +1,4 @@
-"""Figures of training, and what all figures of the project share: size, colours, captions, files.
+"""Figures of training, and what all figures of the project share: size, captions, files (colours: `plotting.styles`).
 
 `runs` maps a method to its runs, one for each seed. A run is a list of rows, as `RunFolder.metrics` gives them.
 Each function draws one figure, to be read at 10 cm wide (in a notebook: as wide as the page), and returns its Axes.
@@ -6,9 +6,8 @@ It puts a caption under a figure of its own; `caption` replaces it. No function 
 """
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from marlhf_lite.plotting.styles import SERIES, method_styles
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import number
 
@@ -26,6 +26,7 @@ WIDTH = 10 / 2.54  # inches
 DPI = 170  # 10 cm are 669 pixels
 STYLE = {
     "font.size": 8,
+    "axes.prop_cycle": plt.cycler(color=SERIES),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
@@ -51,44 +52,6 @@ LABELS = {
     "q_rms": "RMS of Q̂ per macro action",
     "macro_length": "macro action length (tokens)",
 }
-
-# One colour and line a method in the whole project: seaborn's colorblind palette, and Tol's muted one for other names.
-_BLIND = seaborn.color_palette("colorblind").as_hex()
-_STYLES = {
-    "SFT": ("#7f7f7f", (0, (1, 1.2))),
-    "PPO": (_BLIND[0], (0, (4, 1.5))),
-    "MA-PPO": (_BLIND[3], "-"),
-    "MA-PPO n=inf": (_BLIND[1], (0, (4, 1.2, 1, 1.2))),
-    "PPO lam^": (_BLIND[9], (0, (6, 1.5))),  # λ^(1/n), whatever n
-    "RLOO": (_BLIND[2], (0, (3, 1, 1, 1, 1, 1))),
-    "GRPO": (_BLIND[5], (0, (2, 1))),
-    "DPO": (_BLIND[4], (0, (5, 1, 2, 1))),
-    "best-of-": ("#222222", (0, (1, 2))),
-}
-# The ladder of estimators: E0 is token-level PPO, E1 its longer horizon, E4 MA-PPO.
-_STYLES |= {"n=1": _STYLES["PPO"], "n=5": _STYLES["MA-PPO"], "n=inf": _STYLES["MA-PPO n=inf"]}
-_LADDER = {"E0": "PPO", "E1": "PPO lam^", "E2": "n=inf", "E3": "DPO", "E4": "MA-PPO", "E5": "GRPO", "MC": "best-of-"}
-_STYLES |= {name: _STYLES[other] for name, other in _LADDER.items()}
-_OPEN = ("PPO lam^", "best-of-")  # names that go on with a number
-_MORE_COLOURS = ("#332288", "#44aa99", "#999933", "#cc6677", "#882255", "#117733", "#aa4499")
-_MORE_LINES = ((0, (7, 1)), (0, (2, 2)), (0, (8, 1, 1, 1)), "-")
-
-
-def method_styles(names: Collection[str]) -> dict[str, dict]:
-    """Return colour and line style of each method, the same ones in every figure.
-
-    The name of an unknown method chooses its colour; if another one of `names` has it, the next free colour.
-    """
-    found = {name: _STYLES.get(next((key for key in _OPEN if name.startswith(key)), name)) for name in names}
-    unknown = sorted(name for name, style in found.items() if style is None)
-    for start in range(0, len(unknown), len(_MORE_COLOURS)):
-        free = list(_MORE_COLOURS)
-        for name in unknown[start : start + len(_MORE_COLOURS)]:
-            wanted = crc32(name.encode()) % len(_MORE_COLOURS)
-            colour = next(c for c in _MORE_COLOURS[wanted:] + _MORE_COLOURS[:wanted] if c in free)
-            free.remove(colour)
-            found[name] = (colour, _MORE_LINES[start // len(_MORE_COLOURS) % len(_MORE_LINES)])
-    return {name: {"color": colour, "linestyle": line} for name, (colour, line) in found.items()}
 
 
 # Figures

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.lab.figures.macro_actions import COLOURS, draw_spans, token_pieces
+from marlhf_lite.lab.figures.macro_actions import draw_spans, token_pieces
 from marlhf_lite.macro import describe, macro_values
 from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 
 _HEADLESS = "--HistoryManager.hist_file=:memory:"  # nbclient, on which they all stand, starts a kernel with this
@@ -93,7 +94,7 @@ def rule_figure(
     pooled = macro_values(numbers[None], macro, how.sigma)[0].tolist()
     for number, ((start, end), value) in enumerate(zip(macro.spans()[0], pooled, strict=True)):
         name = f"macro action, σ {how.sigma}" if number == 0 else None
-        below.plot([start - 0.45, end - 0.55], [value] * 2, color=COLOURS[number % 2], linewidth=2.5, label=name)
+        below.plot([start - 0.45, end - 0.55], [value] * 2, color=SPANS[number % 2], linewidth=2.5, label=name)
     below.set(xlabel="token of the response", ylabel=label)
     mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"
     below.set_title(mean, fontsize="medium", loc="left")

@@ -17,10 +17,9 @@ from matplotlib.patches import Rectangle
 
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.parsing import TokenText
+from marlhf_lite.plotting.styles import PALE_SPANS, SERIES, SPANS
 from marlhf_lite.utils.errors import InputError
 
-COLOURS = ("#0173b2", "#de8f05")  # seaborn's colorblind palette
-PALE = ("#b5d8ee", "#fbdcab")  # the same under black text
 CELL = 0.0845  # inches that a character of 9 points is wide, and a little room
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
 
@@ -57,9 +56,11 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
         for t in range(start, end):
             y, x = places[t]
             a, b = x + 0.12 * (t == start), x + len(shown[t]) - 0.12 * (t == end - 1)
-            box = Rectangle((a, y + 0.08), b - a, 0.84, color=PALE[number % 2], lw=0, gid=f"macro action {number}")
+            box = Rectangle(
+                (a, y + 0.08), b - a, 0.84, color=PALE_SPANS[number % 2], lw=0, gid=f"macro action {number}"
+            )
             ax.add_patch(box)
-            ax.plot([a, b], [y + 0.92] * 2, color=COLOURS[number % 2], linewidth=1.2, solid_capstyle="butt")
+            ax.plot([a, b], [y + 0.92] * 2, color=SPANS[number % 2], linewidth=1.2, solid_capstyle="butt")
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
             ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], **words)
@@ -87,7 +88,7 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
-    colour, text = COLOURS[number % 2], "".join(piece.translate(_VISIBLE) or "·" for piece in pieces)
+    colour, text = SPANS[number % 2], "".join(piece.translate(_VISIBLE) or "·" for piece in pieces)
     length = f"{len(pieces)} token{'s' * (len(pieces) != 1)}"
     return (
         f'<span title="{length}" style="background:{colour}55;border-bottom:2px solid {colour};border-radius:3px;'
@@ -111,9 +112,9 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     for ax, (name, macro) in zip(axes.flat, segmentations.items(), strict=False):
         lengths = macro.lengths[macro.mask].numpy()
         bars = {"weights": lengths, "stat": "proportion", "discrete": True, "binrange": (1, longest)}
-        look = {"color": COLOURS[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
+        look = {"color": SERIES[0], "alpha": 1, "linewidth": 0, "shrink": 0.85}
         seaborn.histplot(x=lengths.clip(max=longest), ax=ax, **bars, **look)
-        ax.axvline(min(lengths.mean(), longest), color=COLOURS[1], linestyle="--", linewidth=1.2)
+        ax.axvline(min(lengths.mean(), longest), color=SERIES[3], linestyle="--", linewidth=1.2)
         ax.set_title(f"{name}: mean {lengths.mean():.1f}", fontsize="medium", parse_math=False)
         ax.set_xticks(ticks, [*map(str, ticks[:-1]), f"≥{longest}"])
         ax.set(xlabel="", ylabel="")

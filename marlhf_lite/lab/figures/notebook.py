@@ -48,7 +48,6 @@ def profile() -> Profile:
 def setup(seed: int = 0) -> None:
     """Seed all random generators, choose the number of threads, set the style of figures and bars, print versions."""
     import numpy as np
-    import seaborn
     import torch
     import tqdm.auto
     from matplotlib import pyplot as plt
@@ -63,7 +62,6 @@ def setup(seed: int = 0) -> None:
     tqdm.auto.tqdm = _Bar  # before the modules that train import it
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of tokenization
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL still uses the old names
-    seaborn.set_palette("colorblind")
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
     own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
     own |= {"font.sans-serif": ["DejaVu Sans", "sans-serif"]}  # an SVG repeats this list for each of its texts

@@ -7,13 +7,14 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import PROGRAMS
 
-# What is drawn, from the bottom up: its colour, and the shares of `training.program_tests.SHARES` that it adds up.
+# What is drawn, from the bottom up: the shares of `training.program_tests.SHARES` that it adds up.
 OUTCOMES = {
-    "passed all tests": ("#0173b2", ("share_passed",)),
-    "failed a test": ("#a6cee3", ("share_failed",)),
-    "runtime error": ("#de8f05", ("share_runtime_error", "share_timeout", "share_unsupported")),
-    "compile error": ("#949494", ("share_compile_error",)),
+    "passed all tests": ("share_passed",),
+    "failed a test": ("share_failed",),
+    "runtime error": ("share_runtime_error", "share_timeout", "share_unsupported"),
+    "compile error": ("share_compile_error",),
 }
 
 
@@ -35,12 +36,11 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
         length = min(map(len, group))
         areas = [
             np.mean([[sum(row[name] for name in names) for row in run[:length]] for run in group], axis=0)
-            for _, names in OUTCOMES.values()
+            for names in OUTCOMES.values()
         ]
-        colours = [colour for colour, _ in OUTCOMES.values()]
         updates = [row["update"] for row in group[0][:length]]
         areas = [trailing_mean(area, smooth) for area in areas]
-        ax.stackplot(updates, areas, colors=colours, labels=list(OUTCOMES), linewidth=0)
+        ax.stackplot(updates, areas, colors=[PROGRAMS[name] for name in OUTCOMES], labels=list(OUTCOMES), linewidth=0)
         ax.set(title=method, ylim=(0, 1))
         ax.margins(x=0)
         plots.dress(ax, "update", "share")

@@ -17,6 +17,7 @@ from scipy.special import expit as sigmoid
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.statistics import finite
+from marlhf_lite.plotting.styles import SERIES
 from marlhf_lite.plotting.training import STYLE, caption, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
@@ -108,7 +109,7 @@ def score_against_length(
     if given is not None:
         title += f", at equal gold {signed(correlation(lengths, scores, given))}"
     own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
-    dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0}, {"color": "C3", "linewidth": 1.4}
+    dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]}, {"color": SERIES[3], "linewidth": 1.4}
     seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
     ax.set_title(title, fontsize="medium")
@@ -126,7 +127,7 @@ def _draw_bins(
     ax.plot(curve_x, curve_y, color="0.5", linestyle="--", linewidth=1, label=curve)
     bars = np.array([[b.right - b.low, b.high - b.right] for b in bins]).T
     shares = [b.right for b in bins]
-    ax.errorbar(x, shares, bars, fmt="o-", color="C0", markersize=4, linewidth=1.2, capsize=2, label="measured")
+    ax.errorbar(x, shares, bars, fmt="o-", color=SERIES[0], markersize=4, linewidth=1.2, capsize=2, label="measured")
     ax.legend()
     ax.set(xlabel=label, ylabel="share ranked right")
     ax.grid(alpha=0.3, linewidth=0.5)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from marlhf_lite.lab.figures.macro_actions import COLOURS
+from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 
 
@@ -79,7 +79,7 @@ def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int 
         ax.text(x, y, text, ha="center", va="center", zorder=2, **look)
     for number, (a, b) in enumerate(runs):
         left, right = edges[a] + 0.3, edges[b] - 0.3
-        ax.plot([left, right], [depth + 0.45] * 2, color=COLOURS[number % 2], linewidth=3, solid_capstyle="butt")
+        ax.plot([left, right], [depth + 0.45] * 2, color=SPANS[number % 2], linewidth=3, solid_capstyle="butt")
         note = str(sum(counts[a:b]))
         ax.text((left + right) / 2, depth + 0.8, note, ha="center", va="center", fontsize=9, parse_math=False)
     return ax

@@ -19,6 +19,7 @@ from marlhf_lite.lab.studies.contrasts import contrast_table, curve_of, updates_
 from marlhf_lite.lab.studies.reports import dots
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import METHODS
 from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.jsonl import write_json
@@ -196,7 +197,7 @@ def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
         for seed, updates in enumerate(seeds):
             beside = place + 0.12 * (seed - (len(seeds) - 1) / 2)
             axes[0].plot(beside, updates or budget, "." if updates else "x", color="0.35", markersize=4)
-    colour = plots.method_styles(["MA-PPO"])["MA-PPO"]["color"]
+    colour = METHODS["MA-PPO"].colour
     medians = [row["updates"]["median"] or np.nan for row in rows.values()]
     axes[0].plot(places, medians, "_", color=colour, markersize=11, markeredgewidth=1.6)
     for share, (name, style) in enumerate({"nothing": "o-", "what it saw": "s--", "all": "^:"}.items()):
