@@ -27,6 +27,7 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_readme.py tests/test_single_file.py)
 BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
+HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
@@ -91,10 +92,10 @@ handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with emp
 pdf: book ## Print the site's lessons to build/pdf with Chromium or Chrome (see BROWSER)
 	BROWSER='$(BROWSER)' $(BIN)/python book/print_pdf.py build/book build/pdf
 
-badges: ## Point all Colab and Kaggle badges at a GitHub repository: REPO=owner/name
+badges: ## Point all badges and links to the repository at one on GitHub: REPO=owner/name
 	@echo '$(REPO)' | grep -Eqx '[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+' || \
 	{ echo "REPO='$(REPO)': give the repository as REPO=owner/name" >&2; exit 2; }
-	sed -E -i.bak 's#($(SITES))[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#\1$(REPO)#g' $(BADGED)
+	sed -E -i.bak 's#($(SITES))[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#\1$(REPO)#g; s#(\(https://github\.com/)$(HOME_PAGE)#\1$(REPO)\2#g' $(BADGED)
 	rm -f $(BADGED:=.bak)
 
 clean: ## Remove caches and builds; keep the environment and the runs

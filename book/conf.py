@@ -38,7 +38,7 @@ html_copy_source = False
 html_show_sphinx = False
 mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 
-BADGE = re.compile(r"\[!\[Open in \w+\]\([^)]*\)\]\([^)]*\)(\\n)?")
+BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
 SECTION = re.compile(r"\]\(#(\d[^)\s]*)\)")  # JupyterLab's link to a numbered section, in an output
 CONTENTS = """
 ```{{toctree}}
@@ -61,7 +61,7 @@ def contents() -> str:
 
 
 def prepare(app, page: str, source: list[str]) -> None:
-    """Add contents to the front page, take out badges (pictures from the network), and name sections as Sphinx does."""
+    """Add contents to the front page, take out what needs the network, and name sections as Sphinx does."""
     source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
     source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
 

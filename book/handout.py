@@ -1,6 +1,7 @@
 """Copy the lessons for a class, without outputs and solutions: `python book/handout.py notebooks build/handout`.
 
-Under every exercise stands an empty cell for the answer. Pictures, glossary and examples are copied along.
+Under every exercise stands an empty cell for the answer. Glossary and examples are copied along;
+diagrams come from the installed package.
 """
 
 import re
@@ -51,7 +52,7 @@ def main(notebooks: Path, target: Path) -> None:
     for path in sorted(notebooks.glob("*.ipynb")):
         (target / "notebooks" / path.name).write_text(exporter.from_filename(str(path))[0], encoding="utf-8")
     root = notebooks.resolve().parent
-    for pattern in ("figures/diagrams/*.svg", "figures/interactive/*.html", "examples/*.py", "GLOSSARY.md"):
+    for pattern in ("examples/*.py", "GLOSSARY.md"):
         for path in root.glob(pattern):
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)

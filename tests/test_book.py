@@ -53,7 +53,7 @@ def test_formulas_of_the_site_are_drawn_without_the_network(site):
     assert drawn.count("<mjx-container") == asked > 20 and "data-mjx-error" not in drawn
 
 
-def test_handout_has_lessons_with_answer_cells_and_pictures_but_no_outputs_and_no_solutions(tmp_path):
+def test_handout_has_lessons_with_answer_cells_but_no_outputs_and_no_solutions(tmp_path):
     handout.main(ROOT / "notebooks", tmp_path)
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert [path.name for path in sorted(tmp_path.glob("notebooks/*"))] == [path.name for path in lessons]
@@ -67,7 +67,7 @@ def test_handout_has_lessons_with_answer_cells_and_pictures_but_no_outputs_and_n
         assert exercises and all(copy.cells[place + 1].cell_type == "code" for place in exercises)
         assert "solutions/" not in nbformat.writes(copy)
         text = "\n".join(cell.source for cell in copy.cells if cell.cell_type == "markdown")
-        for place in re.findall(r"\]\((\.\./figures/[^)]*)\)", text):
+        for place in re.findall(r"\]\((\.\./[^)]*)\)", text):
             assert (tmp_path / "notebooks" / place).is_file(), f"{path.name}: {place}"
 
 

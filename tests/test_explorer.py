@@ -108,7 +108,7 @@ def test_bad_input_is_one_line(panel):
     assert isinstance(panel.choose(lengths="2,3"), Figure)
 
 
-ASK = "from marlhf_lite.lab.figures.explorer import headless; print(headless())"
+ASK = "from marlhf_lite.lab.figures.notebook import headless; print(headless())"
 
 
 def test_a_kernel_of_jupyterlab_shows_widgets():

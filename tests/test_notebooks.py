@@ -1,12 +1,15 @@
-"""Every notebook and every solution is executed in the smoke profile; what its set-up cell brings; `make badges`."""
+"""Every notebook and every solution runs in the smoke profile, alone: in an empty folder, with an installed wheel."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from filelock import FileLock
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -26,21 +29,49 @@ def errors(cells: list) -> list[str]:
     return [f"{o.ename}: {o.evalue}" for cell in cells for o in cell.outputs if o.output_type == "error"]
 
 
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the wheel as it is installed; built once for all processes of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+            wheel = tmp_path_factory.mktemp("wheel")
+            command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel), str(ROOT)]
+            subprocess.run(command, check=True)
+            target = wheel / "target"
+            command = [*pip, "install", "--no-deps", "--no-index", "--target", str(target)]
+            subprocess.run([*command, *map(str, wheel.glob("*.whl"))], check=True)
+            shutil.copy(HERE / "figure_checks.py", target)
+            target.rename(shared)
+    return shared
+
+
 @pytest.fixture
-def execute(monkeypatch, tmp_path):
-    """Executes a notebook in the smoke profile: from an empty folder, with this very interpreter."""
+def execute(monkeypatch, tmp_path, installed):
+    """Executes a notebook in the smoke profile: from an empty folder, with this very interpreter and the wheel.
+
+    The kernel has a name that no notebook asks for, as those of course servers and conda environments have.
+    """
+    kernels = tmp_path / "kernels"
+    (kernels / "course").mkdir(parents=True)
+    kernel = {"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python"}
+    (kernels / "course" / "kernel.json").write_text(json.dumps(kernel | {"display_name": "A course"}))
+    empty = tmp_path / "empty"
+    empty.mkdir()
     monkeypatch.setenv("MARLHF_PROFILE", "smoke")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", str(installed))
     monkeypatch.delenv("MPLBACKEND", raising=False)
 
     def run(*cells: str, allow_errors: bool = False) -> list:
         """The cells after execution; the last one, added here, fails where a figure had no axis labels."""
         watched = ["import figure_checks; _seen = figure_checks.watch()", *cells, "assert not _seen, _seen"]
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in watched])
-        # Without kernel folders the only kernel is the native one, whatever the user has registered.
-        kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-        where = {"metadata": {"path": str(tmp_path)}}
+        specs = KernelSpecManager(kernel_dirs=[str(kernels)], ensure_native_kernel=False)
+        kernel = AsyncKernelManager(kernel_name="course", kernel_spec_manager=specs)
+        where = {"metadata": {"path": str(empty)}}
         client = NotebookClient(notebook, km=kernel, timeout=CELL_SECONDS, allow_errors=allow_errors, resources=where)
         client.execute(cleanup_kc=True)  # else the kernel lives, with its memory, until the last test has ended
         return notebook.cells[1:]
@@ -54,6 +85,14 @@ def test_runs_in_the_smoke_profile(path, execute):
     cells = execute(*[cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"])
     assert not errors(cells)
     assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lite.lab.figures.notebook.setup"
+
+
+def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_with(execute, installed):
+    shown = "diagram('sigma')", "play('signal_kept', height=700)", "import marlhf_lite; marlhf_lite.__file__"
+    _, drawing, page, where = execute(SETUP, *shown)[:4]
+    assert "<title>" in drawing.outputs[0].data["image/svg+xml"]
+    assert "srcdoc=" in page.outputs[0].data["text/html"] and "accent-color" in str(page.outputs)
+    assert str(installed) in str(where.outputs)
 
 
 def test_figures_and_progress_in_a_notebook(execute):
@@ -84,6 +123,7 @@ def test_profile_comes_from_the_environment(monkeypatch):
 def test_badges_are_rewritten_everywhere_and_nothing_else(tmp_path):
     place = "https://github.com/OWNER/REPO/blob/main/notebooks/x.ipynb"
     text = f"(https://colab.research.google.com/github/{place[19:]}) (https://kaggle.com/kernels/welcome?src={place})\n"
+    text += "[All lessons](https://github.com/OWNER/REPO/tree/main/notebooks) and [TRL](https://github.com/huggingface/trl)\n"
     text += "%pip install -q git+https://github.com/OWNER/REPO torch; see https://github.com/huggingface/trl\n"
 
     (tmp_path / "notebooks" / "solutions").mkdir(parents=True)

@@ -56,7 +56,7 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
 
 
 def shifts(scores: pd.DataFrame) -> pd.DataFrame:
-    """Each response's score less the baseline's for the same prompt and sample number, without the baseline itself.
+    """Each response's score minus the baseline's for the same prompt and sample number, without the baseline itself.
 
     Responses with the same number share their random numbers where `evaluate_checkpoints` drew them.
     """

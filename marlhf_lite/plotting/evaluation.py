@@ -76,7 +76,7 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
 
 @plt.rc_context(STYLE)
 def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
-    """Draw each response's score less the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
+    """Draw each response's score minus the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
 
     `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
     """
@@ -95,7 +95,7 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
         dress(ax, "", "")
     for ax in axes[moved.shape[1] :]:
         ax.axis("off")
-    axes[0].figure.supxlabel(f"reward model score less that of {baseline(scores)}, same prompt", fontsize="medium")
+    axes[0].figure.supxlabel(f"reward model score minus that of {baseline(scores)}, same prompt", fontsize="medium")
     axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
     return axes[: moved.shape[1]]

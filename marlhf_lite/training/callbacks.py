@@ -13,6 +13,7 @@ from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.progress import bar
+from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
 START_GAP = 0.5  # nats per response: beyond this at the first update, the policy did not start from the reference
@@ -88,7 +89,7 @@ class Recorder(ProgressBar):
         row["generated_tokens"] = row["tokens"] + (history[-1]["generated_tokens"] if history else 0)
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         self.logger.log_update(row)
-        self.bar.set_postfix({k: f"{row[k]:.2f}" for k in SHOWN if k in row}, refresh=False)
+        self.bar.set_postfix({k: number(row[k]) for k in SHOWN if k in row}, refresh=False)
         _check_start(row)
         check_finite(self.name, update, row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
         if self.held_out and (update % self.every == 0 or update == state.max_steps):

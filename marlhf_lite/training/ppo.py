@@ -51,6 +51,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
 
@@ -152,7 +153,7 @@ class PPOTrainer:
         with progress.bar(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
             while not stop and self.updates_done < self.total_updates:
                 row = self.update(next(batches))
-                bar.set_postfix({k: f"{row[k]:.2f}" for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})
+                bar.set_postfix({k: number(row[k]) for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
                 self._evaluate_and_save(last=stop or self.updates_done == self.total_updates)

@@ -4,7 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 
 
-def shipped(name: str) -> Path:
-    """Return the path of a shipped file or folder: in an installed package, or in data/ of a checkout."""
-    packed = Path(str(files("marlhf_lite"))) / "_data" / name
-    return packed if packed.exists() else Path(__file__).parents[2] / "data" / name
+def shipped(name: str, folder: str = "data") -> Path:
+    """Return the path of a shipped file or folder: in an installed package, or in data/ or figures/ of a checkout."""
+    packed = Path(str(files("marlhf_lite"))) / f"_{folder}" / name
+    return packed if packed.exists() else Path(__file__).parents[2] / folder / name

@@ -80,7 +80,7 @@ def test_the_library_imports_only_what_it_declares():
 
 def test_the_wheel_carries_what_the_library_reads_from_data():
     wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel["sources"] == {"data": "marlhf_lite/_data"}
+    assert wheel["sources"] == {"data": "marlhf_lite/_data", "figures": "marlhf_lite/_figures"}
     shipped = {path for place in wheel["include"] for path in ROOT.glob(place.strip("/"))}
     assert {ROOT / "data" / name for name in (*EMBEDDED_MODELS, "results")} | {ROOT / "marlhf_lite"} <= shipped
     files = {path for place in shipped for path in [place, *place.rglob("*")] if path.is_file()}

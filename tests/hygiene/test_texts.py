@@ -46,6 +46,17 @@ def test_links_lead_somewhere_and_diagrams_have_words(path):
     assert not re.search(r"^% ", prose(path), re.M), "in the site a line that begins so is a comment"
 
 
+@every_notebook
+def test_a_notebook_alone_has_all_its_pictures(path):
+    found = cells(path)
+    for place, cell in enumerate(found):
+        assert not re.search(r"!\[[^]]*\]\((?!https:)|\bfigures/", cell["source"]), (
+            "from the package: `diagram`, `play`"
+        )
+        if re.match(r"diagram\(", cell["source"]):
+            assert re.match(r"\*[^*\n]", found[place + 1]["source"]), "a caption stands below"
+
+
 def test_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 200

@@ -137,7 +137,7 @@ def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
 
 
 def leave_one_out(returns: Tensor) -> Tensor:
-    """Each return [K, P] less the mean of the K − 1 others to the same prompt."""
+    """Each return [K, P] minus the mean of the K − 1 others to the same prompt."""
     count = len(returns)
     return (returns - returns.mean(0)) * count / (count - 1)
 

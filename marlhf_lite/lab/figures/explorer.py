@@ -17,12 +17,12 @@ from torch import Tensor
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.lab.figures.macro_actions import draw_spans, token_pieces
+from marlhf_lite.lab.figures.notebook import headless
 from marlhf_lite.macro import describe, macro_values
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 
-_HEADLESS = "--HistoryManager.hist_file=:memory:"  # nbclient, on which they all stand, starts a kernel with this
 Numbers = Callable[[list[int]], Tensor]  # token ids of a text to one number for each, [T]
 
 
@@ -101,10 +101,3 @@ def rule_figure(
     figure.legend(loc="outside lower center", ncols=2)
     plt.close(figure)  # whoever shows the figure shows it once
     return figure
-
-
-def headless() -> bool:
-    """Was this kernel started by a program that runs notebooks without a browser?"""
-    import psutil  # comes with ipykernel
-
-    return _HEADLESS in psutil.Process().cmdline()

@@ -1,9 +1,10 @@
-"""What every teaching notebook begins with: its profile and its set-up.
+"""What every teaching notebook begins with, its profile and its set-up, and how it shows figures and diagrams.
 
 The environment variable MARLHF_PROFILE names the profile. A notebook asks for its budget once, near its top:
 ``seeds = profile().pick(smoke=2, cpu=20)``.
 """
 
+import html
 import os
 import platform
 import random
@@ -18,6 +19,7 @@ from tqdm.std import tqdm
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.threads import choose_threads
 
 PROFILES = ("smoke", "cpu", "gpu")
@@ -101,6 +103,41 @@ def show(axes: Any, width: int = 680) -> None:
     PIL.Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
     svg, png = _sized(drawing.getvalue().decode(), width), small.getvalue()
     display(SVG(svg) if len(svg) < len(png) * 4 / 3 else Image(png, width=width))  # a notebook holds PNG as base64
+
+
+def diagram(name: str) -> Any:
+    """Return one of the project's diagrams as the output of a cell: it is there without the repository, too."""
+    from IPython.display import SVG
+
+    return SVG(filename=str(shipped(f"diagrams/{name}.svg", "figures")))
+
+
+def play(name: str, height: int) -> Any:
+    """Return a figure to play with as the output of a cell: a page that needs no second file, `height` pixels high."""
+    from IPython.display import HTML
+
+    page = html.escape(shipped(f"interactive/{name}.html", "figures").read_text(encoding="utf-8"))
+    return HTML(
+        f'<div><iframe class="play" srcdoc="{page}" title="{name}" width="100%" height="{height}"></iframe></div>'
+    )
+
+
+def rounded(numbers: Any, digits: int) -> Any:
+    """Return a table, an array or a tensor with its numbers rounded; what rounds to −0 is 0."""
+    import pandas as pd
+    import torch
+
+    if isinstance(numbers, pd.DataFrame):
+        return numbers.assign(**{name: numbers[name].round(digits) + 0.0 for name in numbers.select_dtypes("number")})
+    return numbers.round(decimals=digits) + 0.0 if isinstance(numbers, torch.Tensor) else numbers.round(digits) + 0.0
+
+
+def headless() -> bool:
+    """Was this cell sent by a program that runs notebooks without a browser? nbclient and papermill allow no input."""
+    from IPython import get_ipython
+
+    request = getattr(get_ipython(), "parent_header", {})
+    return not request.get("content", {}).get("allow_stdin", False)
 
 
 def _sized(svg: str, width: int) -> str:

@@ -174,9 +174,9 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
 
 
 def differences(rows: Sequence[Mapping]) -> np.ndarray:
-    """Plot updates to the threshold and area, less those of the group's reference; returns the [2] Axes."""
+    """Plot updates to the threshold and area, minus those of the group's reference; returns the [2] Axes."""
     text = (
-        "Less those of the group's first method, paired by seed. Dot: mean; bar: 95 % t-interval over seeds; small "
+        "Minus those of the group's first method, paired by seed. Dot: mean; bar: 95 % t-interval over seeds; small "
         "dots: each seed. Faster is further left on the left, further right on the right."
     )
     keys = {"updates_difference": "difference in\nupdates to threshold", "area_difference": "difference in area"}
