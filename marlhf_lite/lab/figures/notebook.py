@@ -143,6 +143,7 @@ def headless() -> bool:
 def _sized(svg: str, width: int) -> str:
     """The SVG with a width in pixels, whose height follows, and half as long; text and scales keep their digits."""
     svg = re.sub(r'width="[^"]+" height="[^"]+"', f'width="{width}"', svg, count=1)
-    svg = re.sub(r'<g id="[^"]+"', "<g", svg)
+    svg = re.sub(r'(<g) id="[^"]+"| transform="rotate\(-?0 [^"]+"', r"\1", svg)
     svg = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), svg)
+    svg = re.sub(r' style="[^"]+"', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), svg)
     return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")  # a notebook holds each line with marks of its own
