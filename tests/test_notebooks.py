@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import exercise_answers
 import nbformat
 import pytest
 from filelock import FileLock
@@ -43,7 +44,8 @@ def installed(tmp_path_factory) -> Path:
             target = wheel / "target"
             command = [*pip, "install", "--no-deps", "--no-index", "--target", str(target)]
             subprocess.run([*command, *map(str, wheel.glob("*.whl"))], check=True)
-            shutil.copy(HERE / "figure_checks.py", target)
+            for helper in ("figure_checks.py", "exercise_answers.py"):
+                shutil.copy(HERE / helper, target)
             target.rename(shared)
     return shared
 
@@ -79,10 +81,22 @@ def execute(monkeypatch, tmp_path, installed):
     return run
 
 
+def with_answers(path: Path) -> list[str]:
+    """The code cells of a notebook; in a lesson each exercise's check is tried with a right and three wrong answers."""
+    sources = []
+    for cell in nbformat.read(path, 4).cells:
+        if cell.cell_type == "code":
+            sources.append(cell.source)
+            if path.parent.name == "notebooks" and exercise_answers.name_of(cell.source):
+                tried = f"exercise_answers.faults({path.name[:2]!r}, {cell.source!r}, globals())"
+                sources.append(f"import exercise_answers; _wrong = {tried}; assert not _wrong, _wrong")
+    return sources
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(ROOT / "notebooks")))
 def test_runs_in_the_smoke_profile(path, execute):
-    cells = execute(*[cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"])
+    cells = execute(*with_answers(path))
     assert not errors(cells)
     assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lite.lab.figures.notebook.setup"
 
