@@ -321,7 +321,7 @@ for level, rate in (("token", 20.0), ("macro", {rate})):
                 (4.0, 4, ""),
                 (20.0, 4, ""),
                 (4.0, 3, ""),
-                (4.0, 4, "clipped['token'] = [0, 0, 0, 0]"),
+                (4.0, 4, "clipped['token'] = clipped['macro']"),
             )
         ),
         "without": (
