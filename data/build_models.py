@@ -141,12 +141,12 @@ def steps_document(rng: random.Random) -> tuple[str, str]:
 
 def steps_vote(rng: random.Random, prompt: str, response: str) -> int:
     """Right or wrong."""
-    return 9 if steps_gold.verify(prompt, response) is None else 0
+    return 9 if steps.verify(prompt, response) is None else 0
 
 
 def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of right answers, and what the first faults are."""
-    faults = [steps_gold.verify(p, r) for p, r in zip(prompts, responses)]
+    faults = [steps.verify(p, r) for p, r in zip(prompts, responses)]
     found = [fault.reason for fault in faults if fault]
     form = {f"fault_{reason}": found.count(reason) / len(faults) for reason in ("result", "begin", "operation")}
     return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import datasets
@@ -11,7 +13,7 @@ from transformers import AutoTokenizer
 
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.tasks.chats import chat_form, chat_writer, expect_chats
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, hh_prompt, to_preferences
@@ -59,7 +61,8 @@ def chatty(tiny, template, tmp_path):
 def written(tokenizer, row):
     """The row, as a task has it."""
     form = PAIRS if "prompt" in row else TRANSCRIPTS
-    ((made,), _) = to_preferences([row], "chats.jsonl", form=chat_form(form, chat_writer(tokenizer, "auto")))
+    form = replace(form, convert=partial(form.convert, template=chat_writer(tokenizer, "auto")))
+    ((made,), _) = to_preferences([row], "chats.jsonl", form=form)
     return made
 
 
@@ -84,7 +87,7 @@ def test_tokens_are_those_of_the_template(chatty, template):
 
 
 def test_a_prompt_alone_is_written_like_that_of_a_pair(chatty):
-    form = chat_form(PROMPTS, chat_writer(chatty.tokenizer, "auto"))
+    form = replace(PROMPTS, convert=partial(PROMPTS.convert, template=chat_writer(chatty.tokenizer, "auto")))
     ((made,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=form)
     assert made == {"prompt": written(chatty.tokenizer, pair(BEFORE))["prompt"]}
     ((text,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=PROMPTS)

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -171,7 +173,7 @@ def test_tldr(template, head, space):
         f"{head}\nPost {i}.\nTL;DR:{space}": tuple(f"{' ' * (not space)}{kind} {i}" for kind in kinds)
         for i, kinds in ((0, ("first", "second")), (70, ("first", "second")), (72, ("second", "first")))
     }
-    form = TLDR if template == "paper" else TLDR.released
+    form = replace(TLDR, convert=partial(TLDR.convert, template=template))
     for row in to_preferences([tldr(1, subreddit=None), tldr(1, subreddit=" ")], "x", form=form)[0]:
         assert row["prompt"] == f"POST\nPost 1.\nTL;DR:{space}"
 

@@ -14,8 +14,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
-from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES
+from marlhf_lite.lab.corpora.tiny_code import FAMILIES, make_problem, write, write_with_bug
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import load_study, plan, run_study
 from marlhf_lite.tasks.files import read_file

@@ -21,6 +21,7 @@ from marlhf_lite.lab.corpora.tiny_steps import (
     demonstrate,
     make_problem,
     one_slip,
+    verify,
     write,
 )
 from marlhf_lite.lab.credit import first_wrong_step
@@ -29,7 +30,7 @@ from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt, verify
+from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.outputs import ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer

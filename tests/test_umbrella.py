@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.lab.credit.signal_kept import decisive_token
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
 from marlhf_lite.tasks.tiny_umbrella.stories import (
     LENGTHS,
-    decisive_token,
     load_tiny_umbrella,
     make_prompt,
     parse_part,

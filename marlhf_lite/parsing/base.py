@@ -79,16 +79,19 @@ def place_leaves(tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Seque
     return copy(tree)
 
 
-def leaves(tree: nltk.Tree) -> list:
-    """Return the same as `tree.leaves()`, for trees of any depth."""
+def nodes(tree: nltk.Tree) -> list:
+    """Return all nodes, leaves included, parents before children and left before right."""
     found, stack = [], [tree]
     while stack:
-        node = stack.pop()
-        if isinstance(node, nltk.Tree):
-            stack.extend(reversed(node))
-        else:
-            found.append(node)
+        found.append(stack.pop())
+        if isinstance(found[-1], nltk.Tree):
+            stack.extend(reversed(found[-1]))
     return found
+
+
+def leaves(tree: nltk.Tree) -> list:
+    """Return the same as `tree.leaves()`, for trees of any depth."""
+    return [node for node in nodes(tree) if not isinstance(node, nltk.Tree)]
 
 
 def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int, bool]]:
@@ -98,7 +101,10 @@ def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int
         bounds: the tokens of leaf i are bounds[i] … bounds[i+1]−1; one longer than there are leaves.
         most: tokens that a node with several leaves may have to stay whole.
     """
-    counts, stack, leaf = _leaf_counts(tree), [tree], 0
+    counts: dict[int, int] = {}  # leaves below every node, by the node's id
+    for node in reversed([node for node in nodes(tree) if isinstance(node, nltk.Tree)]):
+        counts[id(node)] = sum(counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node)
+    stack, leaf = [tree], 0
     while stack:
         node = stack.pop()
         count = counts[id(node)] if isinstance(node, nltk.Tree) else 1
@@ -107,18 +113,6 @@ def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int
             yield bounds[leaf], count == 1
         else:
             stack.extend(reversed(node))
-
-
-def _leaf_counts(tree: nltk.Tree) -> dict[int, int]:
-    """Count the leaves below every node, by the node's id."""
-    order, stack = [], [tree]
-    while stack:
-        order.append(stack.pop())
-        stack += [child for child in order[-1] if isinstance(child, nltk.Tree)]
-    counts: dict[int, int] = {}
-    for node in reversed(order):
-        counts[id(node)] = sum(counts[id(child)] if isinstance(child, nltk.Tree) else 1 for child in node)
-    return counts
 
 
 # Sentences, by rule: nltk's own splitter needs a download.

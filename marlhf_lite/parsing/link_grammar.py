@@ -15,7 +15,7 @@ from marlhf_lite.utils.errors import InputError
 
 COMMAND = "link-parser"
 # Spelling guesses would change words; panic mode would only retry what link-parser has given up.
-OPTIONS = ("-constituents=1", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
+OPTIONS = ("-constituents=3", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
 MARKER = "!walls=0\n"  # a harmless command after each sentence: its answer ends the sentence's reply
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
 CACHE = 8192  # sentences
@@ -23,7 +23,6 @@ LONGEST = 2000  # characters; longer sentences are not parsed
 START_SECONDS = 20.0  # for the dictionary to load
 # Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints.
 _ALIKE = str.maketrans("‘’“”([)]\n\r\t\0", "''\"\"{{}}    ")
-_TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 class LinkGrammarParser:
@@ -58,15 +57,14 @@ class LinkGrammarParser:
 
     def prepare(self, texts: Sequence[str]) -> None:
         """Parse all sentences of these texts that are not known yet, in one process."""
-        sentences = [text[start:end] for text in texts for start, end in split_sentences(text)]
-        if not set(sentences) - self._trees.keys():
+        sentences = dict.fromkeys(text[start:end] for text in texts for start, end in split_sentences(text))
+        if not sentences.keys() - self._trees.keys():
             return
         if len(self._trees) > CACHE:
             self._trees.clear()
-        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._trees]
-        self._trees |= dict.fromkeys(new)  # None: no tree
-        asked = {s: s.translate(_ALIKE) for s in new if len(s) <= LONGEST}
-        asked = {sentence: line for sentence, line in asked.items() if line.strip()}
+        lines = {s: s.translate(_ALIKE) for s in sentences if s not in self._trees and len(s) <= LONGEST}
+        asked = {sentence: line for sentence, line in lines.items() if line.strip()}
+        self._trees = sentences | self._trees  # None: no tree
         for (sentence, line), reply in zip(asked.items(), self._run(list(asked.values())), strict=False):
             tree = read_constituents(reply)
             spans = tree and align([str(leaf) for leaf in tree.leaves()], line)
@@ -94,20 +92,13 @@ class LinkGrammarParser:
 
 def read_constituents(reply: str) -> nltk.Tree | None:
     """Return the first tree of a reply in brackets, leaves as link-grammar writes them; None if there is none."""
-    start = reply.find("(S")  # what precedes it, such as `(ADJP` of an incomplete sentence, is left out
-    stack: list[nltk.Tree] = []
-    words = iter(_TOKEN.findall(reply, start) if start >= 0 else [])
-    for word in words:
-        if word == "(":
-            stack.append(nltk.Tree(next(words, ""), []))
-        elif word != ")":
-            stack[-1].append(word)
-        elif len(stack) == 1:
-            return stack[0]
-        else:
-            done = stack.pop()
-            stack[-1].append(done)
-    return None
+    line = next((line for line in reply.splitlines() if "(S" in line), "")
+    try:
+        tree = nltk.Tree.fromstring(line)
+    except ValueError:
+        return None
+    # An incomplete sentence may stand in another phrase, which is left out.
+    return next(tree.subtrees(lambda node: node.label().startswith("S")), None)
 
 
 def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:

@@ -52,8 +52,8 @@ class ResponseTokens:
 
     def __init__(self, text: str, spans: Sequence[tuple[int, int]]):
         self.text, self.count = text, len(spans)
-        self._index = [i for i, (start, end) in enumerate(spans) if start < end]
-        self._first = [spans[i][0] for i in self._index]
+        self._has_text = [start < end for start, end in spans]
+        self._first = [start for start, end in spans if start < end]
 
     def before(self, character: int) -> int:
         """Return how many tokens begin before this character: a token that straddles two words is the first one's."""
@@ -69,22 +69,15 @@ class ResponseTokens:
         Tokens behind the last piece, and those without text, go with the token before them: alone where that one is
         single, else into its macro action. Tokens before all text go with the first one that has text.
         """
-        begins, single = [False] * len(self._index), [False] * len(self._index)
-        start = 0
+        kinds: list[str] = []  # of the numbered tokens
         for end, kind in pieces:
-            if kind == "single":
-                begins[start:end] = single[start:end] = [True] * (end - start)
-            elif kind == "begin" and start < len(begins):
-                begins[start] = True
-            start = end
-        alone = start > 0 and single[start - 1]
-        begins[start:] = single[start:] = [alone] * (len(begins) - start)
-
-        numbered = dict(zip(self._index, zip(begins, single, strict=True), strict=True))
-        flags, alone = [], bool(single) and single[0]
-        for i in range(self.count):
-            begin, alone = numbered.get(i, (alone, alone))
-            flags.append(begin)
-        if self._index and not single[0]:
-            flags[self._index[0]] = False  # it joins what stands before all text; the first token begins in any case
+            inside = "single" if kind == "single" else "join"
+            kinds += [kind, *[inside] * (end - len(kinds) - 1)] if end > len(kinds) else []
+        # What stands before all text, and the first with text, are one macro action, which begins in any case.
+        behind = first = "single" if kinds[:1] == ["single"] else "join"
+        remaining, flags = iter([first, *kinds[1:]]), []
+        for has_text in self._has_text:
+            kind = next(remaining, behind) if has_text else behind
+            behind = "single" if kind == "single" else "join"
+            flags.append(kind != "join")
         return flags

@@ -27,7 +27,9 @@ class _TextRule(TerminationRule):
     def __init__(self) -> None:
         self._reader: TokenText | None = None
 
-    def _responses(self, mask: Tensor, token_ids: Tensor | None, tokenizer: Any) -> list[ResponseTokens]:
+    def _responses(
+        self, mask: Tensor, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
+    ) -> list[ResponseTokens]:
         if token_ids is None or tokenizer is None:
             raise InputError(f"{self!r} reads the text: pass token_ids [B,T] and the tokenizer they are of")
         if self._reader is None or self._reader.tokenizer is not tokenizer:
@@ -51,11 +53,9 @@ class Sentence(_TextRule):
     without text join the sentence before them.
     """
 
-    def __call__(
-        self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
-    ) -> MacroActions:
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         rows = []
-        for response in self._responses(mask, token_ids, tokenizer):
+        for response in self._responses(mask, **context):
             ends = [response.before(end) for _, end in split_sentences(response.text)]
             rows.append(response.starts((end, "begin") for end in ends))
         return _segmentation(rows, mask)
@@ -88,33 +88,28 @@ class Parsing(_TextRule):
         self._begun: tuple[list[str], Future] | None = None
         self._metrics: dict[str, float] = {}
 
-    def __call__(
-        self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any
-    ) -> MacroActions:
-        responses = self._responses(mask, token_ids, tokenizer)
+    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+        responses = self._responses(mask, **context)
         texts = [response.text for response in responses]
         if self._begun and self._begun[0] == texts:
             parsed, seconds = self._begun[1].result()
         else:
             parsed, seconds = self._parse(texts)
         self._begun = None
-        rows, sentences = [], []
-        for response in responses:
-            found = list(_with_gaps(parsed[response.text], response.text))
-            # Without any text every token stands alone, as in token-level PPO.
-            rows.append(response.starts(self._pieces(response, found)) if found else [True] * response.count)
-            sentences += found
-        fallbacks = sum(sentence.tree is None for sentence in sentences)
+        found = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
+        trees = [sentence.tree for sentences in found for sentence in sentences]
         self._metrics = {
-            "fallback_rate": fallbacks / max(len(sentences), 1),
+            "fallback_rate": trees.count(None) / max(len(trees), 1),
             "parse_milliseconds": 1e3 * seconds / max(len(responses), 1),
         }
+        # Without any text every token stands alone, as in token-level PPO.
+        rows = [r.starts(self._pieces(r, f)) if f else [True] * r.count for r, f in zip(responses, found, strict=True)]
         return _segmentation(rows, mask)
 
-    def prepare(self, mask: Tensor, *, token_ids: Tensor | None = None, tokenizer: Any = None, **context: Any) -> None:
+    def prepare(self, mask: Tensor, **context: Any) -> None:
         """Begin to parse these responses in the background, if that is on; the next call of the rule collects."""
         if self._pool:
-            texts = [response.text for response in self._responses(mask, token_ids, tokenizer)]
+            texts = [response.text for response in self._responses(mask, **context)]
             self._begun = texts, self._pool.submit(self._parse, texts)
 
     def metrics(self) -> dict[str, float]:

@@ -1,17 +1,14 @@
-"""Preference pairs whose texts are lists of messages, and the chat template that writes them as prompts.
+"""The chat template of a tokenizer, which writes the prompts of rows of messages.
 
 As in TRL, rows of messages take the tokenizer's template where it has one, and rows of text never do.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from marlhf_lite.tasks.templates import BadRow, Form, checked_pair
+from marlhf_lite.tasks.templates import BadRow, Write
 from marlhf_lite.utils.errors import InputError, one_line
-
-Write = Callable[[Sequence[dict]], str]  # messages → prompt, up to where the assistant's answer begins
 
 
 def chat_writer(tokenizer, choice: str) -> Write | None:
@@ -37,9 +34,8 @@ def chat_writer(tokenizer, choice: str) -> Write | None:
 
 def _write(messages: Sequence[dict], tokenizer) -> str:
     for message in messages:  # or a text could end its turn and speak for the assistant
-        ids = tokenizer(message["content"], add_special_tokens=False, split_special_tokens=False)["input_ids"]
-        if special := [i for i in ids if _is_special(tokenizer, i)]:
-            raise BadRow("bad_chat", f"a message holds the special token {tokenizer.decode(special[0])}")
+        if special := _special(tokenizer, message["content"]):
+            raise BadRow("bad_chat", f"a message holds the special token {special}")
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise what it likes
@@ -54,52 +50,11 @@ def expect_chats(tokenizer) -> None:
     tokenizer.expects_chats = True
     question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}
     behind = tokenizer.apply_chat_template([question, answer], tokenize=False).rpartition("ANSWER")[2]
-    ids = tokenizer(behind, add_special_tokens=False, split_special_tokens=False)["input_ids"]
-    if ends := [i for i in ids if _is_special(tokenizer, i)]:
-        tokenizer.eos_token = tokenizer.decode(ends[0])
+    tokenizer.eos_token = _special(tokenizer, behind) or tokenizer.eos_token
 
 
-def _is_special(tokenizer, token: int) -> bool:
-    return token in tokenizer.added_tokens_decoder and tokenizer.added_tokens_decoder[token].special
-
-
-def has_chats(rows) -> bool:
-    """Return whether the first row's responses are lists of messages, or its prompt where it has no responses."""
-    first = next(iter(rows), {})
-    return isinstance(first.get("chosen", first.get("prompt")), list)
-
-
-def chat_form(form: Form, write: Write) -> Form:
-    """Return the form for rows of messages: chosen and rejected are whole, or follow a `prompt` that is a list too."""
-    convert = _pair if "chosen" in form.columns else _question
-    return replace(form, convert=partial(convert, write=write), chats=True)
-
-
-def _question(row: dict, write: Write) -> dict[str, str]:
-    prompt = row["prompt"] if isinstance(row["prompt"], list) else [None]
-    return {"prompt": write(_not_empty(_messages([*prompt, {"role": "assistant", "content": ""}], [], "prompt")[:-1]))}
-
-
-def _pair(row: dict, write: Write) -> dict[str, str]:
-    before = row["prompt"] if isinstance(row.get("prompt"), list) else []
-    (*prompt, chosen), (*other, rejected) = (_messages(row[side], before, side) for side in ("chosen", "rejected"))
-    if prompt != other or not prompt:
-        raise BadRow("no_shared_turn", "'chosen' and 'rejected' do not share all messages but the last")
-    return checked_pair(write(_not_empty(prompt)), chosen["content"].strip(), rejected["content"].strip())
-
-
-def _not_empty(prompt: list[dict[str, str]]) -> list[dict[str, str]]:
-    if not prompt or not prompt[-1]["content"].strip():
-        raise BadRow("empty_prompt", "the last message before the answer is empty")
-    return prompt
-
-
-def _messages(value, before: list, column: str) -> list[dict[str, str]]:
-    if not isinstance(value, list):
-        raise BadRow("bad_chat", f"{column!r} is not a list of messages")
-    turns = [*before, *value]
-    if not all(isinstance(turn, dict) and isinstance(turn.get("content"), str) and turn.get("role") for turn in turns):
-        raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
-    if not turns or turns[-1]["role"] != "assistant":
-        raise BadRow("bad_chat", f"{column!r} does not end with a message of the assistant")
-    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+def _special(tokenizer, text: str) -> str | None:
+    """Return the first special token in the text."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+    known = tokenizer.added_tokens_decoder
+    return next((tokenizer.decode(i) for i in ids if i in known and known[i].special), None)

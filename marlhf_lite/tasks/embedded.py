@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.splits import Task, check_part, make_task
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
-from marlhf_lite.tasks.tiny_umbrella.stories import decisive_token, load_tiny_umbrella
+from marlhf_lite.tasks.tiny_umbrella.stories import load_tiny_umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.shipped import shipped
 
@@ -23,17 +22,6 @@ STORED: dict[str, Callable[[list[str], list[str]], list[float]] | None] = {
     "tiny-webgpt": webgpt_gold.gold_scores,
 }
 EMBEDDED = (*STORED, "tiny-umbrella")
-
-# Name -> function of the part: place of the token that decides the score, from 0, and tokens of a response; None where
-# it has no fixed place.
-DECISIVE_TOKENS: dict[str, Callable[[str], tuple[int, int] | None]] = {"tiny-umbrella": decisive_token}
-
-# Name -> function of (prompt, response): the counts that the gold score is made of, as a dataclass.
-INSPECT: dict[str, Callable[[str, str], Any]] = {
-    "tiny-tldr": tldr_gold.inspect,
-    "tiny-hh": hh_gold.inspect,
-    "tiny-webgpt": webgpt_gold.inspect,
-}
 
 
 def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Task:

@@ -4,12 +4,14 @@ import csv
 import gzip
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pyarrow.parquet
 
 from marlhf_lite.utils.errors import InputError, one_line
+
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
 
 
 def read_file(path: str | Path) -> list[dict]:
@@ -30,7 +32,7 @@ def read_file(path: str | Path) -> list[dict]:
     if suffix is None:
         raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {known}")
     try:
-        rows = READERS[suffix](path)
+        rows = _read(path, suffix.removesuffix(".gz"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as text that is not UTF-8, or an archive that is cut off
@@ -44,53 +46,41 @@ def read_file(path: str | Path) -> list[dict]:
     return rows
 
 
-def _open(path: Path):
+def _read(path: Path, kind: str) -> list:
+    if kind == ".parquet":
+        return pyarrow.parquet.read_table(path).to_pylist()
     opener = gzip.open if path.suffix.lower() == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        return {".jsonl": _json_lines, ".json": _json, ".csv": _csv}[kind](file)
 
 
-def _json_lines(path: Path) -> list:
+def _json_lines(file: TextIO) -> list:
     rows = []
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
+    for number, line in enumerate(file, start=1):
+        try:
+            rows += [json.loads(line)] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
     return rows
 
 
-def _json(path: Path) -> list:
-    with _open(path) as file:
-        text = file.read()
+def _json(file: TextIO) -> list:
     try:
-        value = json.loads(text)
+        value = json.load(file)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # a second object
-            return _json_lines(path)
-        raise
-    value = value.get("data", [value]) if isinstance(value, dict) else value
+        if error.msg != "Extra data":  # a second object
+            raise
+        file.seek(0)
+        return _json_lines(file)
+    value = value.get("data", value) if isinstance(value, dict) else value
     return value if isinstance(value, list) else [value]
 
 
-def _csv(path: Path) -> list[dict]:
+def _csv(file: TextIO) -> list[dict]:
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
-    with _open(path) as file:
-        rows = list(csv.DictReader(file, strict=True))
+    rows = list(csv.DictReader(file, strict=True))
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             hint = "put fields that hold commas or line breaks in double quotes"
             raise InputError(f"row {number}: its number of fields is not that of the header: {hint}")
     return rows
-
-
-def _parquet(path: Path) -> list[dict]:
-    return pyarrow.parquet.read_table(path).to_pylist()
-
-
-READERS: dict[str, Callable[[Path], list]] = {
-    **{suffix + end: read for suffix, read in {".jsonl": _json_lines, ".json": _json, ".csv": _csv}.items()
-       for end in ("", ".gz")},
-    ".parquet": _parquet,
-}  # fmt: skip
-SUFFIXES = tuple(READERS)

@@ -5,17 +5,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import datasets
 from tqdm.auto import tqdm
 
-from marlhf_lite.tasks.chats import Write, chat_form, has_chats
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
-from marlhf_lite.tasks.templates import Form, columns_of, to_preferences
+from marlhf_lite.tasks.templates import Form, Write, columns_of, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -59,40 +59,40 @@ def load_task(
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         return load_embedded(dataset, size, seed, part)
-    # 1. Where the rows are, and their form.
+    # 1. Where the rows are, their form, and what writes their prompts.
     rows, test = _find_rows(dataset, seed if streaming else None)
-    form = _form(dataset, rows, template, chat)
+    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
+    chats = chat is not None and _has_chats(next(iter(rows), {}))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     train_size = None if size is None else max(size - held_out, 1) if test is not None else size
 
     # 3. Convert them to the columns of a task.
-    def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], dict]:
+    def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], Counter]:
         source = f"{dataset}{' (streamed)' * streaming}{name}"
-        limit = limit if streaming else None
-        return to_preferences(_wanted(rows, form), source, bad_rows, replace(form, convert=convert), limit)
+        to_row = replace(form, convert=partial(convert, template=chat if chats else template))
+        rows, counts = to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit if streaming else None)
+        return rows, Counter(counts)
 
     others = rows if test is None else test
     rows, counts = read(rows, "", form.convert, train_size)
     if test is not None:
         test, test_counts = read(test, " (test)", form.convert_test or form.convert, held_out)
-        test, counts = (test if size is None else draw(test, held_out, seed)), Counter(counts) + Counter(test_counts)
-    # 4. Split them; a part has rows that `convert` drops.
+        test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
+    # 4. Split them. A part has rows that `convert` drops, and becomes the test part.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
-    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=form.chats)
+    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
     if part:
-        rows, _ = read(others, f" ({part})", form.parts[part], held_out)
-        _replace_test(task, part, draw(rows, held_out, seed))
+        rows = draw(read(others, f" ({part})", form.parts[part], held_out)[0], held_out, seed)
+        task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(rows), len(rows)
+        task.counts.pop(part, None)
     return task
 
 
-def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
-    """Make these rows, of the kind that `part` names, the test part of the task."""
-    task.splits["test"] = datasets.Dataset.from_list(rows)
-    task.counts["test"] = len(rows)
-    task.counts.pop(part, None)
+def _has_chats(row: dict) -> bool:
+    return isinstance(row.get("chosen", row.get("prompt")), list)
 
 
 def _wanted(rows, form: Form):
@@ -119,14 +119,7 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
     return (split.select(kept) if dropped else split), dropped
 
 
-# Where the rows are, and their form
-
-
-def _form(dataset: str, rows: Iterable[dict], template: str, chat: Write | None) -> Form:
-    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
-    if chat is not None and has_chats(rows):
-        return chat_form(form, chat)
-    return form.released or form if template == "released" else form
+# Where the rows are
 
 
 def _find_rows(dataset: str, stream_seed: int | None) -> tuple[Iterable[dict], Iterable[dict] | None]:

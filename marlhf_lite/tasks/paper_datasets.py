@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 
 from marlhf_lite.tasks.templates import (
     COLUMNS,
@@ -75,7 +74,7 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
     return checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
 
 
-def apps_row(row: dict) -> dict[str, str]:
+def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a problem of `codeparrot/apps`: `chosen` is its first solution, `tests` its input_output or empty."""
     problem = apps_test_row(row)
     if not problem["chosen"].strip():
@@ -83,7 +82,7 @@ def apps_row(row: dict) -> dict[str, str]:
     return problem
 
 
-def apps_test_row(row: dict) -> dict[str, str]:
+def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a problem as `apps_row` does, but keep those without a solution: programs are judged by tests alone."""
     tests = _json(row, "input_output", {})
     solutions = _json(row, "solutions", [])
@@ -100,7 +99,7 @@ def apps_test_row(row: dict) -> dict[str, str]:
     }
 
 
-def humaneval_row(row: dict) -> dict[str, str]:
+def humaneval_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a problem in HumanEval's form: the prompt is the start of a function, `chosen` the rest of it."""
     prompt, solution = _text(row, "prompt").rstrip(), _text(row, "canonical_solution").rstrip()
     tests = {"prompt": prompt, "test": _text(row, "test"), "entry_point": _text(row, "entry_point")}
@@ -136,17 +135,9 @@ def _json(row: dict, column: str, empty: dict | list):
 _SHARED = ("empty_response", "equal_pair")
 
 
-def _with_released(form: Form) -> Form:
-    """Return the form with its twin, which has the released code's template."""
-    parts = {name: partial(convert, template="released") for name, convert in form.parts.items()}
-    return replace(form, released=replace(form, convert=partial(form.convert, template="released"), parts=parts))
-
-
-TLDR = _with_released(
-    Form(("info", "summaries", "choice"), tldr_row, (*_SHARED, "cnn_dm", "post"), parts={"cnn_dm": cnn_dm_row})
-)
-WEBGPT = _with_released(
-    Form(("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, (*_SHARED, "tie"), test_fraction=0.05)
+TLDR = Form(("info", "summaries", "choice"), tldr_row, (*_SHARED, "cnn_dm", "post"), parts={"cnn_dm": cnn_dm_row})
+WEBGPT = Form(
+    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, (*_SHARED, "tie"), test_fraction=0.05
 )
 APPS = Form(
     ("question", "solutions", "input_output", "difficulty", "starter_code"),

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import datasets
@@ -96,7 +96,7 @@ def make_task(
     return Task(name, splits, gold, counts | unused | sizes)
 
 
-def draw(rows: Sequence[dict], size: int | None, seed: int) -> list[dict]:
+def draw(rows: Iterable, size: int | None, seed: int) -> list:
     """Return `size` rows (None: all) in an order drawn by `seed`."""
     rows = list(rows)
     random.Random(seed).shuffle(rows)
@@ -129,32 +129,23 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
 
 
 def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
-    """Return the shuffled row indices of each part; rows with the same key stay together."""
-    order = list(range(len(keys)))
-    random.Random(seed).shuffle(order)
-    groups = Counter(keys[index] for index in order)
-    wanted = [part for part, size in sizes.items() if size]
-    if len(groups) < len(wanted):
+    """Return the shuffled row indices of each part; rows with the same key stay together.
+
+    The groups are placed from the largest on, each in the part where it fits, and of several in the emptiest.
+    """
+    order = draw(range(len(keys)), None, seed)
+    groups = Counter(keys[index] for index in order).most_common()
+    free = {part: size for part, size in sizes.items() if size}
+    if len(groups) < len(free):
         raise InputError(
-            f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(wanted)}: "
-            f"give at least {len(wanted)} different prompts"
+            f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(free)}: "
+            f"give at least {len(free)} different prompts"
         )
-    part_of = _assign(groups, {part: sizes[part] for part in wanted})
-    parts: dict[str, list[int]] = {part: [] for part in sizes}
-    for index in order:
-        parts[part_of[keys[index]]].append(index)
-    return parts
-
-
-def _assign(groups: Counter, sizes: dict[str, int]) -> dict[str, str]:
-    """Place the groups, the largest first, each in the part where it fits, and of several in the emptiest."""
-    free, part_of = dict(sizes), {}
-    empty = set(sizes)
-    for done, (key, count) in enumerate(groups.most_common()):
+    part_of, empty = {}, list(free)
+    for done, (key, count) in enumerate(groups):
         # The last groups go to parts that have none yet, so that none stays empty.
-        open_parts = [part for part in free if part in empty] if len(groups) - done <= len(empty) else free
+        open_parts = empty if len(groups) - done <= len(empty) else free
         part = max(open_parts, key=lambda part: (min(free[part] - count, 0), free[part] / sizes[part]))
-        part_of[key] = part
+        part_of[key], empty = part, [other for other in empty if other != part]
         free[part] -= count
-        empty.discard(part)
-    return part_of
+    return {part: [index for index in order if part_of[keys[index]] == part] for part in sizes}

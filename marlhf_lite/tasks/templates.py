@@ -19,7 +19,8 @@ _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
 # At the start of a line the space after the citation goes, elsewhere the space before it: words keep one space.
 _CITATIONS = re.compile(rf"(?m:^)(?:{_CITATION}[ \t]*)+|[ \t]*{_CITATION}")
 _BRACKETS = re.compile(r"[ \t]*(?:\([^()\[\]]*\)|\[[^()\[\]]*\])")
-_ROLES = {"user": HUMAN, "human": HUMAN, "assistant": ASSISTANT, "gpt": ASSISTANT}
+_MARKS = {"user": HUMAN, "assistant": ASSISTANT}
+_ROLES = {"human": "user", "gpt": "assistant"}  # other names of the same
 
 
 def tldr_prompt(subreddit: str, post: str, template: str = "paper") -> str:
@@ -95,6 +96,8 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 # Rows to the columns of a task
 
+Write = Callable[[Sequence[dict]], str]  # a chat template: messages → prompt, up to where the assistant's answer begins
+
 
 class BadRow(InputError):
     """A row that cannot be used, with the reason under which it is counted."""
@@ -106,18 +109,20 @@ class BadRow(InputError):
 
 @dataclass(frozen=True)
 class Form:
-    """The columns of one kind of data set, how a row becomes a row of a `Task`, and how the paper splits the rows."""
+    """The columns of one kind of data set, how a row becomes a row of a `Task`, and how the paper splits the rows.
+
+    A conversion takes a row, and as `template` what its prompts are written by: `paper`, `released`, or a `Write` for
+    chats. It raises `BadRow`.
+    """
 
     columns: tuple[str, ...]  # every row has them; others are ignored
-    convert: Callable[[dict], dict]  # raises BadRow
+    convert: Callable[..., dict]
     known: tuple[str, ...] = ("empty_response",)  # faults of the published data: such rows are always dropped
-    convert_test: Callable[[dict], dict] | None = None  # for the rows of a separate test set, where it differs
+    convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out where there is no separate test set
     # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
-    parts: Mapping[str, Callable[[dict], dict]] = field(default_factory=dict)
-    chats: bool = False  # whether a chat template writes the prompts
-    released: "Form | None" = None  # the form with the released code's template, where that differs
+    parts: Mapping[str, Callable[..., dict]] = field(default_factory=dict)
 
 
 def to_preferences(
@@ -170,12 +175,13 @@ def columns_of(rows: Iterable[dict]) -> list[str]:
     return list(dict.fromkeys(column for row in rows for column in row)) if known is None else known
 
 
-def _preference(row: dict) -> dict[str, str]:
-    """Convert a row of texts, with or without a prompt of its own, or of chats."""
+def _preference(row: dict, template: str | Write = "paper") -> dict[str, str]:
+    """Convert a row of texts, with or without a prompt of its own, or of chats, which `template` may write."""
     chosen, rejected = row["chosen"], row["rejected"]
+    if callable(template):
+        return _written(template, _chat(row, "chosen"), _chat(row, "rejected"))
     if isinstance(chosen, list) or isinstance(rejected, list):
-        before = row["prompt"] if isinstance(row.get("prompt"), list) else []
-        chosen, rejected = _chat_transcript(chosen, before, "chosen"), _chat_transcript(rejected, before, "rejected")
+        chosen, rejected = (_transcript(_chat(row, side), side) for side in ("chosen", "rejected"))
     elif "prompt" in row:
         return checked_pair(row["prompt"], chosen, rejected)
     check_text(chosen, "chosen")
@@ -183,19 +189,61 @@ def _preference(row: dict) -> dict[str, str]:
     return checked_pair(*split_transcripts(chosen, rejected))
 
 
-def _chat_transcript(messages, before: list, column: str) -> str:
+def _question(row: dict, template: str | Write = "paper") -> dict[str, str]:
+    """Convert a prompt alone, a text or messages, which `template` may write."""
+    prompt = row["prompt"]
+    if callable(template):
+        prompt = template(_not_empty(_messages(prompt, "prompt")))
+    elif isinstance(prompt, list):
+        prompt = _transcript([*_messages(prompt, "prompt"), {"role": "assistant", "content": ""}], "prompt").rstrip()
+    check_prompt(prompt)
+    return {"prompt": prompt}
+
+
+# Chats
+
+
+def _messages(value, column: str) -> list[dict[str, str]]:
+    if not isinstance(value, list):
+        raise BadRow("bad_chat", f"{column!r} is not a list of messages")
+    for turn in value:
+        if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+            raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
+    return [{"role": _ROLES.get(turn["role"], turn["role"]), "content": turn["content"]} for turn in value]
+
+
+def _chat(row: dict, side: str) -> list[dict[str, str]]:
+    """Return the messages of a response, after those of a `prompt` that is a list; the last is the assistant's."""
+    turns = _messages(row["prompt"], "prompt") if isinstance(row.get("prompt"), list) else []
+    turns += _messages(row[side], side)
+    if not turns or turns[-1]["role"] != "assistant":
+        raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant")
+    return turns
+
+
+def _transcript(turns: list[dict[str, str]], column: str) -> str:
     """Write a chat as an HH transcript, so that one rule finds the prompt of both."""
-    if not isinstance(messages, list):
-        raise BadRow("bad_chat", f"{column!r} is not a list of messages, the other column is")
-    turns = before + messages
-    for message in turns:
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in _ROLES or not isinstance(message.get("content"), str):
-            raise BadRow("bad_chat", f"{column!r} has a message that is not a user's or assistant's text")
-    text = "".join(f"{_ROLES[message['role']]} {message['content'].strip()}" for message in turns)
-    if not text.startswith(HUMAN) or _ROLES[turns[-1]["role"]] != ASSISTANT:
-        raise BadRow("bad_chat", f"{column!r} does not go from a user's to an assistant's message")
-    return text
+    if turns[0]["role"] != "user" or not {turn["role"] for turn in turns} <= _MARKS.keys():
+        fault = "does not begin with a user's message, or has others than a user's and an assistant's"
+        raise BadRow("bad_chat", f"{column!r} {fault}")
+    return "".join(f"{_MARKS[turn['role']]} {turn['content'].strip()}" for turn in turns)
+
+
+def _written(write: Write, chosen: list[dict], rejected: list[dict]) -> dict[str, str]:
+    """Return two chats as a pair, whose prompt is all but the last message, as the chat template writes it."""
+    if chosen[:-1] != rejected[:-1] or len(chosen) == 1:
+        raise BadRow("no_shared_turn", "'chosen' and 'rejected' do not share all messages but the last")
+    prompt = write(_not_empty(chosen[:-1]))
+    return checked_pair(prompt, chosen[-1]["content"].strip(), rejected[-1]["content"].strip())
+
+
+def _not_empty(prompt: list[dict[str, str]]) -> list[dict[str, str]]:
+    if not prompt or not prompt[-1]["content"].strip():
+        raise BadRow("empty_prompt", "the last message before the answer is empty")
+    return prompt
+
+
+# Texts
 
 
 def check_text(value, column: str) -> None:
@@ -227,15 +275,6 @@ def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
     if chosen.strip() == rejected.strip():
         raise BadRow("equal_pair", "'chosen' and 'rejected' are equal")
     return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
-
-
-def _question(row: dict) -> dict[str, str]:
-    """Convert a prompt alone, a text or messages."""
-    prompt = row["prompt"]
-    if isinstance(prompt, list):
-        prompt = _chat_transcript([*prompt, {"role": "assistant", "content": ""}], [], "prompt").rstrip()
-    check_prompt(prompt)
-    return {"prompt": prompt}
 
 
 PAIRS = Form(COLUMNS, _preference)

@@ -1,19 +1,56 @@
-"""The embedded task `tiny-code`: a specification of one line with two examples, a program, and five hidden tests."""
+"""The embedded task `tiny-code`: a specification of one line with two examples, a program, and five hidden tests.
+
+`tiny_code.yaml` has the families of problems. A bug is a slip of the family, or a part that differs from the one that
+the specification names. What a program gives is found by running it: all are short and filled from that file.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from marlhf_lite.lab.corpora.tiny_code_families import FAMILIES, Family, Part, draw, draw_argument
+import yaml
 
 HIDDEN, EXAMPLES = 5, 2
 BUGS = 0.4  # share of the programs with a bug, where people wrote them
-FAILS = object()  # the output of a program that gives none
 NAME = "f"
+LETTERS = "abcdeorst"
+WORDS = "tea bread rope note star road seed boat cart dates stone bead toast roast trade".split()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a specification: its words and its code."""
+
+    words: str
+    code: str
+
+    def of(self, k: int | str) -> Part:
+        """The part with this value in its open place."""
+        return Part(self.words.format(k=k), self.code.format(k=k))
+
+
+CONSTANT = Part("{k}", "{k}")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of problem, as `tiny_code.yaml` explains."""
+
+    argument: str
+    words: str
+    styles: list[str]
+    parts: str = ""
+    slips: tuple[str, ...] = ()
+
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+PARTS: dict[str, list[Part]] = {kind: [Part(*item) for item in of.items()] for kind, of in _TABLE["parts"].items()}
+FAMILIES = [Family(**family) for family in _TABLE["families"]]
 
 
 @dataclass(frozen=True)
@@ -25,48 +62,74 @@ class Problem:
     others: dict[str, Part]  # by the same names: what a slip puts in their place
     arguments: list[Any]  # of the examples, then of the hidden tests
 
-    def output(self, argument: Any) -> Any:
-        """The value that is asked for."""
-        return _value(self.family.value, self.parts)(argument)
+    @cached_property
+    def outputs(self) -> list[Any]:
+        """The values that are asked for, one an argument."""
+        return run(_program(self.family, self.family.styles[0], self.parts), self.arguments)
 
     @property
     def prompt(self) -> str:
         """One line, as in `f(xs): each number plus 2. f([1, 5]) is [3, 7]. f([4]) is [6].`"""
         words = self.family.words.format(**{name: part.words for name, part in self.parts.items()})
-        cases = [f" {NAME}({x!r}) is {self.output(x)!r}." for x in self.arguments[:EXAMPLES]]
+        examples = list(zip(self.arguments, self.outputs, strict=True))[:EXAMPLES]
+        cases = [f" {NAME}({argument!r}) is {output!r}." for argument, output in examples]
         return f"{NAME}({self.family.argument}): {words}.{''.join(cases)}"
-
-    @property
-    def hidden(self) -> list[Any]:
-        """The arguments of the hidden tests, [HIDDEN]."""
-        return self.arguments[EXAMPLES:]
 
     @property
     def tests(self) -> str:
         """The hidden tests in APPS's form; `exact`: a list around a value is not the value."""
-        outputs = [self.output(x) for x in self.hidden]
-        return json.dumps({"fn_name": NAME, "inputs": [[x] for x in self.hidden], "outputs": outputs, "exact": True})
+        inputs, outputs = [[x] for x in self.arguments[EXAMPLES:]], self.outputs[EXAMPLES:]
+        return json.dumps({"fn_name": NAME, "inputs": inputs, "outputs": outputs, "exact": True})
+
+
+def run(program: str, arguments: list[Any]) -> list[Any] | None:
+    """What the program gives for each argument; None where it does not compile or stops with an error."""
+    scope: dict[str, Any] = {}
+    try:
+        exec(program, scope)
+        return [scope[NAME](argument) for argument in arguments]
+    except Exception:
+        return None
 
 
 def make_problem(rng: random.Random) -> Problem:
     """A random problem, whose hidden tests are apart from its examples and have several outputs."""
     family = rng.choice(FAMILIES)
     parts, others = {}, {}
-    for kind in family.kinds:  # d: a second letter
-        parts[kind], others[kind] = draw(rng, "c" if kind == "d" else kind)
+    for kind in family.parts:
+        parts[kind], others[kind] = draw(rng, kind)
     while True:
         arguments = [draw_argument(rng, family.argument) for _ in range(EXAMPLES + HIDDEN)]
         problem = Problem(family, parts, others, arguments)
         different = len({repr(x) for x in arguments}) == len(arguments)
-        if different and len({repr(problem.output(x)) for x in problem.hidden}) >= 2:
+        if different and len({repr(x) for x in problem.outputs[EXAMPLES:]}) >= 2:
             return problem
         if rng.random() < 0.05:  # parts that give the same value for nearly everything, such as a letter for itself
             return make_problem(rng)
 
 
-def _value(function: Callable, parts: dict[str, Part]) -> Callable:
-    values = {name: part.value for name, part in parts.items()}
-    return lambda argument: function(argument, **values)
+def draw(rng: random.Random, kind: str) -> tuple[Part, Part]:
+    """A part of this kind, and one that differs from it in its code as a slip would."""
+    if kind in "cd":
+        letter, other = rng.sample(LETTERS, 2)
+        return CONSTANT.of(repr(letter)), CONSTANT.of(repr(other))
+    k = rng.randint(2, 6)
+    near = k + (rng.choice((-1, 1)) if k > 2 else 1)  # never 1, by which a loop could divide for ever
+    if kind == "k":
+        return CONSTANT.of(k), CONSTANT.of(near)
+    part = rng.choice(PARTS[kind])
+    if "{k}" in part.code and rng.random() < 0.4:
+        return part.of(k), part.of(near)
+    return part.of(k), rng.choice([other for other in PARTS[kind] if other != part]).of(k)
+
+
+def draw_argument(rng: random.Random, argument: str) -> Any:
+    """An input for a function with this argument."""
+    if argument == "xs":
+        return [rng.randint(-3, 12) for _ in range(rng.randint(1, 6))]
+    if argument == "s":
+        return " ".join(rng.sample(WORDS, rng.randint(1, 4)))
+    return rng.randint(1, 12)
 
 
 def _program(family: Family, body: str, parts: dict[str, Part]) -> str:
@@ -82,31 +145,27 @@ def write(rng: random.Random, problem: Problem) -> str:
 
 def write_with_bug(rng: random.Random, problem: Problem) -> str:
     """A program that fails at least one hidden test, because of one slip."""
-    expected = [problem.output(x) for x in problem.hidden]
     for _ in range(50):
-        program, function = _slip(rng, problem)
-        if [function(x) for x in problem.hidden] != expected:
+        program = _slip(rng, problem)
+        if run(program, problem.arguments[EXAMPLES:]) != problem.outputs[EXAMPLES:]:
             return program
     return _broken(rng, write(rng, problem))  # no slip of the others shows in these tests
 
 
-def _slip(rng: random.Random, problem: Problem) -> tuple[str, Callable]:
-    """A program with a slip that may not show, and what it computes."""
-    family, kinds = problem.family, problem.family.kinds
-    luck = rng.random()
+def _slip(rng: random.Random, problem: Problem) -> str:
+    """A program with a slip that may not show."""
+    family, luck = problem.family, rng.random()
     if luck < 0.1:
-        return _broken(rng, write(rng, problem)), lambda argument: FAILS
+        return _broken(rng, write(rng, problem))
     program = write(rng, problem)
     if luck < 0.2 and program.count("return ") == 1:
-        return program.replace("return ", ""), lambda argument: None
-    if family.slips and (not kinds or rng.random() < 0.4):
-        body, function = rng.choice(family.slips)
-        return _program(family, body, problem.parts), _value(function, problem.parts)
-    if not kinds:
-        return _broken(rng, write(rng, problem)), lambda argument: FAILS
-    name = rng.choice(kinds)
-    parts = problem.parts | {name: problem.others[name]}
-    return _program(family, rng.choice(family.styles), parts), _value(family.value, parts)
+        return program.replace("return ", "")
+    if family.slips and (not family.parts or rng.random() < 0.4):
+        return _program(family, rng.choice(family.slips), problem.parts)
+    if not family.parts:
+        return _broken(rng, write(rng, problem))
+    name = rng.choice(family.parts)
+    return _program(family, rng.choice(family.styles), problem.parts | {name: problem.others[name]})
 
 
 def _broken(rng: random.Random, program: str) -> str:

@@ -56,7 +56,7 @@ class Dialogue:
 
     @property
     def prompt(self) -> str:
-        told = " ".join(f"{THINGS[thing][0].format(**values)}." for thing, values in self.plans.items())
+        told = " ".join(f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items())
         listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
         return hh_prompt([told, self.reply, f"What do I do about {listed}?"])
 
@@ -80,13 +80,13 @@ class Quality:
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
     """One random dialogue up to the answer, with so many things told and asked for."""
     things = rng.sample(sorted(THINGS), plans)
-    told = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing][0])} for thing in things}
+    told = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
     return Dialogue(told, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
 
 
 def advise(thing: str, values: dict[str, str]) -> str:
     """The sentence that helps with a thing."""
-    return f"{THINGS[thing][1].format(**values)}."
+    return f"{THINGS[thing]['advice'].format(**values)}."
 
 
 def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:

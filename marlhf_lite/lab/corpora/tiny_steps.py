@@ -1,20 +1,24 @@
 """The embedded task `tiny-steps`: arithmetic in 4, 8 or 16 steps, written out one a line, with an exact reward.
 
-An early slip ruins all that follows, and the first wrong step is known (`gold.verify`). Writers slip where people do:
+An early slip ruins all that follows, and the first wrong step is known (`verify`). Writers slip where people do:
 they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at rates of their own.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, Problem, apply
+from marlhf_lite.tasks.tiny_steps.gold import LETTERS, MODULUS, NUMBER, Problem, apply, read_prompt
 
 STEPS = (4, 8, 16)
 SIGNS = "++--*"  # with equal chance; `*` doubles
 CARRY_SLIPS = {"+": 0.08, "-": 0.2, "*": 0.5}  # chance to forget a carry or borrow, where there is one
 OTHER_SLIP = 0.01  # chance to be one too high or too low, elsewhere
+_LINE = re.compile(rf"([a-p])([+*-])([1-9]):{NUMBER}>{NUMBER}")
+_ANSWER = re.compile(rf"Answer {NUMBER}")
 
 
 def make_problem(rng: random.Random, steps: int | None = None) -> Problem:
@@ -79,3 +83,56 @@ def make_row(rng: random.Random) -> dict[str, str]:
         "rejected": one_slip(rng, problem, rng.randrange(len(problem.operations))),
         "demonstration": demonstrate(rng, problem),
     }
+
+
+# The first wrong step
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first wrong line of a response.
+
+    `line` counts from 0 and `start`, `end` are its characters in the response, end excluded. `reason` is `form` (not of
+    the form of a step, or of the answer), `operation` (not the one that is due), `begin` (not the result of the line
+    before), `result` (wrong arithmetic), `answer` (not the last result), `missing` (the response ends before; the line
+    is empty), or `more` (text behind the answer).
+    """
+
+    line: int
+    start: int
+    end: int
+    reason: str
+
+
+def verify(prompt: str, response: str) -> Fault | None:
+    """Find the first wrong line of a response; None where every step and the answer are right.
+
+    A step is wrong by what stands before it in the response: where it goes on rightly from a wrong result, the slip
+    before it is the fault. White space at the end is not counted. All is wrong for a prompt of another task.
+    """
+    problem, text, place = read_prompt(prompt), response.rstrip(), 0
+    due, value = (list(problem.operations), problem.start) if problem else ([], -1)
+    lines = text.split("\n") if text else []
+    for number, line in enumerate(lines):
+        reason, value = _check_line(line, number, due, value)
+        if reason:
+            return Fault(number, place, place + len(line), reason)
+        place += len(line) + 1
+    return Fault(len(lines), len(text), len(text), "missing") if len(lines) <= len(due) else None
+
+
+def _check_line(line: str, number: int, due: list[tuple[str, int]], value: int) -> tuple[str, int]:
+    """Return what is wrong with a line, or nothing, and the result that stands in it."""
+    if number > len(due):
+        return "more", value
+    if number == len(due):
+        answer = _ANSWER.fullmatch(line)
+        return ("form" if answer is None else "answer" if int(answer[1]) != value else ""), value
+    step = _LINE.fullmatch(line)
+    if step is None:
+        return "form", value
+    if step[1] != LETTERS[number] or (step[2], int(step[3])) != due[number]:
+        return "operation", value
+    if int(step[4]) != value:
+        return "begin", value
+    return ("" if int(step[5]) == apply(value, due[number]) else "result"), int(step[5])

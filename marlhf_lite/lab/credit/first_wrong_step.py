@@ -2,10 +2,10 @@
 
     python -m marlhf_lite.lab.credit.first_wrong_step --sft runs/sft --policy runs/ppo
 
-In `tiny-steps` the first wrong step of a response is known (`tiny_steps.gold.verify`). The policy of a PPO run answers
-held-out prompts. For the responses that fail by a wrong step, the table has the share of the negative advantage that
-falls on the first wrong step, and on the steps before it, by estimator; all estimators see the same responses and the
-values of the run's critic. RLOO's share is the step's share of the tokens. Shapes: B responses, T response tokens.
+In `tiny-steps` the first wrong step of a response is known (`lab.corpora.tiny_steps.verify`). The policy of a PPO run
+answers held-out prompts. For the responses that fail by a wrong step, the table has the share of the negative advantage
+that falls on the first wrong step, and on the steps before it, by estimator; all estimators see the same responses and
+the values of the run's critic. RLOO's share is the step's share of the tokens. Shapes: B responses, T response tokens.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from marlhf_lite.config.options import (
 from marlhf_lite.config.parser import parse
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.experiments.context import start_processes
+from marlhf_lite.lab.corpora.tiny_steps import verify
 from marlhf_lite.lab.credit.gradients import Estimator, preset_estimator
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
@@ -40,7 +41,6 @@ from marlhf_lite.models.loading import load_base, load_policy, load_score_model,
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.tiny_steps.gold import verify
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Rollout

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 
+from marlhf_lite.tasks.tiny_umbrella.stories import parse_part
+
 
 def signal_kept(index: int, length: int, n: float, lam: float, seen: float, sigma: str = "equal") -> float:
     """Return the share of a token's credit that its advantage holds, with macro actions of `n` tokens from the start.
@@ -48,3 +50,12 @@ def _place(index: int, length: int, n: float) -> tuple[float, int]:
     first = int(index // n * n)
     size = min(n, length - first)
     return (index - first + 1) / size, math.ceil(length / n) - 1 - int(index // n)
+
+
+def decisive_token(part: str) -> tuple[int, int] | None:
+    """Return the place of the decisive word in a response, from 0, and the response's tokens, EOS included.
+
+    None where the place is random. Raises `InputError` for an unknown part.
+    """
+    length, place, _ = parse_part(part)
+    return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)

@@ -14,13 +14,12 @@ import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
-from marlhf_lite.lab.credit.signal_kept import signal_kept
+from marlhf_lite.lab.credit.signal_kept import decisive_token, signal_kept
 from marlhf_lite.lab.studies.contrasts import contrast_table, curve_of, updates_to
 from marlhf_lite.lab.studies.reports import dots
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import METHODS
-from marlhf_lite.tasks.embedded import DECISIVE_TOKENS
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.jsonl import write_json
 
@@ -91,7 +90,7 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
 
 def _kept(options: Mapping, seen: float | None) -> dict:
     """n, and the formula's prediction for the token that decides, where it has a place and macro actions a length."""
-    place = DECISIVE_TOKENS.get(options.get("dataset"), lambda part: None)(options.get("part", ""))
+    place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}
     sigma = "start" if options["gae_over"] == "tokens" else options["sigma"]

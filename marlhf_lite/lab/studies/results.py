@@ -19,7 +19,9 @@ from scipy import stats
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.evaluation.statistics import Interval, final_score, updates_to_reach
-from marlhf_lite.tasks.embedded import INSPECT
+from marlhf_lite.tasks.tiny_hh import gold as hh_gold
+from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
+from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
@@ -109,8 +111,8 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
 
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
-    inspect = INSPECT.get(dataset)
-    found = [asdict(inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if inspect else []
+    gold = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}.get(dataset)
+    found = [asdict(gold.inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
     return pd.DataFrame(found, index=rows.index).add_prefix("gold_")
 
 

@@ -17,13 +17,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode, worst
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Test
 from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 HARMLESS = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
+OUTSIDE = {"cwd": "/", "env": {}}  # nothing of this process goes along
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
 
 
@@ -44,8 +45,16 @@ class BubblewrapExecutor(Executor):
             "RLIMIT_CORE": 0,
             "RLIMIT_NPROC": 1,  # itself
         }
-        task = (program, tests[0].call, [test.input for test in tests], limits, ENCODE)
-        report, late = _start(self.command, marshal.dumps(task, 2), self.seconds)
+        task = marshal.dumps((program, tests[0].call, [test.input for test in tests], limits, ENCODE), 2)
+        late = False
+        with tempfile.TemporaryFile() as file:  # so that the kernel limits the size of the report
+            streams = {"input": task, "stdout": file, "stderr": subprocess.DEVNULL}
+            try:  # the sandbox dies with its process
+                subprocess.run(self.command, **streams, timeout=self.seconds, **OUTSIDE, start_new_session=True)
+            except subprocess.TimeoutExpired:
+                late = True
+            file.seek(0)
+            report = file.read(OUTPUT_BYTES)
         if not report and not late and _fault(self.command):  # else the program ended itself
             raise InputError(
                 "executor bubblewrap: bwrap does not start any more: free processes or memory, then --resume"
@@ -53,38 +62,15 @@ class BubblewrapExecutor(Executor):
         return _read(report, late, len(tests))
 
 
-def _start(command: Sequence[str], task: bytes, seconds: float) -> tuple[bytes, bool]:
-    """Return the sandbox's report, and whether its time ran out. It is a file, so that the kernel limits its size."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as report:
-        given.write(task)
-        given.seek(0)
-        streams = {"stdin": given, "stdout": report, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, cwd="/", env={}, start_new_session=True, **streams)
-        try:
-            process.wait(seconds)
-            late = False
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            process.kill()  # the sandbox dies with it
-            process.wait()
-        report.seek(0)
-        return report.read(OUTPUT_BYTES), late
-
-
 def _read(report: bytes, late: bool, count: int) -> Report:
-    statuses, outputs = [], []
     lines = report.decode("ascii", "replace").split("\n")[:-1]  # a last line without its end was cut
-    for line in lines[: count + 1]:
-        status, _, value = line.partition(" ")
-        if status in STATUSES:
-            statuses.append(status)
-            outputs.append(decode(value) if status == "ran" else NO_OUTPUT)
+    words = [line.partition(" ") for line in lines[: count + 1]]
+    results = [(s, decode(value) if s == "ran" else NO_OUTPUT) for s, _, value in words if s in STATUSES]
     if late:
-        statuses.append("timeout")
+        results.append(("timeout", NO_OUTPUT))
     elif not lines or lines[-1] not in ("end", "compile_error"):  # it ended before its last test
-        statuses.append("runtime_error")
-    return Report(worst(statuses), (outputs + [NO_OUTPUT] * count)[:count])
+        results.append(("runtime_error", NO_OUTPUT))
+    return Report.of(results, count)
 
 
 # The sandbox
@@ -110,7 +96,7 @@ def _command() -> tuple[str, ...]:
 def _fault(command: Sequence[str]) -> str:
     """Return nothing where the command starts a sandbox in which a program runs, else the last line that it wrote."""
     try:
-        run = subprocess.run(command, input=HARMLESS, capture_output=True, timeout=20, cwd="/", env={})
+        run = subprocess.run(command, input=HARMLESS, capture_output=True, timeout=20, **OUTSIDE)
     except (OSError, subprocess.TimeoutExpired) as error:
         return type(error).__name__
     if _read(run.stdout, False, 1).outputs == ["works\n"]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode, worst
+from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
 from marlhf_lite.tasks.programs.tests import NO_OUTPUT, Status, Test
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -56,9 +56,7 @@ class MontyExecutor(Executor):
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """Functions are called in one session, which runs the program once; each text on stdin has its own."""
         run_tests = self._print if tests[0].call is None else self._call
-        results = list(run_tests(program, tests, time.monotonic() + self.seconds))
-        outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
-        return Report(worst([status for status, _ in results]), outputs[: len(tests)])
+        return Report.of(list(run_tests(program, tests, time.monotonic() + self.seconds)), len(tests))
 
     def _session(self, deadline: float):
         left = max(deadline - time.monotonic(), 0.001)
@@ -120,16 +118,13 @@ def _status(error: Exception) -> Status:
         return "compile_error"
     if isinstance(inner, TimeoutError) or "request timeout" in text:
         return "timeout"
-    return "unsupported" if _is_missing(inner, text) else "runtime_error"
-
-
-def _is_missing(error: BaseException, text: str) -> bool:
-    """Whether a program used what Python has and Monty has not."""
-    match error:
+    match inner:  # has Python what the program used, and Monty not?
         case ImportError():
-            return True
+            missing = True
         case NameError():
-            return any(text == f"name '{name}' is not defined" for name in dir(builtins))
+            missing = any(text == f"name '{name}' is not defined" for name in dir(builtins))
         case AttributeError():
-            return text.startswith("module '")
-    return "monty" in text.lower() or "not supported in this environment" in text
+            missing = text.startswith("module '")
+        case _:
+            missing = "monty" in text.lower() or "not supported in this environment" in text
+    return "unsupported" if missing else "runtime_error"

@@ -49,6 +49,12 @@ class Report:
     status: Status
     outputs: list[Any]
 
+    @classmethod
+    def of(cls, results: Sequence[tuple[Status, Any]], count: int) -> Report:
+        """The report of `count` tests from what came out one by one; the worst status is the program's."""
+        status = min((status for status, _ in results), key=STATUSES.index, default="ran")
+        return cls(status, ([output for _, output in results] + [NO_OUTPUT] * count)[:count])
+
 
 class Executor:
     """A sandbox, to be used as a context manager. Raises `InputError`, when made, where it cannot start.
@@ -70,11 +76,6 @@ class Executor:
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """Run the program with the inputs of the tests. The executor sends no expected output anywhere."""
         raise NotImplementedError
-
-
-def worst(statuses: Sequence[Status]) -> Status:
-    """Return the first of `STATUSES` that is among these."""
-    return min(statuses, key=STATUSES.index, default="ran")
 
 
 def decode(text: str) -> Any:

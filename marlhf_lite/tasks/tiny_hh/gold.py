@@ -9,65 +9,20 @@ repeats, things that nobody asked for, chatter, and text of no known form. A per
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from marlhf_lite.tasks.statements import pattern, sentences
 from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 
 WRONG, OTHER, HARM = 1.0, 0.5, 2.0
 
-# Thing that can be asked for -> what the human tells in the first turn, and the sentence that helps.
-THINGS: dict[str, tuple[str, str]] = {
-    "the train": (
-        "The train goes to {place} at {hour}",
-        "Take the train that goes to {place} at {hour} and buy the ticket a day before",
-    ),
-    "the cake": (
-        "I bake {fruit} cake for {name}",
-        "When you bake {fruit} cake for {name} let it cool for an hour and cut it late",
-    ),
-    "my pet": (
-        "My pet {animal} eats {feed}",
-        "Ask a neighbor to see that the pet {animal} eats {feed} and has fresh water",
-    ),
-    "dinner": (
-        "We cook {food} with {side}",
-        "It is best to cook {food} with {side} slowly and to set the table first",
-    ),
-    "the gift": (
-        "The gift is for {name} who loves {hobby}",
-        "A small book is a good gift for {name} who loves {hobby} and easy to wrap",
-    ),
-    "the room": (
-        "I paint the room {color} for {name}",
-        "Before you paint the room {color} for {name} open the windows and cover the bed",
-    ),
-    "the repair": (
-        "The shop repairs the {thing} by {weekday}",
-        "Call the shop that repairs the {thing} by {weekday} and ask what it will cost",
-    ),
-    "the doctor": (
-        "I see doctor {name} on {weekday}",
-        "Before you see doctor {name} on {weekday} write a list of all your questions",
-    ),
-    "the money": (
-        "I still owe {name} the price of the {thing}",
-        "Note that you still owe {name} the price of the {thing} and pay it before you leave",
-    ),
-    "the lesson": (
-        "The lesson in {hobby} is on {weekday}",
-        "Say early that the lesson in {hobby} is on {weekday} and move it to next week",
-    ),
-}
-HARMFUL = (
-    "Leave the stove on while you are out",
-    "Take twice as many pills as the bottle says",
-    "Drive home after a few glasses of wine",
-    "Keep the bleach next to the juice",
-    "Read your phone while you drive",
-    "Lie to your family about it",
-)
-TOLD = {thing: pattern(told) for thing, (told, _) in THINGS.items()}
-ANSWERS = {thing: pattern(answer) for thing, (_, answer) in THINGS.items()}
+_DATA = yaml.safe_load(Path(__file__).with_name("things.yaml").read_text(encoding="utf-8"))
+THINGS: dict[str, dict[str, str]] = _DATA["things"]  # thing that can be asked for -> templates `told` and `advice`
+HARMFUL: list[str] = _DATA["harmful"]
+TOLD = {thing: pattern(texts["told"]) for thing, texts in THINGS.items()}
+ADVICE = {thing: pattern(texts["advice"]) for thing, texts in THINGS.items()}
 
 
 @dataclass(frozen=True)
@@ -99,7 +54,7 @@ def inspect(prompt: str, response: str) -> Report:
     asked, given = read_prompt(prompt), set()
     right = wrong = other = harmful = 0
     for text in sentences(response):
-        found = next(((thing, m.groupdict()) for thing, form in ANSWERS.items() if (m := form.fullmatch(text))), None)
+        found = next(((thing, m.groupdict()) for thing, form in ADVICE.items() if (m := form.fullmatch(text))), None)
         if text in HARMFUL:
             harmful += 1
         elif found is None or found[0] not in asked or text in given:

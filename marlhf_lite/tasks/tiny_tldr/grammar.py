@@ -1,92 +1,31 @@
 """A small English grammar for posts and summaries, so that every sentence has a gold constituency tree.
 
 A *fact* is a verb phrase with one or two open slots (`moved to {place}`). Sentences join a subject with one or two
-facts; fillers are fixed sentences that carry no fact. All text of the embedded corpus is derived from the templates
-below, and `grammar()` returns the same templates as an `nltk.CFG`. What is left out on purpose: tense, agreement and
-quotation, which would add words but nothing to credit.
+facts; fillers are fixed sentences that carry no fact. All text of the embedded corpus is derived from the templates in
+`grammar.yaml`, and `grammar()` returns the same templates as an `nltk.CFG`. What is left out on purpose: tense,
+agreement and quotation, which would add words but nothing to credit.
 """
 
 from __future__ import annotations
 
-import itertools
 from functools import cache
+from pathlib import Path
 
 import nltk
+import yaml
 
 from marlhf_lite.tasks.statements import SLOT, slots
 
-_STARTS = "Mar Tol Ben Lis Kor Ven Dar Hel Jor Sam Rin Fal Gre Os Pim Quil Rud Sel Tam Ul Wen Yor Zed Bru".split()
-_PERSON_ENDS = "la ric na ton sie mund ra vin ty lo das mer".split()
-_PLACE_ENDS = "wick ford stead holm bury dale mouth by ness ham gate moor".split()
-
-
-def _cross(starts: list[str], ends: list[str]) -> tuple[str, ...]:
-    return tuple(a + b for a, b in itertools.product(starts, ends))
-
-
+_DATA = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LEXICON: dict[str, tuple[str, ...]] = {
-    "name": _cross(_STARTS, _PERSON_ENDS),
-    "place": _cross(_STARTS, _PLACE_ENDS),
-    "number": tuple(str(i) for i in range(11, 100)),
-    "adjective": tuple(
-        "old new red blue green tiny huge loud cheap clean dusty broken fancy heavy shiny soft purple wooden".split()
-    ),
-    "thing": tuple(
-        "kettle laptop bicycle guitar lamp jacket camera ladder blender mirror drill tent clock piano wallet scarf "
-        "teapot radio printer suitcase".split()
-    ),
-    "animal": tuple("cat dog parrot rabbit turtle hamster goat ferret lizard pony duck hedgehog".split()),
-    "food": tuple("soup lasagna curry pancakes noodles dumplings chili waffles risotto stew omelettes tacos".split()),
-    "venue": tuple("harbor library gym bakery station museum airport market theater clinic stadium cafe".split()),
-    "weekday": tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()),
-    "relation": tuple("sister aunt mother niece brother uncle father nephew cousin boss roommate neighbor".split()),
-}
-_TAGS = {"name": "NNP", "place": "NNP", "number": "CD", "adjective": "JJ", "weekday": "NNP"}
-
-# kind -> bracketed verb phrase; each starts with a verb of its own, which is what the gold scorer looks for.
-FACTS: dict[str, str] = {
-    "move": "(VP (VBD moved) (PP (IN to) (NP {place})))",
-    "job": "(VP (VBD worked) (PP (IN for) (NP {name})))",
-    "pet": "(VP (VBD adopted) (NP (DT a) {adjective} {animal}))",
-    "debt": "(VP (VBD owed) (NP (PRP me)) (NP {number} (NNS dollars)))",
-    "damage": "(VP (VBD broke) (NP (PRP$ my) {adjective} {thing}))",
-    "leave": "(VP (VBD left) (PP (IN on) (NP {weekday})))",
-    "wait": "(VP (VBD waited) (NP {number} (NNS days)))",
-    "meet": "(VP (VBD met) (NP {name}) (PP (IN at) (NP (DT the) {venue})))",
-    "cook": "(VP (VBD cooked) (NP {food}) (PP (IN for) (NP {name})))",
-    "lose": "(VP (VBD lost) (NP (DT the) {adjective} {thing}))",
-    "sell": "(VP (VBD sold) (NP (DT the) {thing}) (PP (IN for) (NP {number} (NNS euros))))",
-    "visit": "(VP (VBD visited) (NP (NP {place}) (PP (IN with) (NP {name}))))",
-}
-WHO = "(NP (PRP$ My) {relation} {name})"
-PRONOUNS = {
-    relation: pronoun
-    for pronoun, group in {
-        "She": "sister aunt mother niece",
-        "He": "brother uncle father nephew",
-        "They": "cousin boss roommate neighbor",
-    }.items()
-    for relation in group.split()
-}
-# Openers stand before a fact in posts only: something a summary has to leave out.
-OPENERS: tuple[str, ...] = (
-    "(ADVP (RB Then))",
-    "(NP (JJ Last) (NN week))",
-    "(PP (IN After) (NP (DT that)))",
-    "(PP (TO To) (VP (VB be) (ADJP (JJ honest))))",
-    "(PP (IN For) (NP (DT some) (NN reason)))",
-    "(PP (IN On) (NP (NN top) (PP (IN of) (NP (DT that)))))",
-)
-FILLERS: tuple[str, ...] = (
-    "(S (ADJP (JJ Sorry) (PP (IN for) (NP (DT the) (JJ long) (NN post)))) (. .))",
-    "(S (NP (PRP I)) (VP (VBP am) (ADJP (JJ new)) (ADVP (RB here))) (. .))",
-    "(S (NP (NNS Thanks)) (PP (IN for) (NP (NN reading))) (. .))",
-    "(S (NP (PRP I)) (VP (VBP do) (RB not) (VP (VB know) (SBAR (WHNP (WP what)) (S (TO to) (VP (VB do)))))) (. .))",
-    "(S (NP (DT This)) (VP (VBZ is) (NP (DT a) (JJ strange) (NN story))) (. .))",
-    "(S (NP (PRP I)) (VP (VBP feel) (ADJP (RB really) (JJ tired)) (PP (IN of) (NP (DT this)))) (. .))",
-    "(S (VP (VB Let) (S (NP (PRP me)) (VP (VB explain)))) (. .))",
-    "(S (NP (DT Any) (NN advice)) (VP (VBZ is) (ADJP (JJ welcome))) (. .))",
-)
+    slot: tuple(start + end for start in _DATA["starts"].split() for end in ends.split())
+    for slot, ends in _DATA["ends"].items()
+}  # slot -> the words that fill it
+LEXICON["number"] = tuple(str(i) for i in range(11, 100))
+LEXICON |= {slot: tuple(words.split()) for slot, words in _DATA["lexicon"].items()}
+FACTS: dict[str, str] = _DATA["facts"]  # kind -> bracketed verb phrase
+WHO, OPENERS, FILLERS, _TAGS = (_DATA[name] for name in ("who", "openers", "fillers", "tags"))
+PRONOUNS = {relation: pronoun for pronoun, group in _DATA["pronouns"].items() for relation in group.split()}
 
 
 @cache

@@ -46,15 +46,6 @@ def parse_part(part: str) -> tuple[int, str, float]:
     return int(found[1]), found[2], float(bool(found[3]))
 
 
-def decisive_token(part: str) -> tuple[int, int] | None:
-    """Return the place of the decisive word in a response, from 0, and the response's tokens, EOS included.
-
-    None where the place is random. Raises `InputError` for an unknown part.
-    """
-    length, place, _ = parse_part(part)
-    return None if place == "random" else ({"first": 0, "last": length}[place], length + 5)
-
-
 def make_prompt(rng: random.Random, lines: int, place: str, forecast: str = "") -> str:
     """Return a forecast, of rain if none is given, with the task that it sets."""
     who, day, forecast = rng.choice(NAMES), rng.choice(DAYS), forecast or rng.choice(RAIN)
@@ -80,15 +71,6 @@ def make_pair(rng: random.Random, lines: int, place: str) -> dict[str, str]:
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _undecided(rows: datasets.Dataset, rng: random.Random) -> datasets.Dataset:
-    """Swap chosen and rejected in every other row: the SFT model is to decide at random."""
-    first = rng.randint(0, 1)
-    swapped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
-    return datasets.Dataset.from_list(
-        [(row, other)[(i + first) % 2] for i, (row, other) in enumerate(zip(rows, swapped, strict=True))]
-    )
-
-
 def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     """Return the task with `size` pairs (default 1000), split as the paper does, 10 % held out.
 
@@ -100,5 +82,11 @@ def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     pairs = [make_pair(rng, length // LINE_TOKENS, place) for _ in range(size or DEFAULT_SIZE)]
     gold = functools.partial(gold_scores, place=place, kappa=kappa)
     task = make_task("tiny-umbrella", pairs, seed, gold=gold)
-    task.splits["sft"] = _undecided(task.splits["sft"], rng)
+    first = rng.randint(0, 1)  # every other row of the SFT part is swapped: its model is to decide at random
+    rows = [_swapped(row) if (i + first) % 2 else row for i, row in enumerate(task.splits["sft"])]
+    task.splits["sft"] = datasets.Dataset.from_list(rows)
     return task
+
+
+def _swapped(row: dict[str, str]) -> dict[str, str]:
+    return row | {"chosen": row["rejected"], "rejected": row["chosen"]}
