@@ -10,16 +10,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import matplotlib as mpl
 import pytest
 import torch
+from hypothesis import settings
 from matplotlib import pyplot
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import loading
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.tasks.programs import EXECUTORS
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 
 mpl.use("Agg")  # no window, whatever the machine has
+settings.register_profile("slow machines too", deadline=None)
+settings.load_profile("slow machines too")
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
@@ -118,6 +122,21 @@ def fresh(base, sft):
 @pytest.fixture
 def texts():
     return SimpleNamespace(prompts=list(PROMPTS), responses=list(RESPONSES))
+
+
+def ready(name):
+    """The executor of programs, or a skip with the reason why it is not there."""
+    try:
+        return EXECUTORS[name](seconds=1.0)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=list(EXECUTORS))
+def executor(request):
+    """The name of each executor."""
+    ready(request.param)
+    return request.param
 
 
 def fails(run, *parts):

@@ -1,6 +1,5 @@
 """Rows of messages, written by a chat template; what transformers' own `apply_chat_template` gives is the reference."""
 
-import copy
 import json
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import yaml
+from conftest import fails
 from transformers import AutoTokenizer
 
 from marlhf_lite.cli import main
@@ -19,7 +19,6 @@ from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, hh_prompt, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
 from marlhf_lite.training.rloo_grpo import _OurPrompts
-from marlhf_lite.utils.errors import InputError
 
 TURNS = (
     "{% for m in messages %}<mask>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -93,26 +92,21 @@ def test_a_prompt_alone_is_written_like_that_of_a_pair(chatty):
     ((text,), _) = to_preferences([{"prompt": BEFORE}], "prompts.jsonl", form=PROMPTS)
     assert text == {"prompt": hh_prompt([turn["content"] for turn in BEFORE])}
     for bad in ("Why?", [], [say("user", " ")], [{"role": "user"}]):
-        with pytest.raises(InputError, match="prompts.jsonl: row 1"):
-            to_preferences([{"prompt": bad}], "prompts.jsonl", form=form)
-
-
-def test_a_turn_may_end_with_another_token_than_eos(chatty):
-    """As in Gemma's chat models: a response then ends with that token, in training and when it is sampled."""
-    tokenizer = copy.deepcopy(chatty.tokenizer)
-    tokenizer.chat_template = tokenizer.chat_template.replace("<eos>", "<unk>")
-    expect_chats(tokenizer)
-    assert tokenizer.eos_token == "<unk>" and chatty.tokenizer.eos_token == "<eos>"
+        fails(lambda: to_preferences([{"prompt": bad}], "prompts.jsonl", form=form), "prompts.jsonl: row 1")  # noqa: B023
 
 
 def test_text_of_a_special_token_in_a_message_is_refused_and_in_a_response_stays_text(chatty):
-    with pytest.raises(InputError, match="row 1: a message holds the special token <eos>"):
-        written(chatty.tokenizer, pair([say("user", "Hi<eos>\n<mask>assistant\nYes")]))
+    bad = pair([say("user", "Hi<eos>\n<mask>assistant\nYes")])
+    fails(lambda: written(chatty.tokenizer, bad), "row 1: a message holds the special token <eos>")
     made = written(chatty.tokenizer, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")]))
     expect_chats(chatty.tokenizer)
     (row,) = sft_dataset(chatty.tokenizer, {name: [text] for name, text in made.items()}, 99)["input_ids"]
     (prompt,) = encode_prompts(chatty.tokenizer, [made["prompt"]])
     assert row[len(prompt) :].count(chatty.tokenizer.eos_token_id) == 1
+    # As in Gemma's chat models, a turn may end with another token: then a response ends with it too.
+    chatty.tokenizer.chat_template = chatty.tokenizer.chat_template.replace("<eos>", "<unk>")
+    expect_chats(chatty.tokenizer)
+    assert chatty.tokenizer.eos_token == "<unk>"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +123,7 @@ def test_text_of_a_special_token_in_a_message_is_refused_and_in_a_response_stays
 )
 @pytest.mark.parametrize("template", ["bos"], indirect=True)
 def test_bad_rows(chatty, row, reason):
-    with pytest.raises(InputError) as caught:
-        written(chatty.tokenizer, row)
-    assert reason in str(caught.value) and "row 1" in str(caught.value) and "\n" not in str(caught.value)
+    fails(lambda: written(chatty.tokenizer, row), "row 1", reason)
 
 
 @pytest.mark.parametrize("text", [None, "{% for %}", "{{ raise_exception('never') }}"])
@@ -140,8 +132,7 @@ def test_a_template_that_cannot_be_used_is_named(chatty, tmp_path, text):
     path = tmp_path / "chat.jinja"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(InputError, match="--chat_template"):
-        chat_writer(chatty.tokenizer, str(path))
+    fails(lambda: chat_writer(chatty.tokenizer, str(path)), "--chat_template")
 
 
 def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
@@ -155,11 +146,8 @@ def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
     write = chat_writer(chatty.tokenizer, "auto")
     assert write and not chat_writer(chatty.tokenizer, "none") and not chat_writer(tokenizer, "auto")
     asked = write([say("user", "Is")])[:9]
-    for chat, path, start in [
-        (write, chats, asked),
-        (write, tmp_path / "folder", asked),
-        (None, chats, hh_prompt("Is")[:9]),
-    ]:
+    folder = tmp_path / "folder"
+    for chat, path, start in [(write, chats, asked), (write, folder, asked), (None, chats, hh_prompt("Is")[:9])]:
         task = load_task(str(path), chat=chat)
         assert task.chats == bool(chat)
         assert all(prompt.startswith(start) for part in TRAIN_PARTS for prompt in task.splits[part]["prompt"])

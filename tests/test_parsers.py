@@ -4,9 +4,9 @@ import copy
 import pickle
 import random
 import shutil
-import stat
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import nltk
@@ -17,11 +17,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import Pieces
 
-from marlhf_lite.config.commands import PPOCommand
 from marlhf_lite.config.options import MacroConfig, ModelConfig
-from marlhf_lite.config.parser import parse
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
-from marlhf_lite.macro import FixedNGram, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base
 from marlhf_lite.parsing import (
     GrammarParser,
@@ -30,7 +27,6 @@ from marlhf_lite.parsing import (
     ParsedSentence,
     Parsing,
     PythonParser,
-    Sentence,
     StanzaParser,
     link_grammar,
 )
@@ -46,18 +42,13 @@ needs_link = pytest.mark.skipif(
 )
 
 
-def check(sentences, text):
+def check(sentences, text, whole=True):
     """Spans in order, leaves that are their own text, all characters but white space in some leaf of a parsed one."""
     check_sentences(sentences, text)
-    for s in sentences:
-        if s.tree is None:
-            continue
+    for s in (s for s in sentences if s.tree is not None):
         words, inside = leaves(s.tree), text[s.start : s.end]
         assert all(isinstance(w, Leaf) and w == inside[w.start : w.end] for w in words)
-        assert "".join("".join(w.split()) for w in words) == "".join(inside.split())
-
-
-# Parts
+        assert not whole or "".join("".join(w.split()) for w in words) == "".join(inside.split())
 
 
 def test_leaf_is_a_string_that_survives_copies():
@@ -76,7 +67,7 @@ def grammar_parser():
 
 
 def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
-    rng, count = random.Random(3), 0
+    rng = random.Random(3)
     for _ in range(60):
         trees = make_summary(rng, make_post(rng), Quality(1.0, 0.2, 0.8))
         text = summary_text(trees)
@@ -84,8 +75,6 @@ def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
         check(found, text)
         assert [s.tree for s in found] == trees
         assert [text[s.start : s.end] for s in found] == list(map(detokenize, trees))
-        count += len(trees)
-    assert count >= 200
 
 
 @pytest.mark.parametrize(
@@ -93,7 +82,6 @@ def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
     [
         ("She moved to Xyzzyville.", "(PP (IN to) (NP (NNP Xyzzyville)))"),  # no such place
         ("He waited 7 days.", "(NP (CD 7) (NNS days))"),
-        ("They met Marla at the gym and met Tolna at the cafe.", "(PP (IN at) (NP (DT the) (NN gym)))"),
         ("My boss Tol visited Marwick with Bruna.", "(NP (NP (NNP Marwick)) (PP (IN with) (NP (NNP Bruna))))"),
         ("She lost the cat.", "(NP (DT the) (NN cat))"),  # no template, but the grammar's
     ],
@@ -111,7 +99,7 @@ def test_grammar_has_no_tree_for_the_rest(grammar_parser, sentence):
     assert all(s.tree is None for s in grammar_parser(sentence))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_grammar_takes_any_text(grammar_parser, text):
     check(grammar_parser(text), text)
@@ -158,9 +146,7 @@ def test_link_takes_any_sentence(link):
     link.prepare([text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")])
     for sentence in ODD_SENTENCES:
         found = link(sentence)
-        check_sentences(found, sentence)
-        for s in found:
-            assert s.tree is None or [sentence[s.start :][w.start : w.end] for w in s.tree.leaves()] == s.tree.leaves()
+        check(found, sentence, whole=False)
         if sentence.startswith(("!", "%")):  # a word to be parsed, not a command
             assert "".join(found[0].tree.leaves()) == sentence
         number = str(len(sentence))
@@ -186,8 +172,7 @@ def test_link_asks_once_for_a_batch(runs, monkeypatch):
     parser = LinkGrammarParser(time_limit=20)
     texts = ["One cat sat. Two cats sat.", "", "Two cats sat.\nThree cats sat. ", "Four cats sat. Five cats sat."]
     parser.prepare(texts)
-    words = ("One cat", "Two cats", "Three cats", "Four cats", "Five cats")
-    assert runs[1:] == [[f"{word} sat." for word in words]]
+    assert runs[1:] == [[f"{word} sat." for word in ("One cat", "Two cats", "Three cats", "Four cats", "Five cats")]]
     for text in texts:
         check(parser(text), text)
         assert all(s.tree is not None for s in parser(text))
@@ -204,20 +189,17 @@ def test_link_gives_up_after_its_time_limit():
     assert [s.tree is None for s in found] == [False, True, False]
 
 
-def fake_command(tmp_path, body):
-    path = tmp_path / "fake-parser"
-    path.write_text(f"#!{sys.executable}\nimport sys, time\n{body}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(1)"])
 def test_link_sentences_without_a_reply_have_no_tree(tmp_path, monkeypatch, end):
-    body = f"""for line in sys.stdin:
-        if "stop" in line:
-            {end}
-        print("walls set to 0" if line[0] == "!" else f"(S {{line.strip()}})", flush=True)"""
-    parser = LinkGrammarParser(command=fake_command(tmp_path, body))
+    command = tmp_path / "fake-parser"
+    command.write_text(f"""#!{sys.executable}
+import sys, time
+for line in sys.stdin:
+    if "stop" in line:
+        {end}
+    print("walls set to 0" if line[0] == "!" else f"(S {{line.strip()}})", flush=True)""")
+    command.chmod(0o755)
+    parser = LinkGrammarParser(command=str(command))
     monkeypatch.setattr(link_grammar, "START_SECONDS", 0.1)
     found = parser("Fine. Do stop. Never asked.")
     assert [s.tree is None for s in found] == [False, True, True]
@@ -228,9 +210,9 @@ def test_link_sentences_without_a_reply_have_no_tree(tmp_path, monkeypatch, end)
 
 
 def test_link_replies_are_read():
-    reply = "(S (NP the cat.n)\n   (VP sat.v-d\n       (PP on\n (NP the mat.n)))\n   .)\n\n(S (NP second))"
+    reply = "\n(S (NP the cat.n) (VP sat.v-d (PP on (NP the mat.n))) .)\n\n(S (NP second))"
     assert read_constituents(reply).leaves() == ["the", "cat.n", "sat.v-d", "on", "the", "mat.n", "."]
-    assert read_constituents("(ADJP (S (NP it)\n .))\n\n").leaves() == ["it", "."]
+    assert read_constituents("(ADJP (S (NP it) .))\n\n").leaves() == ["it", "."]
     for none in ("", "No linkages\n", "(S (NP the", "(S"):
         assert read_constituents(none) is None
     words = ["the", "asdf{?}.n", "{of}", "12.5{!}", "Mr..x", "'s.v", "{", "{}}", "U.S", ".", "....v"]
@@ -257,19 +239,19 @@ def stanza_sentence(tokens, bracket):
         pairs = [(w, None, None) if isinstance(w, str) else w for w in words]
         words = [SimpleNamespace(text=t, start_char=a, end_char=b) for t, a, b in pairs]
         made.append(SimpleNamespace(start_char=start, end_char=end, words=words))
-    tree = bracket and tree_of(nltk.Tree.fromstring(bracket))
-    return SimpleNamespace(tokens=made, constituency=tree)
+    return SimpleNamespace(tokens=made, constituency=bracket and tree_of(nltk.Tree.fromstring(bracket)))
 
 
-def test_stanza_sentences_are_read():
+@pytest.mark.parametrize(
+    ("words", "spans"),
+    [(["do", "n't"], [(2, 7), (7, 7)]), ([("do", 4, 6), ("n't", 6, 9)], [(2, 4), (4, 7)])],  # as newer models do
+)
+def test_stanza_sentences_are_read(words, spans):
     bracket = "(ROOT (S (NP (PRP I)) (VP (VBP do) (RB n't) (VP (VB go))) (. .)))"
-    tokens = [(2, 3, [("I", 2, 3)]), (4, 9, ["do", "n't"]), (10, 12, [("go", 10, 12)]), (12, 13, [(".", 12, 13)])]
+    tokens = [(2, 3, [("I", 2, 3)]), (4, 9, words), (10, 12, [("go", 10, 12)]), (12, 13, [(".", 12, 13)])]
     got = read_sentence(stanza_sentence(tokens, bracket))
     assert (got.start, got.end, got.tree.pformat(margin=99)) == (2, 13, bracket)
-    assert [(w.start, w.end) for w in got.tree.leaves()] == [(0, 1), (2, 7), (7, 7), (8, 10), (10, 11)]
-    tokens[1] = (4, 9, [("do", 4, 6), ("n't", 6, 9)])  # newer models give words spans of their own
-    spans = [(w.start, w.end) for w in read_sentence(stanza_sentence(tokens, bracket)).tree.leaves()]
-    assert spans == [(0, 1), (2, 4), (4, 7), (8, 10), (10, 11)]
+    assert [(w.start, w.end) for w in got.tree.leaves()] == [(0, 1), *spans, (8, 10), (10, 11)]
     assert read_sentence(stanza_sentence(tokens, None)) == ParsedSentence(2, 13, None)
     assert read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
 
@@ -294,7 +276,7 @@ def test_python_program(python):
     assert found.tree.leaves()[:6] == ["def", "f", "(", "x", ")", ":"] and "# twice" in found.tree.leaves()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(st.text(max_size=80), st.text("()[]{}:=\n\t #'\"\\fordef xé0😀", max_size=80)))
 @example("(" * 3000)
 @example("\ud800 = 1")
@@ -302,10 +284,8 @@ def test_python_program(python):
 @example("\x00")
 def test_python_takes_any_text(python, text):
     found = python(text)
-    check_sentences(found, text)
+    check(found, text, whole=False)
     assert len(found) == bool(text.strip())
-    for s in found:
-        assert all(w == text[w.start : w.end] for w in leaves(s.tree))
 
 
 def test_python_cuts_at_statements(python, tokenizer):
@@ -336,36 +316,7 @@ def test_a_parser_that_is_not_there_says_what_to_install(monkeypatch, tmp_path, 
     if module:
         monkeypatch.setitem(sys.modules, module, None)
     fails(lambda: make_rule(MacroConfig(termination="parsing", parser=name)), *parts)
-
-
-def test_a_parser_that_does_not_work_says_so(monkeypatch, tmp_path):
-    def missing(*arguments, **options):
-        raise FileNotFoundError("no\nmodel")
-
-    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace(Pipeline=missing))
-    fails(StanzaParser, "parser stanza", "FileNotFoundError", "stanza.download")
-    fails(lambda: LinkGrammarParser(command=fake_command(tmp_path, "sys.exit(1)")), "parser link", "dictionary")
-
-
-# Names on the command line
-
-
-@pytest.mark.parametrize(
-    ("flags", "rule"),
-    [
-        ([], FixedNGram(5)),
-        (["--termination", "randomized"], RandomizedNGram(seed=7)),
-        (["--termination", "whole"], Whole()),
-        (["--termination", "perplexity"], Perplexity("macro")),
-        (["--termination", "perplexity", "--perplexity_rule", "prefix"], Perplexity("prefix")),
-        (["--termination", "sentence"], Sentence()),
-        (["--termination", "parsing"], Parsing(GrammarParser())),
-        (
-            ["--termination", "parsing", "--parser", "grammar", "--cutoff", "5"],
-            Parsing(GrammarParser(), 5),
-        ),
-    ],
-)
-def test_options_name_every_rule(flags, rule):
-    made = make_rule(parse("ppo", flags, PPOCommand).macro, seed=7)
-    assert repr(made) == repr(rule) and type(made) is type(rule)
+    if name == "stanza":  # there, without a model
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(Pipeline=lambda *_, **options: Path("x").read_text()))
+        fails(StanzaParser, "parser stanza", "FileNotFoundError", "stanza.download")
+    fails(lambda: LinkGrammarParser(command="/bin/false"), "parser link", "dictionary")

@@ -2,7 +2,9 @@
 
 import itertools
 import random
+import re
 import time
+from types import SimpleNamespace
 
 import nltk
 import pytest
@@ -41,23 +43,25 @@ def words_of(rule, tokenizer, *rows):
     return [["".join(tokenizer.decode([i]) for i in r[a:b]) for a, b in s] for r, s in zip(rows, macro.spans())]
 
 
-def trees(*brackets):
-    """A parser with these trees, by their words; other sentences have none."""
-    known = {"".join(tree.leaves()): tree for tree in map(nltk.Tree.fromstring, brackets)}
+def places(words, text):
+    """Where these words stand in the text, one behind the other."""
+    spans, end = [], 0
+    for word in words:
+        start = text.index(word, end)
+        end = start + len(word)
+        spans.append((start, end))
+    return spans
 
-    def parse(text):
-        found = []
-        for start, end in split_sentences(text):
-            sentence, spans, place = text[start:end], [], 0
-            tree = known.get(sentence.replace(" ", ""))
-            for word in tree.leaves() if tree else ():
-                place = sentence.index(word, place)
-                spans.append((place, place + len(word)))
-                place += len(word)
-            found.append(ParsedSentence(start, end, tree and place_leaves(tree, spans, tree.leaves())))
-        return found
 
-    return parse
+def trees(bracket):
+    """A parser with this tree, by its words; other sentences have none."""
+    tree = nltk.Tree.fromstring(bracket)
+    words = tree.leaves()
+
+    def read(sentence):
+        return place_leaves(tree, places(words, sentence), words) if words == re.findall(r"\w+|\.", sentence) else None
+
+    return lambda text: [ParsedSentence(start, end, read(text[start:end])) for start, end in split_sentences(text)]
 
 
 CAT = "(S (NP (DT The) (NN cat)) (VP (VBD sat) (PP (IN on) (NP (DT the) (NN mat)))) (. .))"
@@ -72,14 +76,11 @@ CAT_TOKENS = ["The", " cat", " sat", " on", " the", " mat", "."]
     ("cutoff", "inclusive", "expected"),
     [
         (1, False, ["The cat sat on the mat."]),  # single leaves join what stands before them, all the way
-        (2, False, ["The cat sat on the mat."]),
         (3, False, ["The cat sat on", " the mat."]),
         (4, False, ["The cat sat", " on the mat."]),
         (4, True, ["The cat", " sat on the mat."]),
-        (5, False, ["The cat", " sat on the mat."]),
         (7, False, ["The cat", " sat on the mat."]),
         (7, True, ["The cat sat on the mat."]),
-        (8, False, ["The cat sat on the mat."]),
     ],
 )
 def test_cutoff_by_hand(cutoff, inclusive, expected):
@@ -89,39 +90,30 @@ def test_cutoff_by_hand(cutoff, inclusive, expected):
 
 def test_token_over_two_leaves_belongs_to_the_first():
     # "cat sat" is the noun phrase's: three tokens are left to the verb phrase, and "at the" is "on"'s
-    tokens = Pieces("The", " cat sat", " on the", " mat", ".")
-    assert words_of(Parsing(trees(CAT), 4), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
-    assert words_of(Parsing(trees(CAT), 3), tokens, [0, 1, 2, 3, 4]) == [["The cat sat", " on the mat."]]
-    # one token over everything but the full stop: nothing is left to the other leaves
-    assert words_of(Parsing(trees(CAT), 2), Pieces("The cat sat on the mat", "."), [0, 1]) == [
-        ["The cat sat on the mat."]
-    ]
-    # a node of several leaves that share one token is no single leaf: it does not join
-    assert words_of(Parsing(trees(CAT), 2), Pieces("The", " cat", " sat", " on", " the mat", "."), [*range(6)]) == [
-        ["The cat sat on", " the mat."]
-    ]
+    for cutoff, tokens, expected in [
+        (4, ["The", " cat sat", " on the", " mat", "."], ["The cat sat", " on the mat."]),
+        (3, ["The", " cat sat", " on the", " mat", "."], ["The cat sat", " on the mat."]),
+        # one token over everything but the full stop: nothing is left to the other leaves
+        (2, ["The cat sat on the mat", "."], ["The cat sat on the mat."]),
+        # a node of several leaves that share one token is no single leaf: it does not join
+        (2, ["The", " cat", " sat", " on", " the mat", "."], ["The cat sat on", " the mat."]),
+    ]:
+        assert words_of(Parsing(trees(CAT), cutoff), Pieces(*tokens), range(len(tokens))) == [expected]
 
 
 def test_end_of_text_and_other_tokens_without_text():
     tokenizer = small_tokenizer("byte_level")
     eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
-    one = [tokenizer(w, add_special_tokens=False)["input_ids"] for w in CAT_TOKENS]
-    assert all(len(ids) == 1 for ids in one)
-    ids = [i for (i,) in one]
+    ids = [i for (i,) in tokenizer(CAT_TOKENS, add_special_tokens=False)["input_ids"]]
     cat = Parsing(trees(CAT), 5)
     assert words_of(cat, tokenizer, [*ids, eos]) == [["The cat", " sat on the mat.<eos>"]]
     # not counted: seven tokens with text stay below 8, whatever stands around them
-    assert words_of(Parsing(trees(CAT), 8), tokenizer, [bos, *ids, eos, eos]) == [
-        ["<bos>The cat sat on the mat.<eos><eos>"]
-    ]
+    (whole,) = words_of(Parsing(trees(CAT), 8), tokenizer, [bos, *ids, eos, eos])
+    assert whole == ["<bos>The cat sat on the mat.<eos><eos>"]
     assert words_of(cat, tokenizer, [bos, *ids[:2], bos, *ids[2:]]) == [["<bos>The cat<bos>", " sat on the mat."]]
     assert words_of(cat, tokenizer, [eos], [], [bos, eos]) == [["<eos>"], [], ["<bos>", "<eos>"]]
-    assert words_of(Sentence(), tokenizer, [*ids, eos], [eos], [], [bos, *ids, eos]) == [
-        ["The cat sat on the mat.<eos>"],
-        ["<eos>"],
-        [],
-        ["<bos>The cat sat on the mat.<eos>"],
-    ]
+    found = words_of(Sentence(), tokenizer, [eos], [], [bos, *ids, eos])
+    assert found == [["<eos>"], [], ["<bos>The cat sat on the mat.<eos>"]]
 
 
 # Falling back
@@ -130,9 +122,13 @@ def test_end_of_text_and_other_tokens_without_text():
 def test_sentence_without_a_tree_is_cut_at_every_token():
     tokens = Pieces("It", " slept", ".", " Gr", "mpf", " x", " <eos>", " It")
     rule = Parsing(trees(DOG), 4)
+    rule.check()  # nothing was parsed yet
     got = words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 7, 1, 2], [3, 4, 2], [7, 1, 2])
     assert got == [["It slept.", " Gr", "mpf", ".", " It slept."], [" Gr", "mpf", "."], [" It slept."]]
-    assert rule.metrics()["fallback_rate"] == 2 / 5
+    assert rule.metrics()["fallback_rate"] == rule.fallback_rate == 2 / 5
+    rule.check()
+    words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 3, 2])
+    fails(rule.check, "function", "67%", "--parser link")  # mostly token-level PPO in disguise
     # a single leaf joins the token before it, also where that one fell back
     assert words_of(Parsing(trees(DOG), 2), tokens, [3, 4, 2, 7, 1, 2]) == [[" Gr", "mpf", ". It slept."]]
     assert rule.metrics()["parse_milliseconds"] >= 0
@@ -153,12 +149,7 @@ def test_text_that_no_sentence_covers_falls_back():
 
 def owners_of(trees, text, offsets):
     """For each token the number of its leaf. `offsets` are the tokenizer's own."""
-    leaves, place = [], 0
-    for tree in trees:
-        for word in tree.leaves():
-            place = text.index(word, place)
-            leaves.append((place, place + len(word)))
-            place += len(word)
+    leaves = places([word for tree in trees for word in tree.leaves()], text)
 
     def owner(token):
         a, b = offsets[token]
@@ -179,19 +170,15 @@ def reference(trees, owners, cutoff, inclusive):
         nonlocal next_leaf
         count = len(node.leaves()) if isinstance(node, nltk.Tree) else 1
         mine = [t for t, o in enumerate(owners) if next_leaf <= o < next_leaf + count]
-        if count == 1:
-            if mine and actions:
-                actions[-1] += mine
-            elif mine:
-                actions.append(mine)
-            next_leaf += 1
-        elif len(mine) < cutoff or (inclusive and len(mine) == cutoff):
-            if mine:
-                actions.append(mine)
-            next_leaf += count
-        else:
+        if count > 1 and len(mine) >= cutoff and not (inclusive and len(mine) == cutoff):
             for child in node:
                 visit(child)
+            return
+        if mine and actions and count == 1:
+            actions[-1] += mine
+        elif mine:
+            actions.append(mine)
+        next_leaf += count
 
     for tree in trees:
         visit(tree)
@@ -200,12 +187,10 @@ def reference(trees, owners, cutoff, inclusive):
 
 @pytest.fixture(scope="module")
 def corpus():
-    """Trees and text of responses with more than 200 sentences."""
-    rng, made = random.Random(11), []
-    while sum(len(trees) for trees, _ in made) < 200:
-        trees = make_summary(rng, make_post(rng), Quality(0.9, 0.1, 0.6))
-        made.append((trees, summary_text(trees)))
-    return made
+    """Trees and text of responses."""
+    rng = random.Random(11)
+    made = [make_summary(rng, make_post(rng), Quality(0.9, 0.1, 0.6)) for _ in range(50)]
+    return [(trees, summary_text(trees)) for trees in made]
 
 
 @pytest.mark.parametrize("name", ["embedded", "byte_level", "byte_fallback", "merged_spaces"])
@@ -213,8 +198,7 @@ def corpus():
 def test_generated_sentences_are_cut_as_the_reference_cuts_them(corpus, tokenizer, name, inclusive):
     tokenizer = tokenizer if name == "embedded" else small_tokenizer(name)
     coded = tokenizer([text for _, text in corpus], add_special_tokens=False, return_offsets_mapping=True)
-    rows = [[*ids, tokenizer.eos_token_id] for ids in coded["input_ids"]]
-    mask, ids = batch(rows)
+    mask, ids = batch([[*ids, tokenizer.eos_token_id] for ids in coded["input_ids"]])
     parser = GrammarParser()
     owners = [owners_of(*made, offsets) for made, offsets in zip(corpus, coded["offset_mapping"])]
     for cutoff in (1, 2, 4, 5, 6, 9, 17, 40):
@@ -257,7 +241,7 @@ def random_parser(seed):
 texts = st.one_of(st.text(max_size=40), st.text("ab. \n!?é😀'", max_size=60))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(texts, min_size=1, max_size=4), st.integers(0, 99), st.integers(1, 12), st.booleans(),
     st.sampled_from(NAMES), st.data(),
@@ -307,13 +291,8 @@ def test_pieces_of_one_character_share_its_span():
 
 def test_reading_costs_no_decode_once_pairs_are_known(tokenizer):
     calls = []
-
-    class Counting:
-        def decode(self, ids, **options):
-            calls.append(len(ids))
-            return tokenizer.decode(ids, **options)
-
-    read, ids = TokenText(Counting()), tokenizer("My sister moved. " * 200)["input_ids"]
+    counting = SimpleNamespace(decode=lambda ids, **more: calls.append(len(ids)) or tokenizer.decode(ids, **more))
+    read, ids = TokenText(counting), tokenizer("My sister moved. " * 200)["input_ids"]
     text, spans = read(ids)
     assert len(spans) == len(ids) > 1000 and len(calls) < 100 and max(calls) <= 3
     known = len(calls)
@@ -330,13 +309,11 @@ def test_reading_costs_no_decode_once_pairs_are_known(tokenizer):
         ("  One.\n\nTwo\nThree.  ", ["One.", "Two", "Three."]),
         ('He said "No." Then he left.', ['He said "No."', "Then he left."]),
         ("Mr. Smith, e.g. J. Doe (the U.S. vs. all). Yes.", ["Mr. Smith, e.g. J. Doe (the U.S. vs. all).", "Yes."]),
-        ("It costs 3.50 dollars. 1,000 of them.", ["It costs 3.50 dollars.", "1,000 of them."]),
         ("Well... maybe. Wait... No?!", ["Well... maybe.", "Wait...", "No?!"]),
         ("1. First\n2. Second. third", ["1. First", "2. Second.", "third"]),
         ("So am I. You too", ["So am I.", "You too"]),
         ("At 5 p.m. on Monday, etc. Then", ["At 5 p.m. on Monday, etc.", "Then"]),
-        ("a.b.c. d", ["a.b.c.", "d"]),
-        ("", []),
+        ("a.b.c. d3.50", ["a.b.c.", "d3.50"]),
         (" \n ", []),
         ("...", ["..."]),
     ],
@@ -345,7 +322,7 @@ def test_sentences(text, expected):
     assert [text[a:b] for a, b in split_sentences(text)] == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts)
 def test_sentences_lose_only_white_space(text):
     spans = split_sentences(text)
@@ -378,33 +355,14 @@ def test_parsing_in_the_background_gives_the_same_and_parses_each_text_once(corp
     assert torch.equal(rule(mask, **context).ids, plain.ids)
     rule.prepare(mask[:3], token_ids=ids[:3], tokenizer=tokenizer)
     assert torch.equal(rule(mask, **context).ids, plain.ids)
-    none = Parsing(inner, background=False)
-    none.prepare(mask, **context)
-    assert torch.equal(none(mask, **context).ids, plain.ids)
 
-
-def test_an_error_in_the_background_arrives():
     def broken(text):
         raise RuntimeError("no")
 
-    rule, mask = Parsing(broken, background=True), torch.ones(1, 1, dtype=torch.bool)
-    context = {"token_ids": torch.zeros(1, 1).long(), "tokenizer": Pieces("a")}
+    rule = Parsing(broken, background=True)
     rule.prepare(mask, **context)
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(RuntimeError, match="no"):  # an error in the background arrives
         rule(mask, **context)
-
-
-def test_mostly_fallbacks_are_refused():
-    """The embedded grammar on other text is token-level PPO in disguise."""
-    rule = Parsing(GrammarParser())
-    rule.check()  # nothing was parsed yet
-    tokens = Pieces("It", " slept", ".", " Gr", "mpf", " She", " left", " on", " Monday", ".")
-    words_of(rule, tokens, [0, 1, 2, 3, 4])
-    assert rule.fallback_rate == 1
-    fails(rule.check, "GrammarParser", "100%", "--parser link")
-    words_of(rule, tokens, [0, 1, 2, 5, 6, 7, 8, 9])
-    assert rule.fallback_rate == 0.5
-    rule.check()
 
 
 MASK, IDS, X = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2).long(), Pieces("x")
@@ -437,8 +395,7 @@ def test_faults_name_the_argument_or_the_response(run, part):
 def test_empty_batches(rule):
     assert isinstance(rule, TerminationRule)
     for shape in ((0, 0), (0, 4), (2, 0), (2, 4)):
-        mask = torch.zeros(shape, dtype=torch.bool)
-        macro = rule(mask, token_ids=torch.zeros(shape).long(), tokenizer=X, ref_logprobs=None, step=2)
+        macro = rule(torch.zeros(shape, dtype=torch.bool), token_ids=torch.zeros(shape).long(), tokenizer=X, step=2)
         assert macro.spans() == [[]] * shape[0]
 
 

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from conftest import fails
-from test_programs_attacks import ready
+from conftest import fails, ready
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
@@ -45,17 +44,11 @@ def problems(tmp_path_factory):
     return written(tmp_path_factory.mktemp("apps") / "problems.jsonl", [apps(i) for i in range(30)])
 
 
-@pytest.fixture(params=["monty", "bubblewrap"])
-def config(request):
-    ready(request.param)
-    return ProgramConfig(executor=request.param)
-
-
 # Rewards of texts
 
 
-def test_solutions_pass_and_others_do_not(problems, config):
-    task = with_tests(load_task(problems), config)
+def test_solutions_pass_and_others_do_not(problems, executor):
+    task = with_tests(load_task(problems), ProgramConfig(executor=executor))
     rows = task.splits["ppo"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * len(rows)
     reward = text_reward("tests", task)
@@ -72,18 +65,12 @@ def test_solutions_pass_and_others_do_not(problems, config):
     assert (shares["share_compile_error"], shares["share_passed"]) == (0.25, 0.25)
 
 
-def test_humaneval_file(tmp_path, config):
-    rows = [
-        {
-            "task_id": f"HumanEval/{i}",
-            "prompt": f'def inc(x):\n    """Add {i}."""\n',
-            "canonical_solution": f"    return x + {i}\n",
-            "test": f"\n\nMETADATA = {{}}\n\n\ndef check(candidate):\n    assert candidate(1) == {1 + i}\n",
-            "entry_point": "inc",
-        }
-        for i in range(12)
-    ]
-    task = with_tests(load_task(written(tmp_path / "humaneval.jsonl", rows)), config)
+def test_humaneval_file(tmp_path, executor):
+    columns = ("prompt", "canonical_solution", "test", "entry_point")
+    head, test = 'def inc(x):\n    """Add {i}."""\n', "\n\nMETADATA = {}\n\n\ndef check(candidate):\n    assert "
+    texts = [(head.format(i=i), f"    return x + {i}\n", f"{test}candidate(1) == {1 + i}\n", "inc") for i in range(12)]
+    rows = [dict(zip(columns, row)) for row in texts]
+    task = with_tests(load_task(written(tmp_path / "humaneval.jsonl", rows)), ProgramConfig(executor=executor))
     part = task.splits["ppo"]
     assert task.gold(part["prompt"], part["chosen"]) == [1.0] * len(part)
     assert task.gold(part["prompt"][:1], ["\n    return None"]) == [0.0]
@@ -92,26 +79,16 @@ def test_humaneval_file(tmp_path, config):
 # Bad problems
 
 
-def changed(**columns):
-    return [apps(i) if i % 10 else apps(i) | columns for i in range(30)]
-
-
-def test_problems_without_tests_are_counted(tmp_path):
-    ready("monty")
-    task = with_tests(load_task(written(tmp_path / "a.jsonl", changed(input_output=""))), ProgramConfig())
-    assert 0 < task.counts["no_tests"] <= 3
-    assert task.counts["no_tests"] + task.counts["ppo"] + task.counts["test"] == 30 - task.counts["sft"]
-    none = load_task(written(tmp_path / "b.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
-    fails(lambda: with_tests(none, ProgramConfig()), "no problem of the part ppo has tests")
-
-
-def test_tests_that_do_not_parse(tmp_path):
+def test_problems_without_good_tests_are_counted(tmp_path):
     ready("monty")
     broken = {"input_output": '{"inputs": ["1"]}'}
-    task = load_task(written(tmp_path / "a.jsonl", [apps(i) | broken for i in range(20)]))
-    fails(lambda: with_tests(task, ProgramConfig()), "problem 'QUESTION: Add ", "--bad_rows drop")
-    half = written(tmp_path / "b.jsonl", changed(**broken))
-    assert 0 < with_tests(load_task(half), ProgramConfig(), "drop").counts["bad_tests"] <= 3
+    for name, columns in (("no_tests", {"input_output": ""}), ("bad_tests", broken)):
+        some = load_task(written(tmp_path / "some.jsonl", [apps(i) | (columns if i % 10 else {}) for i in range(30)]))
+        counts = with_tests(some, ProgramConfig(), "drop").counts
+        assert counts[name] > 0 and counts[name] + counts["ppo"] + counts["test"] == 30 - counts["sft"]
+    none = load_task(written(tmp_path / "none.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
+    fails(lambda: with_tests(none, ProgramConfig()), "no problem of the part ppo has tests")
+    fails(lambda: with_tests(some, ProgramConfig()), "problem 'QUESTION: Add ", "--bad_rows drop")
 
 
 def test_a_task_without_tests(tmp_path):
@@ -124,26 +101,15 @@ def test_a_task_without_tests(tmp_path):
 # Through the pipeline
 
 
-@pytest.mark.parametrize("command", ["rloo", "grpo"])
-def test_groups_with_unit_tests(problems, tiny, sft, tmp_path, command):
-    ready("monty")
-    common = ["--dataset", problems, "--model", tiny.model, "--reward", "tests", "--output_dir", str(tmp_path / "run")]
-    small = "--updates 1 --batch_size 4 --micro_batch_size 4 --max_response_length 12 --num_generations 2".split()
-    assert main([command, "--sft", str(sft), *common, *small]) == 0
-    (row,) = RunFolder.open(tmp_path / "run" / command).metrics()
-    assert sum(row[name] for name in SHARES) == pytest.approx(1.0) and -1 <= row["rm_score_mean"] <= 1
-
-
-@pytest.mark.parametrize("reward", ["tests", "gold"])
-def test_ppo_with_macro_actions_of_python(problems, tiny, sft, tmp_path, reward):
+def test_ppo_with_macro_actions_of_python(problems, tiny, sft, tmp_path):
     """Most texts of a random model are no programs: the parser cuts them all the same."""
     ready("monty")
-    common = ["--dataset", problems, "--model", tiny.model, "--reward", reward, "--output_dir", str(tmp_path / "run")]
+    common = ["--dataset", problems, "--model", tiny.model, "--reward", "gold", "--output_dir", str(tmp_path / "run")]
     small = "--updates 1 --batch_size 4 --micro_batch_size 4 --max_response_length 12 --critic_init sft".split()
     rule = "--termination parsing --parser python".split()
     assert main(["ppo", "--sft", str(sft), *common, *small, *rule]) == 0
     (row,) = RunFolder.open(tmp_path / "run" / "ppo").metrics()
-    assert ("share_passed" in row) == (reward == "tests") and 0 <= row["gold_mean"] <= 1
+    assert "share_passed" not in row and 0 <= row["gold_mean"] <= 1
 
 
 @pytest.mark.long
@@ -154,11 +120,8 @@ def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tin
     common = ["--preset", "codegemma-2b/apps", "--dataset", problems, "--model", tiny.model]
     # The preset counts passes over the prompts; --updates wins over them.
     assert main(["run", *common, *SMALL, "--output_dir", str(run)]) == 0
-    shown = capsys.readouterr().out
     (row,) = RunFolder.open(run / "ma-ppo").metrics()
-    assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
-    assert 0 <= row["gold_mean"] <= 1 and not (run / "rm").exists()
-    assert "| SFT | all | " in shown and "pass@1" in shown
+    assert sum(row[name] for name in SHARES) == pytest.approx(1.0) and not (run / "rm").exists()
     table = json.loads((run / "pass.json").read_text())
     assert {line["method"] for line in table} == {"SFT", "MA-PPO"}
     assert table[-1]["difficulty"] == "all" and table[-1]["problems"] == 3

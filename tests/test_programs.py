@@ -6,10 +6,9 @@ import sys
 
 import pandas as pd
 import pytest
-from conftest import fails
+from conftest import fails, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_programs_attacks import ready
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k, pass_rates, pass_table
 from marlhf_lite.evaluation.scores import prompt_ids
@@ -31,12 +30,6 @@ ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]
 LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
 
 
-@pytest.fixture(params=list(EXECUTORS))
-def executor(request):
-    ready(request.param)
-    return request.param
-
-
 # Outcomes
 
 
@@ -47,20 +40,16 @@ def executor(request):
         ("def add(a, b):\n    return a * b", ADD, "ran", [0, 0, 1]),
         ("\ndef add(a, b):\n    print('noise')\n    return a + b", ADD, "ran", [1, 1, 1]),
         ("class Solution:\n    def add(self, a, b):\n        return a + b", ADD, "ran", [1, 1, 1]),
-        ("def add(a, b):\n    return 12 // a if a else 0", ADD, "ran", [0, 0, 1]),
         ("def add(a, b):\n    return [7][b - 4] if b else 0 // a", ADD, "runtime_error", [1, 0, 0]),
         ("def add(a, b):\n    return str(a + b)", ADD, "ran", [0, 0, 0]),
         ("def add(a, b)\n    return a + b", ADD, "compile_error", [0, 0, 0]),
         ("def plus(a, b):\n    return a + b", ADD, "runtime_error", [0, 0, 0]),
-        ("1 / 0", ADD, "runtime_error", [0, 0, 0]),
         ("def add(a, b):\n    while a:\n        pass\n    return 0", ADD[::-1], "timeout", [1, 0, 0]),
         ("a, b = map(int, input().split())\nprint(a + b)", LINES, "ran", [1, 1]),
         ("if __name__ == '__main__':\n    print(7)", LINES, "ran", [1, 0]),
         ("print(7 if input() == '3 4' else 1 / 0)", LINES, "runtime_error", [1, 0]),
         ("input()\ninput()\nprint(7)", [LINES[1]], "runtime_error", [0]),
-        ("print(7", LINES, "compile_error", [0, 0]),
         ("x" * (PROGRAM_CHARACTERS + 1), ADD, "unsupported", [0, 0, 0]),
-        ("#" * 10**6, LINES, "unsupported", [0, 0]),
     ],
 )
 def test_outcomes(executor, program, tests, status, passed):
@@ -68,14 +57,11 @@ def test_outcomes(executor, program, tests, status, passed):
     assert (outcome.status, outcome.passed) == (status, list(map(bool, passed)))
 
 
-def test_what_monty_lacks_is_told_apart_from_faults():
+def test_what_monty_lacks_is_told_apart_from_faults_and_bubblewrap_is_cpython():
     ready("monty")
     for program in ("import heapq", "def add(a, b):\n    yield a", "import sys\nsys.stdin.read()", "x = compile"):
         assert run_tests(program, ADD, "monty").status == "unsupported"
     assert run_tests("x = conpile", ADD, "monty").status == "runtime_error"
-
-
-def test_bubblewrap_is_cpython():
     ready("bubblewrap")
     program = "import heapq, sys\ndef nth():\n    yield from sorted(map(int, sys.stdin.read().split()))\n"
     program += "print(heapq.nsmallest(1, nth())[0])\nsys.exit(0)"
@@ -90,16 +76,19 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES)
-def test_values_come_back_as_they_are(value):
-    """The encoding itself, which is this project's own code and harmless, against a value of its own."""
+def encode(value):
+    """The encoding itself is this project's own code, and harmless."""
     scope = {}
     exec(ENCODE, scope)
-    assert same(value, decode(scope["marlhf_encode"](value)))
-    assert same(decode(scope["marlhf_encode"](value)), value)
+    return scope["marlhf_encode"](value)
 
 
-@settings(max_examples=10, deadline=None)
+@given(VALUES)
+def test_values_come_back_as_they_are(value):
+    assert same(value, decode(encode(value))) and same(decode(encode(value)), value)
+
+
+@settings(max_examples=10)
 @given(values=st.lists(VALUES, min_size=1, max_size=5))
 def test_values_go_through_a_sandbox_as_they_are(values):
     for name in EXECUTORS:
@@ -130,14 +119,10 @@ NO_VALUES = ("", "[", "7x", '["int"]', '["int","q"]', '["none"]', '["dict",1]', 
 def test_what_is_no_value_equals_nothing():
     """Nor do keys that collide: a dictionary of them would take time that grows with the square of their number."""
     collide = [k * (2**61 - 1) for k in range(1, 3000)]
-    assert len(set(map(hash, collide[:50]))) == 1
-    text = '["set"' + "".join(f',["int","{k:#x}"]' for k in collide) + "]"
-    for none in (*NO_VALUES, text):
+    for none in (*NO_VALUES, encode(set(collide))):
         assert decode(none) is NO_OUTPUT and not same(None, NO_OUTPUT)
-    scope = {}
-    exec(ENCODE, scope)
     for value in (dict.fromkeys(collide[:50], 1), set(range(3000))):
-        assert decode(scope["marlhf_encode"](value)) == value
+        assert decode(encode(value)) == value
 
 
 def test_comparison():
@@ -195,9 +180,8 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
 def test_apps_of_both_kinds(executor):
     calls = read_problem(json.dumps({"fn_name": "f", "inputs": [[[1, 2]], [[5]]], "outputs": [[3], [5]]}))
     assert calls.tests[0] == Test([[1, 2]], [3], "f", unwrap=True)
-    assert run_tests("def f(x):\n    return sum(x)", calls.tests, executor).passed == [True, True]
-    assert run_tests("def f(x):\n    return [sum(x)]", calls.tests, executor).passed == [True, True]
-    assert run_tests("def f(x):\n    return [[sum(x)]]", calls.tests, executor).passed == [False, False]
+    for value, passed in (("sum(x)", True), ("[sum(x)]", True), ("[[sum(x)]]", False)):
+        assert run_tests(f"def f(x):\n    return {value}", calls.tests, executor).passed == [passed] * 2
     streams = read_problem('{"inputs": ["1\\n2\\n", ["3", "4"]], "outputs": ["3\\n", ["7"]]}')
     assert streams.tests[1] == Test("3\n4", "7")
     assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [True, True]
@@ -232,16 +216,13 @@ def test_humaneval(executor):
     ("text", "words"),
     [
         ("", "not JSON"),
-        ("{", "not JSON"),
         ("[1]", "not a JSON object"),
         ("[" * 10**5, "not JSON"),
         ("{}", "two lists of one length"),
         ('{"inputs": [], "outputs": []}', "no tests"),
-        ('{"inputs": ["1"], "outputs": []}', "two lists of one length"),
         ('{"inputs": [1], "outputs": ["1"]}', "are texts"),
         ('{"fn_name": "f", "inputs": ["1"], "outputs": ["1"]}', "a list of arguments"),
         ('{"fn_name": "f(); g", "inputs": [[]], "outputs": [1]}', "not the name of a function"),
-        ('{"fn_name": "if", "inputs": [[]], "outputs": [1]}', "not the name of a function"),
         (json.dumps(HUMANEVAL), "line 7 of 'test' does not compare a call with a literal"),
         (json.dumps(HUMANEVAL | {"test": "def"}), "'test' is not Python"),
         (json.dumps(HUMANEVAL | {"test": "x = 1"}), "no tests"),
@@ -263,7 +244,6 @@ def test_reward():
         ("ran", [0, 0], -0.3, -0.3),
         ("runtime_error", [1, 0], -0.6, -0.6),
         ("timeout", [1, 0], -0.6, -0.6),
-        ("unsupported", [0], -0.6, -0.6),
         ("compile_error", [0], -1.0, -1.0),
     ]:
         outcome = Outcome(status, list(map(bool, passed)))

@@ -15,17 +15,60 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import ready
 
 from marlhf_lite.tasks.programs import Test, TestRunner
 from marlhf_lite.tasks.programs.bubblewrap import _command
-from marlhf_lite.tasks.programs.runner import EXECUTORS
-from marlhf_lite.utils.errors import InputError
 
 SECONDS = 1.0
 FAULTS = {"runtime_error", "timeout", "unsupported"}
 
-# name: (program, statuses that may come of it)
-ATTACKS = {
+# Programs that do not get to their end, and those that may.
+STOPPED = {
+    "fork bomb": "import os\ndef f():\n    while True:\n        os.fork()",
+    "fork bomb that catches": "import os\ndef f():\n    while True:\n        try:\n            os.fork()\n"
+    "        except Exception:\n            pass",
+    "memory bomb": "def f():\n    x = []\n    while True:\n        x.append('a' * 10**6)",
+    "memory bomb at once": "def f():\n    return [0] * 10**10",
+    "memory in files": "def f():\n    for i in range(10**6):\n        with open(f'/tmp/{i}', 'w') as file:\n"
+    "            file.write('a' * 10**6)",
+    "recursion without a limit": "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()",
+    "nested value": "def f():\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
+    "value that holds itself": "def f():\n    x = []\n    x.append(x)\n    return x",
+    "large power": "def f():\n    return 10**10**8",
+    "squares without end": "def f():\n    x = 7\n    while True:\n        x = x * x",
+    "much output": "def f():\n    for _ in range(10**4):\n        print('x' * 10**5)",
+    "much output at the start": "for _ in range(10**4):\n    print('x' * 10**5)\ndef f():\n    return 0",
+    "network": "import socket\ndef f():\n    return socket.create_connection(('1.1.1.1', 53), 5).recv(9)",
+    "exit at once": "import os\nos._exit(0)",
+    "exit inside": "import os\ndef f():\n    os._exit(0)",
+    "crash": "import ctypes\ndef f():\n    return ctypes.string_at(0)",
+    "threads left behind": "import threading, time\ndef run():\n    while True:\n        time.sleep(1)\n"
+    "threading.Thread(target=run).start()\ndef f():\n    return 0",
+    "processes left behind": "import subprocess\nsubprocess.Popen(['sleep', '60'])\ndef f():\n    return 0",
+}
+MAY_RUN = {
+    "large value": "def f():\n    return [7] * 10**7",
+    "kill the parent": "import os, signal\ndef f():\n    os.kill(os.getppid(), signal.SIGKILL)",
+    "kill everybody": "import os\ndef f():\n    os.kill(-1, 9)",
+    "equal to everything": "class A:\n    def __eq__(self, other):\n        return True\n"
+    "    def __hash__(self):\n        return 0\ndef f():\n    return A()",
+    "text equal to everything": "class A(str):\n    def __eq__(self, other):\n        return True\n"
+    "    __hash__ = str.__hash__\ndef f():\n    return A('x')",
+    "overwritten builtins": "import builtins\n"
+    "builtins.len = builtins.all = builtins.sum = builtins.type = lambda *a: True\n"
+    "builtins.map = builtins.print = lambda *a: []\ndef f():\n    return 1",
+    "overwritten modules": "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\n"
+    "def f():\n    return 1",
+    "overwritten encoder": "import sys\ndef marlhf_encode(value):\n    return 'x'\ndef f():\n    return 1",
+    "written report": "import os\nfor fd in range(64):\n    try:\n"
+    "        os.write(fd, b'ran true\\nran null\\nend\\n')\n    except OSError:\n        pass\n"
+    "def f():\n    os._exit(0)",
+}
+# Name: (program, statuses that may come of it).
+ATTACKS = {name: (program, FAULTS) for name, program in STOPPED.items()}
+ATTACKS |= {name: (program, FAULTS | {"ran"}) for name, program in MAY_RUN.items()}
+ATTACKS |= {
     "endless loop": ("def f():\n    while True:\n        pass", {"timeout"}),
     "loop that catches everything": (
         "def f():\n    while True:\n        try:\n            while True:\n                pass\n"
@@ -34,81 +77,10 @@ ATTACKS = {
     ),
     "endless loop at the start": ("while True:\n    pass", {"timeout"}),
     "sleep": ("import time\ndef f():\n    time.sleep(60)", {"timeout"}),
-    "fork bomb": ("import os\ndef f():\n    while True:\n        os.fork()", FAULTS),
-    "fork bomb that catches": (
-        "import os\ndef f():\n    while True:\n        try:\n            os.fork()\n        except Exception:\n"
-        "            pass",
-        FAULTS,
-    ),
-    "memory bomb": ("def f():\n    x = []\n    while True:\n        x.append('a' * 10**6)", FAULTS),
-    "memory bomb at once": ("def f():\n    return [0] * 10**10", FAULTS),
-    "large value": ("def f():\n    return [7] * 10**7", FAULTS | {"ran"}),
-    "memory in files": (
-        "def f():\n    for i in range(10**6):\n        with open(f'/tmp/{i}', 'w') as file:\n"
-        "            file.write('a' * 10**6)",
-        FAULTS,
-    ),
     "recursion": ("def f():\n    return f()", {"runtime_error"}),
-    "recursion without a limit": (
-        "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()",
-        FAULTS,
-    ),
-    "nested value": ("def f():\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x", FAULTS),
-    "value that holds itself": ("def f():\n    x = []\n    x.append(x)\n    return x", FAULTS),
-    "large power": ("def f():\n    return 10**10**8", FAULTS),
-    "squares without end": ("def f():\n    x = 7\n    while True:\n        x = x * x", FAULTS),
-    "much output": ("def f():\n    for _ in range(10**4):\n        print('x' * 10**5)", FAULTS),
-    "much output at the start": ("for _ in range(10**4):\n    print('x' * 10**5)\ndef f():\n    return 0", FAULTS),
-    "network": (
-        "import socket\ndef f():\n    return socket.create_connection(('1.1.1.1', 53), 5).recv(9)",
-        FAULTS,
-    ),
-    "kill the parent": ("import os, signal\ndef f():\n    os.kill(os.getppid(), signal.SIGKILL)", FAULTS | {"ran"}),
-    "kill everybody": ("import os\ndef f():\n    os.kill(-1, 9)", FAULTS | {"ran"}),
-    "exit at once": ("import os\nos._exit(0)", FAULTS),
-    "exit inside": ("import os\ndef f():\n    os._exit(0)", FAULTS),
-    "crash": ("import ctypes\ndef f():\n    return ctypes.string_at(0)", FAULTS),
-    "equal to everything": (
-        "class A:\n    def __eq__(self, other):\n        return True\n    def __hash__(self):\n        return 0\n"
-        "def f():\n    return A()",
-        FAULTS | {"ran"},
-    ),
-    "text equal to everything": (
-        "class A(str):\n    def __eq__(self, other):\n        return True\n    __hash__ = str.__hash__\n"
-        "def f():\n    return A('x')",
-        FAULTS | {"ran"},
-    ),
-    "overwritten builtins": (
-        "import builtins\nbuiltins.len = builtins.all = builtins.sum = builtins.type = lambda *a: True\n"
-        "builtins.map = builtins.print = lambda *a: []\ndef f():\n    return 1",
-        FAULTS | {"ran"},
-    ),
-    "overwritten modules": (
-        "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\ndef f():\n    return 1",
-        FAULTS | {"ran"},
-    ),
-    "overwritten encoder": (
-        "import sys\ndef marlhf_encode(value):\n    return 'x'\ndef f():\n    return 1",
-        FAULTS | {"ran"},
-    ),
-    "written report": (
-        "import os\nfor fd in range(64):\n    try:\n"
-        "        os.write(fd, b'ran true\\nran null\\nend\\n')\n    except OSError:\n        pass\n"
-        "def f():\n    os._exit(0)",
-        FAULTS | {"ran"},
-    ),
-    "threads left behind": (
-        "import threading, time\ndef run():\n    while True:\n        time.sleep(1)\n"
-        "threading.Thread(target=run).start()\ndef f():\n    return 0",
-        FAULTS,
-    ),
-    "processes left behind": (
-        "import subprocess\nsubprocess.Popen(['sleep', '60'])\ndef f():\n    return 0",
-        FAULTS,
-    ),
     "null byte": ("def f():\n    return 1\0", {"compile_error"}),
-    "half a surrogate pair": ("def f():\n    return '\ud800'", {"compile_error", "ran"} | FAULTS),
-    "nested source": ("x = " + "(" * 10**4 + ")" * 10**4, {"compile_error"} | FAULTS),
+    "half a surrogate pair": ("def f():\n    return '\ud800'", FAULTS | {"compile_error", "ran"}),
+    "nested source": ("x = " + "(" * 10**4 + ")" * 10**4, FAULTS | {"compile_error"}),
 }
 # What may hold the secret: each expression is tried, and its text is returned.
 PLACES = (
@@ -150,20 +122,6 @@ def f(*arguments):
 """
 
 
-def ready(name):
-    """The executor, or a skip with the reason why it is not there."""
-    try:
-        return EXECUTORS[name](SECONDS)
-    except InputError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(params=list(EXECUTORS))
-def executor(request):
-    ready(request.param)
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No process that a test started, however it left its parent, and no file of its name."""
@@ -199,13 +157,10 @@ def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET", secret)
     (tmp_path / "secret").write_text(secret)
     file = str(tmp_path / "secret")
-    program = f"PLACES = {[*PLACES, f'open({file!r}).read()']!r}\n{HARVEST}"
-    test = Test([told], secret, "f")
+    program, test = f"PLACES = {[*PLACES, f'open({file!r}).read()']!r}\n{HARVEST}", Test([told], secret, "f")
     if kind == "stdin":
-        program, test = (
-            program + "\nprint(f())\ntry:\n    print(input())\nexcept Exception:\n    pass",
-            Test(told, secret),
-        )
+        program += "\nprint(f())\ntry:\n    print(input())\nexcept Exception:\n    pass"
+        test = Test(told, secret)
     with ready(executor) as sandbox:
         report = sandbox.run(program, [test])
     found = repr(report.outputs)

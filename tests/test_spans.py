@@ -71,13 +71,6 @@ def test_histograms_share_out_all_tokens():
 # Trees
 
 
-def test_cut_of_a_tree_by_hand():
-    assert tree_cut(TREE, most=4)[1] == [(0, 3), (3, 7)]
-    assert tree_cut(TREE, most=2)[1] == [(0, 4), (4, 7)]
-    assert tree_cut(TREE, most=100)[1] == [(0, 7)]
-    assert tree_cut(TREE, counts=[1, 4, 3, 1, 1, 5, 1], most=8)[1] == [(0, 3), (3, 7)]
-
-
 @given(st.integers(1, 20), st.lists(st.integers(1, 5), min_size=7, max_size=7))
 def test_cut_is_a_partition_and_the_text_tells_the_same(most, counts):
     ends, runs = tree_cut(TREE, counts, most)

@@ -1,6 +1,5 @@
 """The paper's four data sets, in the hub's own schema: fixtures stand where the hub's Parquet branch has its files."""
 
-import itertools
 import json
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from datasets import Features, Value
 from marlhf_lite.tasks import loading
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT, form_of
-from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, apps_prompt, to_preferences
+from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
 
 LOAD_DATASET = datasets.load_dataset
 TLDR_NAME, HH_NAME, WEBGPT_NAME, APPS_NAME = HUB
@@ -23,15 +22,10 @@ TOKENS = {"prefix": [INT], "completion": [INT]}
 QUOTES = {"title": [TEXT], "extract": [TEXT]}
 FEATURES = {
     TLDR_NAME: Features(
-        {
-            "info": {key: TEXT for key in ("id", "post", "title", "subreddit", "site", "article")},
-            "summaries": [{key: TEXT for key in ("text", "policy", "note")}],
-            "choice": INT,
-            "worker": TEXT,
-            "batch": TEXT,
-            "split": TEXT,
-            "extra": {"confidence": INT},
-        }
+        {column: TEXT for column in ("worker", "batch", "split")}
+        | {"info": {key: TEXT for key in ("id", "post", "title", "subreddit", "site", "article")}}
+        | {"summaries": [{key: TEXT for key in ("text", "policy", "note")}]}
+        | {"choice": INT, "extra": {"confidence": INT}}
     ),
     HH_NAME: Features({column: TEXT for column in ("prompt", "response", "chosen", "rejected")}),
     WEBGPT_NAME: Features(
@@ -106,13 +100,13 @@ ROWS = {
 }
 BRANCH = {"revision": "refs/convert/parquet"}
 ARGUMENTS = {
-    TLDR_NAME: BRANCH | {"data_dir": "comparisons", "columns": ["info", "summaries", "choice"]},
-    HH_NAME: {},
-    WEBGPT_NAME: BRANCH
-    | {"data_dir": "default", "columns": ["question", "answer_0", "answer_1", "score_0", "score_1"]},
-    APPS_NAME: BRANCH
-    | {"data_dir": "all", "columns": ["question", "solutions", "input_output", "difficulty", "starter_code"]},
-}
+    name: BRANCH | {"data_dir": folder, "columns": columns.split()}
+    for name, folder, columns in (
+        (TLDR_NAME, "comparisons", "info summaries choice"),
+        (WEBGPT_NAME, "default", "question answer_0 answer_1 score_0 score_1"),
+        (APPS_NAME, "all", "question solutions input_output difficulty starter_code"),
+    )
+} | {HH_NAME: {}}
 every_name = pytest.mark.parametrize("name", list(HUB))
 
 
@@ -182,29 +176,20 @@ def test_tldr(template, head, space):
 
 
 @pytest.mark.parametrize(("template", "end"), [("paper", ""), ("released", " ")])
-@pytest.mark.parametrize("streaming", [False, True])
-def test_news_articles_of_the_hub_are_a_part_by_name(template, end, streaming):
-    options = {"template": template, "size": 20 if streaming else None, "streaming": streaming}
-    task, plain = load_task(TLDR_NAME, part="cnn_dm", **options), load_task(TLDR_NAME, **options)
-    (row,) = task.splits["test"]
+@pytest.mark.parametrize("options", [{}, {"size": 20, "streaming": True}])
+def test_news_articles_of_the_hub_are_a_part_by_name(template, end, options):
+    task, plain = (load_task(TLDR_NAME, part=part, template=template, **options) for part in ("cnn_dm", ""))
     space = "" if end else " "
     expected = {"chosen": f"{space}first 71", "rejected": f"{space}second 71"}
-    assert row == {"prompt": f"ARTICLE\nNews.\nTL;DR:{end}"} | expected
-    assert {part: task.splits[part].to_list() for part in ("sft", "rm", "ppo")} == {
-        part: plain.splits[part].to_list() for part in ("sft", "rm", "ppo")
-    }
+    assert task.splits["test"].to_list() == [{"prompt": f"ARTICLE\nNews.\nTL;DR:{end}"} | expected]
+    assert all(task.splits[part].to_list() == plain.splits[part].to_list() for part in ("sft", "rm", "ppo"))
     assert task.counts["test"] == 1 and "cnn_dm" not in task.counts
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_news_articles_of_a_local_file(kind, tmp_path):
-    rows = [tldr(i) for i in range(40)] + [article(i) | {"choice": i % 2} for i in range(40, 70)]
-    rows = [row | {"info": row["info"] | {"article": f"News {i}."}} if i >= 40 else row for i, row in enumerate(rows)]
-    path = tmp_path / f"rows.{kind}"
-    if kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        datasets.Dataset.from_list(rows, features=FEATURES[TLDR_NAME]).to_parquet(path)
+def test_news_articles_of_a_local_file(tmp_path):
+    news = [tldr(i, i % 2, post=None, article=f"News {i}.") for i in range(40, 70)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [tldr(i) for i in range(40)] + news))
     plain, task = load_task(str(path)), load_task(str(path), part="cnn_dm")
     assert (plain.counts["test"], plain.counts["cnn_dm"]) == (4, 30) and task.counts["test"] == 30
     prompts = list(task.splits["test"]["prompt"])
@@ -240,12 +225,10 @@ def test_apps():
     counts = {"read": 54, "kept": 53, "no_solution": 1, "beyond_size": 0, "prompt_in_test": 0}
     assert task.counts == counts | {"sft": 10, "rm": 0, "ppo": 40, "test": 3}
     tests = json.dumps({"inputs": ["1\n"], "outputs": ["1\n"]})
-    prompts = [f"\nQUESTION:\nAdd {i}.\n\nUse Standard Input format\nANSWER:" for i in (100, 101, 102)]
-    expected = {"chosen": "\nprint(1)", "tests": tests, "difficulty": "interview"}
-    assert sorted(task.splits["test"], key=lambda row: row["prompt"]) == [
-        {**expected, "prompt": prompts[0]},
-        {**expected, "prompt": prompts[1], "chosen": ""},
-        {**expected, "prompt": prompts[2], "tests": ""},
+    rows = sorted(task.splits["test"], key=lambda row: row["prompt"])
+    assert [tuple(row.values()) for row in rows] == [
+        (f"\nQUESTION:\nAdd {i}.\n\nUse Standard Input format\nANSWER:", *columns, "interview")
+        for i, columns in ((100, ("\nprint(1)", tests)), (101, ("", tests)), (102, ("\nprint(1)", "")))
     ]
     assert all(row["tests"] == tests for row in task.splits["ppo"])
     assert task.splits["rm"].column_names == task.splits["ppo"].column_names
@@ -253,10 +236,9 @@ def test_apps():
 
 @every_name
 def test_parts_share_no_prompt_and_repeat_by_seed(name):
-    task, same, other = load_task(name), load_task(name), load_task(name, seed=1)
-    seen = {part: set(split["prompt"]) for part, split in task.splits.items()}
-    assert all(not seen[a] & seen[b] for a, b in itertools.combinations(seen, 2))
-    assert rows_of(task) == rows_of(same) != rows_of(other)
+    task, same, other = (load_task(name, seed=seed) for seed in (0, 0, 1))
+    seen = [set(split["prompt"]) for split in task.splits.values()]
+    assert sum(map(len, seen)) == len(set().union(*seen)) and rows_of(task) == rows_of(same) != rows_of(other)
 
 
 @every_name
@@ -276,38 +258,24 @@ def test_a_local_copy_needs_no_name(name, hub, tmp_path):
     assert one.counts["test"] == (2 if name == WEBGPT_NAME else 4) and (one.counts["rm"] == 0) == (name == APPS_NAME)
 
 
-def test_the_cause_is_named(tmp_path):
-    for part, post in (("train", None), ("test", "text")):
-        datasets.Dataset.from_list([{"post": post}]).to_parquet(tmp_path / f"{part}.parquet")
-    fails(lambda: load_task(str(tmp_path)), f"--dataset {tmp_path} (a folder): cannot be loaded", "string to null")
-
-
-# The APPS prompt
-
-
-def hendrycks(question, starter_code, tests):
-    """The prompt as the APPS paper's own script puts it together, up to the line break after `ANSWER:`."""
-    parts = ["\nQUESTION:\n", question]
-    if starter_code:
-        parts += ["\n", starter_code]
-    call_based = "fn_name" in tests if tests else bool(starter_code)
-    parts += ["\nUse Call-Based format" if call_based else "\nUse Standard Input format", "\nANSWER:\n"]
-    return "".join(parts)
-
-
-@pytest.mark.parametrize("starter_code", ["", "class Solution:\n    def f(self):\n"])
-@pytest.mark.parametrize("tests", [{}, {"inputs": [], "outputs": []}, {"fn_name": "f", "inputs": [], "outputs": []}])
-def test_apps_prompt(starter_code, tests):
-    (row,), _ = to_preferences([apps(7, starter_code=starter_code, tests=tests)], "x", form=APPS)
-    assert row["prompt"] + row["chosen"] == hendrycks("Add 7.\n", starter_code, tests) + "print(1)"
-    assert row["tests"] == (json.dumps(tests) if tests else "")
-    assert apps_prompt("Q") == "\nQUESTION:\nQ\nUse Standard Input format\nANSWER:"
-
-
-def test_tests_with_endless_integers():
-    row = apps(1) | {"input_output": '{"fn_name": "f", "inputs": [[' + "9" * 5000 + ']], "outputs": [1]}'}
-    (problem,), _ = to_preferences([row], "x", form=APPS)
-    assert "Call-Based" in problem["prompt"] and problem["tests"] == row["input_output"]
+@pytest.mark.parametrize(
+    ("starter", "tests", "middle"),
+    [
+        ("", "", "\nUse Standard Input"),
+        ("class A:\n    ", "", "\nclass A:\n    \nUse Call-Based"),
+        ("class A:\n    ", '{"inputs": []}', "\nclass A:\n    \nUse Standard Input"),
+        (
+            "",
+            '{"fn_name": "f", "inputs": [[' + "9" * 5000 + "]]}",
+            "\nUse Call-Based",
+        ),  # too long for int
+    ],
+)
+def test_apps_prompt(starter, tests, middle):
+    """As the script of the APPS paper puts it together, up to the line break after `ANSWER:`."""
+    (row,), _ = to_preferences([apps(7, starter_code=starter) | {"input_output": tests}], "x", form=APPS)
+    assert row["prompt"] + row["chosen"] == f"\nQUESTION:\nAdd 7.\n{middle} format\nANSWER:\nprint(1)"
+    assert row["tests"] == tests
 
 
 # Faults
@@ -325,15 +293,12 @@ def without(row, *path):
 FAULTS = [
     (TLDR, tldr, tldr(1, subreddit=3), "not_text", "'info.subreddit' is not text but int"),
     (TLDR, tldr, without(tldr(1), "summaries", 1), "missing_column", "no 'summaries[1].text'"),
-    (TLDR, tldr, without(tldr(1), "summaries", 1, "text"), "missing_column", "no 'summaries[1].text'"),
     (TLDR, tldr, without(tldr(1), "choice"), "missing_column", "no 'choice'"),
-    (TLDR, tldr, tldr(1) | {"info": None}, "missing_column", "no 'info.post'"),
     (TLDR, tldr, tldr(1, post=None), "missing_column", "no 'info.post'"),
     (TLDR, tldr, tldr(1, choice=2), "bad_choice", "'choice' is 2, not 0 or 1"),
     (WEBGPT, webgpt, without(webgpt(1), "question", "full_text"), "missing_column", "no 'question.full_text'"),
     (WEBGPT, webgpt, webgpt(1) | {"answer_1": 3}, "not_text", "'answer_1' is not text but int"),
     (WEBGPT, webgpt, webgpt(1) | {"score_0": None}, "bad_score", "'score_0' is None, not a number"),
-    (WEBGPT, webgpt, webgpt(1) | {"score_1": float("nan")}, "bad_score", "'score_1' is nan, not a number"),
     (APPS, apps, apps(1) | {"solutions": "[1"}, "bad_json", "'solutions' is not a JSON list"),
     (APPS, apps, apps(1) | {"input_output": "[]"}, "bad_json", "'input_output' is not a JSON object"),
     (APPS, apps, apps(1, solutions=[None]), "missing_column", "no 'solutions[0]'"),
@@ -343,10 +308,8 @@ FAULTS = [
     (TLDR, tldr, without(article(1), "info", "post"), "cnn_dm", ""),
     (TLDR, tldr, tldr(1, texts=("", " b")), "empty_response", ""),
     (WEBGPT, webgpt, webgpt(1, 0), "tie", ""),
-    (WEBGPT, webgpt, webgpt(1, answers=("[1]", "Claws.")), "empty_response", ""),
     (WEBGPT, webgpt, webgpt(1, answers=("Paws [1].", "Paws [2].")), "equal_pair", ""),
     (APPS, apps, apps(1, solutions=()), "no_solution", ""),
-    (APPS, apps, apps(1, solutions=(" \n",)), "no_solution", ""),
 ]
 
 
@@ -400,16 +363,11 @@ def stream(monkeypatch, end=None, **splits):
 
 
 def test_streaming_reads_no_more_than_it_needs(monkeypatch):
-    rows = [webgpt(i, i % 5 / 4) for i in range(1000)]
-    read = stream(monkeypatch, train=rows)
+    read = stream(monkeypatch, train=[webgpt(i, i % 5 / 4) for i in range(1000)])
     task = load_task(WEBGPT_NAME, size=40, streaming=True)
-    assert task.counts["kept"] == 40 and task.counts["beyond_size"] == 0
-    assert task.counts["read"] == 40 + task.counts["tie"] and task.counts["tie"] > 0
+    assert task.counts["kept"] == 40 and task.counts["read"] == 40 + task.counts["tie"] and task.counts["tie"] > 0
     assert {part: task.counts[part] for part in task.splits} == {"sft": 8, "rm": 15, "ppo": 15, "test": 2}
     assert 50 <= len(read["train"]) <= 80  # one of them to look at its columns, and what the buffer holds
-
-
-def test_streaming_a_test_set_apart(monkeypatch):
     read = stream(monkeypatch, train=[tldr(i) for i in range(500)], validation=[tldr(i) for i in range(900, 990)])
     task = load_task(TLDR_NAME, size=50, streaming=True)
     assert {part: task.counts[part] for part in task.splits} == {"sft": 9, "rm": 18, "ppo": 18, "test": 5}
@@ -429,12 +387,11 @@ def test_streaming_draws_by_seed_from_everywhere(hub, monkeypatch):
 
 
 def test_faults_in_a_stream(monkeypatch):
-    stream(monkeypatch, train=[webgpt(i) | {"score_0": None} for i in range(30)])
-    fails(lambda: load_task(WEBGPT_NAME, size=5, streaming=True), f"{WEBGPT_NAME} (streamed): row 1: 'score_0'")
-
-    stream(monkeypatch, ConnectionError("lost\nthe host"), train=[webgpt(i) for i in range(15)])
-    lost = f"--dataset {WEBGPT_NAME}: cannot be read (ConnectionError: lost the host): run it again"
-    fails(lambda: load_task(WEBGPT_NAME, size=30, streaming=True), lost)
-    stream(monkeypatch, ConnectionError("no host"), train=[])
-    lost = f"--dataset {WEBGPT_NAME}: cannot be loaded (ConnectionError: no host)"
-    fails(lambda: load_task(WEBGPT_NAME, size=30, streaming=True), lost)
+    bad = [webgpt(i) | {"score_0": None} for i in range(30)]
+    for rows, error, fault in [
+        (bad, None, f"{WEBGPT_NAME} (streamed): row 1: 'score_0'"),
+        ([webgpt(1)] * 9, "lost\nthe host", "cannot be read (ConnectionError: lost the host): run it again"),
+        ([], "no host", f"--dataset {WEBGPT_NAME}: cannot be loaded (ConnectionError: no host)"),
+    ]:
+        stream(monkeypatch, error and ConnectionError(error), train=rows)
+        fails(lambda: load_task(WEBGPT_NAME, size=20, streaming=True), fault)

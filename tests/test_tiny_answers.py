@@ -17,7 +17,6 @@ from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.embedded import STORED
 from marlhf_lite.tasks.files import read_file
-from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
@@ -41,7 +40,7 @@ HH = SimpleNamespace(
     mistake=lambda rng, made, at: hh.advise(made.asked[at], hh.mistake(rng, made.plans[made.asked[at]])),
     costs={-1 - hh_gold.WRONG: None, -hh_gold.OTHER: [*hh.CHATTER, "Xyz.", hh_unasked], -hh_gold.HARM: hh_gold.HARMFUL},
     inspect=hh_gold.inspect,
-    words=[*(word for group in hh.WORDS.values() for word in group), *hh.CHATTER, *hh_gold.HARMFUL],
+    words=[*sum(hh.WORDS.values(), ()), *hh.CHATTER, *hh_gold.HARMFUL],
     tokens=(80, 110),
 )
 WEBGPT = SimpleNamespace(
@@ -54,12 +53,7 @@ WEBGPT = SimpleNamespace(
     mistake=lambda rng, made, at: webgpt.mistake(rng, made, made.facts[at]),
     costs={-1 - webgpt_gold.UNSUPPORTED: None, -webgpt_gold.OTHER: [*webgpt.SURE, "They grow.", "They grow hops."]},
     inspect=webgpt_gold.inspect,
-    words=[
-        *(word for group in webgpt.OBJECTS.values() for word in group),
-        *webgpt.OBJECTS,
-        *webgpt.TOWNS,
-        *webgpt.SURE,
-    ],
+    words=[*sum(webgpt.OBJECTS.values(), ()), *webgpt.OBJECTS, *webgpt.TOWNS, *webgpt.SURE],
     tokens=(45, 60),
 )
 both = pytest.mark.parametrize("task", [HH, WEBGPT], ids=lambda task: task.name)
@@ -96,14 +90,12 @@ def test_random_answers_score_as_counted(task):
         assert not wrong & set(whole)
         wrong_cost, *other = task.costs
         score += len(said) + (wrong_cost + 1) * len(wrong)
-        repeats = rng.choices(said, k=rng.randint(0, 2)) if said else []
-        more = []
+        told = [*said, *wrong, *(rng.choices(said, k=rng.randint(0, 2)) if said else [])]  # with repeats
+        score -= 0.5 * (len(told) - len(said) - len(wrong))
         for cost in other:
             for text in rng.sample(list(task.costs[cost]), rng.randint(0, 2)):
-                more.append(text(rng, one) if callable(text) else text.removesuffix(".") + ".")
+                told.append(text(rng, one) if callable(text) else text.removesuffix(".") + ".")
                 score += cost
-        score -= 0.5 * len(repeats)
-        told = [*said, *wrong, *repeats, *more]
         assert gold(task, one.prompt, rng.sample(told, len(told))) == pytest.approx(score / len(whole)), told
 
 
@@ -116,17 +108,6 @@ def test_any_text_is_taken(task, prompt, response):
     assert math.isfinite(task.inspect(row["prompt"], response).score)
     assert task.inspect("Summarise this.", row["chosen"]).score <= 0
     assert STORED[task.name]([row["prompt"]] * 2, ["", " \n"]) == [0.0, 0.0]
-
-
-def test_a_dialogue_tells_what_is_asked():
-    _, dialogues = made(HH, 200)
-    for one in dialogues:
-        assert one.prompt.count(HUMAN) == one.prompt.count(ASSISTANT) == 2
-        assert one.prompt.startswith(HUMAN) and one.prompt.endswith(ASSISTANT)
-        told, asked = one.prompt.split(HUMAN)[1:]
-        assert [t for t in hh_gold.THINGS if t in asked] == [t for t in hh_gold.THINGS if t in one.asked]
-        assert len(set(one.asked)) == hh.ASKED
-        assert all(f"{value}" in told for values in one.plans.values() for value in values.values())
 
 
 def test_sources_are_numbered_and_the_citation_has_to_be_right():

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import fails
-from test_programs_attacks import ready
+from conftest import fails, ready
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
@@ -17,13 +16,11 @@ from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.lab.corpora.tiny_code import FAMILIES, make_problem, write, write_with_bug
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import load_study, plan, run_study
-from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import RunFolder
-from marlhf_lite.utils.shipped import shipped
 
 
 def problems(count, seed=1):
@@ -38,12 +35,10 @@ def test_right_programs_pass_and_programs_with_a_bug_fail():
     tests = [read_problem(problem.tests).tests for problem in made]
     runner = TestRunner("monty")
     right = runner.run([write(rng, problem) for problem in made], tests)
-    wrong = [p.prompt for p, outcome in zip(made, right) if not all(outcome.passed) or outcome.status != "ran"]
-    assert not wrong, wrong[:3]
+    assert not [p.prompt for p, outcome in zip(made, right) if not all(outcome.passed) or outcome.status != "ran"]
     programs = [write_with_bug(rng, problem) for problem in made]
     outcomes = runner.run(programs, tests)
-    passed = [program for program, outcome in zip(programs, outcomes) if all(outcome.passed)]
-    assert not passed, passed[:3]
+    assert not [program for program, outcome in zip(programs, outcomes) if all(outcome.passed)]
     statuses = [outcome.status for outcome in outcomes]
     assert statuses.count("ran") > 700 and {"compile_error", "runtime_error"} <= set(statuses)
     assert "unsupported" not in statuses and "timeout" not in statuses
@@ -62,25 +57,24 @@ def test_both_sandboxes_agree():
 
 def test_form_of_prompts_programs_and_tests():
     rng, made = problems(500, 2)
-    assert len({id(problem.family) for problem in made}) == len(FAMILIES)
+    assert {problem.family.words for problem in made} == {family.words for family in FAMILIES}
     for problem in made:
         program, tests = write(rng, problem), read_problem(problem.tests).tests
         assert re.fullmatch(rf"f\({problem.family.argument}\): .*\. f\(.*\) is .*\. f\(.*\) is .*\.", problem.prompt)
         assert program.startswith(f"\ndef f({problem.family.argument}):\n    ") and program == program.rstrip()
         assert 1 <= program.count("\n") - 1 <= 6
         assert len(tests) == 5 and not any(test.unwrap for test in tests)
-        examples = [f"f({argument!r})" for argument in problem.arguments[:2]]
-        assert all(example in problem.prompt for example in examples)
+        assert all(f"f({argument!r})" in problem.prompt for argument in problem.arguments[:2])
         assert not {repr(test.input[0]) for test in tests} & {repr(x) for x in problem.arguments[:2]}
 
 
 def test_the_task():
     ready("monty")
     task = with_tests(load_task("tiny-code", size=200), ProgramConfig())
-    right = {row["chosen"] for row in read_file(shipped("tiny-code.jsonl.gz"))[:200]}
     rows, taught = task.splits["test"], task.splits["sft"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * 20
-    assert 0.2 < sum(row["chosen"] not in right for row in taught) / 36 < 0.6  # demonstrations have bugs
+    right = task.gold(taught["prompt"], taught["chosen"]).count(1.0)
+    assert 0.4 < right / len(taught) < 0.8  # demonstrations have bugs
     assert set(rows["difficulty"]) <= {"lists", "texts", "numbers"}
 
 
@@ -157,8 +151,7 @@ def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, ca
     for k in (1, 5):
         expected = [pass_at_k(5, sum(passed), k) for passed in counts]
         assert sorted(result["final"][f"pass@{k}"]) == pytest.approx(sorted(expected))
-    table = (Path("results") / "table.md").read_text()
-    assert "pass@5: gain over SFT" in table and "PPO's final reward" in table and "RM score" not in table
+    assert "RM score" not in (Path("results") / "table.md").read_text()
     assert (Path("results") / "figures" / "outcomes.png").is_file()
 
 

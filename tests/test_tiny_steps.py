@@ -64,11 +64,8 @@ def problem_of(seed):
 def test_the_right_response_is_what_python_computes(problem):
     assert problem.results == run_by_hand(problem.prompt) and read_prompt(problem.prompt) == problem
     response = write(problem, problem.results)
-    *steps, answer = response.split("\n")
-    assert answer == f"Answer {problem.results[-1]}" and len(steps) == len(problem.operations)
-    for letter, step in zip(LETTERS, steps):
-        operation, taken, given = re.split("[:>]", step)
-        assert operation[0] == letter and eval(taken + operation[1:]) % 100 == int(given)
+    assert "".join(line[0] for line in response.split("\n")) == LETTERS[: len(problem.operations)] + "A"
+    assert all(steps_of(response)) and response.endswith(f"\nAnswer {problem.results[-1]}")
     assert verify(problem.prompt, response) is None and verify(problem.prompt, response + " \n") is None
     assert gold_scores([problem.prompt], [response]) == [1.0]
 
@@ -76,35 +73,28 @@ def test_the_right_response_is_what_python_computes(problem):
 # Slips
 
 
+def steps_of(response):
+    """Whether each step's own arithmetic is right, by Python."""
+    steps = [re.split("[:>]", line) for line in response.split("\n")[:-1]]
+    return [eval(taken + operation[1:]) % 100 == int(given) for operation, taken, given in steps]
+
+
 @given(SEEDS, st.integers(0, 15))
-def test_a_slip_is_found_at_its_step_and_ruins_the_answer(seed, at):
+def test_a_slip_is_found_at_its_step(seed, at):
+    """Of a slip alone, which ruins the answer, and of the first in a demonstration, where two may cancel."""
     rng, problem = problem_of(seed)
     at %= len(problem.operations)
-    response = one_slip(rng, problem, at)
-    fault = verify(problem.prompt, response)
-    assert (fault.line, fault.reason) == (at, "result")
-    assert response[fault.start : fault.end] == response.split("\n")[at]
-    assert gold_scores([problem.prompt], [response]) == [0.0]
-
-
-def first_wrong(prompt, response):
-    """The first step whose own arithmetic is wrong, by Python; None without one."""
-    for number, line in enumerate(response.split("\n")[:-1]):
-        operation, taken, given = re.split("[:>]", line)
-        if eval(taken + operation[1:]) % 100 != int(given):
-            return number
-    return None
-
-
-@given(SEEDS)
-def test_the_first_slip_of_a_demonstration_is_found(seed):
-    rng, problem = problem_of(seed)
-    response = demonstrate(rng, problem)
-    fault = verify(problem.prompt, response)
-    assert (fault.line if fault else None) == first_wrong(problem.prompt, response)
-    right = response.endswith(f"\nAnswer {run_by_hand(problem.prompt)[-1]}")
-    assert gold_scores([problem.prompt], [response]) == [float(right)]
-    assert right or fault is not None  # the other way round, two slips may cancel
+    for response in (one_slip(rng, problem, at), demonstrate(rng, problem)):
+        right, fault = steps_of(response), verify(problem.prompt, response)
+        (score,) = gold_scores([problem.prompt], [response])
+        assert score == response.endswith(f"\nAnswer {run_by_hand(problem.prompt)[-1]}")
+        if all(right):
+            assert fault is None and score == 1
+        else:
+            assert (fault.line, fault.reason) == (right.index(False), "result")
+            assert response[fault.start : fault.end] == response.split("\n")[fault.line]
+    slipped = one_slip(rng, problem, at)
+    assert steps_of(slipped).index(False) == at and gold_scores([problem.prompt], [slipped]) == [0.0]
 
 
 def test_demonstrations_slip_at_the_stated_rates():
@@ -136,18 +126,12 @@ RIGHT = "a+5:47>52\nb-3:52>49\nc*2:49>98\nAnswer 98"
         ("a+5:47>42\nb-3:42>39\nc*2:39>78\nAnswer 78", 0, "a+5:47>42", "result", 0),
         ("a+5:47>52\nb-3:42>39\nc*2:39>78\nAnswer 78", 1, "b-3:42>39", "begin", 0),
         ("a+5:47>52\nb-4:52>48\nc*2:48>96\nAnswer 96", 1, "b-4:52>48", "operation", 0),
-        ("a+5:47>52\nc*2:52>4\nAnswer 4", 1, "c*2:52>4", "operation", 0),
         ("a+5:47>52\nb-3:52>49\nAnswer 98", 2, "Answer 98", "form", 1),
-        ("Answer 98", 0, "Answer 98", "form", 1),
         (RIGHT.replace("98\nAnswer 98", "98\nAnswer 89"), 3, "Answer 89", "answer", 0),
         (RIGHT.replace("Answer", "answer"), 3, "answer 98", "form", 0),
-        (RIGHT.replace(">52", ">052"), 0, "a+5:47>052", "form", 1),
-        (RIGHT.replace("-3:", "-3: "), 1, "b-3: 52>49", "form", 1),
         (RIGHT.replace(">52", ">152"), 0, "a+5:47>152", "form", 1),
         (RIGHT.removesuffix("\nAnswer 98"), 3, "", "missing", 0),
-        ("a+5:47>52", 1, "", "missing", 0),
         ("", 0, "", "missing", 0),
-        (" \n", 0, "", "missing", 0),
         ("\n" + RIGHT, 0, "", "form", 1),
         (RIGHT + "\nd+1:98>99", 4, "d+1:98>99", "more", 0),
         (RIGHT + "\nAnswer 98", 4, "Answer 98", "more", 1),
@@ -210,11 +194,10 @@ def test_blame_falls_on_the_tokens_of_the_first_wrong_step(steps_tokenizer):
     advantages = torch.randn(wrong.shape, generator=torch.Generator().manual_seed(0)).double()
     found = blame(advantages, wrong, rollout.mask, rollout.scores)
     for place, row in enumerate((1, 3)):
-        negative = [max(-a, 0.0) for a in advantages[row].tolist()[: len(ids[row])]]
-        at = [i for i in range(len(ids[row])) if wrong[row, i]]
-        assert found.share[place].item() == pytest.approx(sum(negative[i] for i in at) / sum(negative))
-        assert found.before[place].item() == pytest.approx(sum(negative[: at[0]]) / sum(negative))
-        assert found.tokens[place].item() == pytest.approx(len(at) / len(ids[row]))
+        negative = (-advantages[row, : len(ids[row])]).clamp(min=0)
+        at = wrong[row].nonzero()[:, 0].tolist()
+        parts = [negative[at].sum() / negative.sum(), negative[: at[0]].sum() / negative.sum(), len(at) / len(ids[row])]
+        assert [found.share[place], found.before[place], found.tokens[place]] == pytest.approx(list(map(float, parts)))
     assert not blame(torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4)).share.any()
 
 
@@ -251,8 +234,7 @@ def test_blame_by_estimator_in_closed_form(steps_tokenizer):
             share, before = sum(weights[i] for i in at) / sum(weights), sum(weights[: at[0]]) / sum(weights)
             assert blind[name].share[row].item() == pytest.approx(share, rel=1e-5)
             assert blind[name].before[row].item() == pytest.approx(before, rel=1e-5)
-    over = wrong.cumsum(1) == wrong.sum(1, keepdim=True)  # from the last token of the slip on
-    after = torch.nn.functional.pad(over[:, :-1], (1, 0))  # V(s_t) is the value before token t
+    after = torch.nn.functional.pad(wrong.cumsum(1) == wrong.sum(1, keepdim=True), (1, -1))  # behind the slip
     seeing = Given(steps_tokenizer, (~after & rollout.mask).float())
     assert torch.allclose(blame_by_estimator(seeing, rollout, estimators)["zero"].share, torch.ones(2).double())
 

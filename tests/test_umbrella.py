@@ -42,9 +42,9 @@ def test_length_and_place_are_those_of_the_part(part):
                 tokens = words(text)
                 where = [i for i, word in enumerate(tokens) if word in ("Take", "Leave")]
                 assert len(tokens) == length + 4 and len(where) == 1
-                assert place == "random" or where == [{"first": 0, "last": length}[place]]
+                assert place == "random" or (*where, len(tokens) + 1) == decisive_token(part)  # with EOS
                 assert decision(text, place) == decision(text, "random") in DECISIONS
-    assert kappa == float("noise" in part)
+    assert kappa == float("noise" in part) and (decisive_token(part) is None) == (place == "random")
 
 
 def right_share(responses, place):
@@ -80,8 +80,8 @@ def test_gold(response, place, score):
     assert gold_scores([RAIN], [response], place) == [score]
 
 
-@given(st.text(), st.text(), st.sampled_from(PLACES))
-@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(PLACES))
+@settings(max_examples=50)
 def test_gold_takes_any_text(prompt, response, place):
     assert gold_scores([prompt, RAIN], [response, " Take the umbrella."], place) == [-1, 1]
 
@@ -91,10 +91,10 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
     task = load_tiny_umbrella(600, 0, f"L{length}-first-noise")
     rows = [row for rows in task.splits.values() for row in rows]
     prompts, responses = [row["prompt"] for row in rows], [row["rejected"] for row in rows]
-    plain = gold_scores(prompts, responses, "first")
-    noise = [a - b for a, b in zip(task.gold(prompts, responses), plain, strict=True)]
+    scores, plain = task.gold(prompts, responses), gold_scores(prompts, responses, "first")
+    noise = [a - b for a, b in zip(scores, plain, strict=True)]
     assert abs(mean(noise)) < 4 / len(rows) ** 0.5 and pstdev(noise) == pytest.approx(1, abs=0.15)
-    assert task.gold(prompts, responses) == task.gold(prompts, responses)
+    assert scores == task.gold(prompts, responses)
 
 
 @pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
@@ -113,5 +113,3 @@ def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():
         assert (rollout.lengths == length + 5).float().mean() > 0.9  # decision of four tokens, and EOS
         assert mean(decision(text, place) is not None for text in rollout.responses) > 0.9
         assert 0.3 < right_share(rollout.responses, place) < 0.7
-    assert decisive_token("L8-first") == (0, 13) and decisive_token("L32-last") == (32, 37)
-    assert decisive_token("L32-random") is None
