@@ -127,7 +127,7 @@ def texts():
 def ready(name):
     """The executor of programs, or a skip with the reason why it is not there."""
     try:
-        return EXECUTORS[name](seconds=1.0)
+        return EXECUTORS[name](1.0)
     except InputError as error:
         pytest.skip(str(error))
 

@@ -68,12 +68,12 @@ def grammar_parser():
 
 def test_grammar_gives_the_trees_that_text_was_made_from(grammar_parser):
     rng = random.Random(3)
-    for _ in range(60):
-        trees = make_summary(rng, make_post(rng), Quality(1.0, 0.2, 0.8))
+    posts = [make_post(rng) for _ in range(40)]
+    for trees in [*(post.trees for post in posts), *(make_summary(rng, p, Quality(1.0, 0.2, 0.8)) for p in posts)]:
         text = summary_text(trees)
         found = grammar_parser(text)
         check(found, text)
-        assert [s.tree for s in found] == trees
+        assert [s.tree for s in found] == list(trees)
         assert [text[s.start : s.end] for s in found] == list(map(detokenize, trees))
 
 
@@ -92,17 +92,11 @@ def test_grammar_reads_what_models_make_of_it(grammar_parser, sentence, phrase):
     assert phrase in found.tree.pformat(margin=999)
 
 
-@pytest.mark.parametrize(
-    "sentence", ["She moved to", "He zzz.", "to moved She.", "She moved to Marwick .. .", "?", "é"]
-)
-def test_grammar_has_no_tree_for_the_rest(grammar_parser, sentence):
-    assert all(s.tree is None for s in grammar_parser(sentence))
-
-
-@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_grammar_takes_any_text(grammar_parser, text):
     check(grammar_parser(text), text)
+    for other in ("She moved to", "He zzz.", "to moved She.", "She moved to Marwick .. .", "?", "é"):
+        assert all(s.tree is None for s in grammar_parser(other))
 
 
 def test_sampled_sentences_are_parsed(tokenizer, grammar_parser):

@@ -46,9 +46,8 @@ def load_task(
             called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Embedded rows are
             in random order: the first ones are used.
-        bad_rows: `error` or `drop`, see `to_preferences`.
+        bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
-        template: `paper` or `released`, the prompts of TL;DR and WebGPT, see `templates`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
 
@@ -72,8 +71,7 @@ def load_task(
     def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], Counter]:
         source = f"{dataset}{' (streamed)' * streaming}{name}"
         to_row = replace(form, convert=partial(convert, template=chat if chats else template))
-        rows, counts = to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit if streaming else None)
-        return rows, Counter(counts)
+        return to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit if streaming else None)
 
     others = rows if test is None else test
     rows, counts = read(rows, "", form.convert, train_size)
@@ -85,10 +83,14 @@ def load_task(
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
     if part:
-        rows = draw(read(others, f" ({part})", form.parts[part], held_out)[0], held_out, seed)
-        task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(rows), len(rows)
-        task.counts.pop(part, None)
+        of_part, _ = read(others, f" ({part})", form.parts[part], held_out)
+        _replace_test(task, part, draw(of_part, held_out, seed))
     return task
+
+
+def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
+    task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(rows), len(rows)
+    task.counts.pop(part, None)
 
 
 def _has_chats(row: dict) -> bool:

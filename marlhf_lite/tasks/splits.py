@@ -60,10 +60,8 @@ def split_rows(
 
     Raises `InputError` where rows or different prompts are too few for every part to have one.
     """
-    rows = list(rows)
-    if test is not None:
-        seen = {_key(row) for row in test}
-        rows = [row for row in rows if _key(row) not in seen]
+    seen = {_key(row) for row in test or ()}
+    rows = [row for row in rows if _key(row) not in seen]
     sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)
     parts = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)

@@ -127,7 +127,7 @@ class Form:
 
 def to_preferences(
     rows: Iterable[dict], source: str, bad_rows: str = "error", form: Form | None = None, limit: int | None = None
-) -> tuple[list[dict], dict[str, int]]:
+) -> tuple[list[dict], Counter]:
     """Convert rows to `(rows of a task, counts)`; with `limit`, read only until there are that many.
 
     Without `form`, rows have the columns prompt, chosen and rejected, or chosen and rejected alone as whole transcripts
@@ -166,7 +166,8 @@ def to_preferences(
     if not kept:
         dropped = ", ".join(f"{reason} {n}" for reason, n in counts.items() if reason != "read") or "no rows"
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole preference pair")
-    return kept, dict(counts, kept=len(kept))
+    counts["kept"] = len(kept)
+    return kept, counts
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:

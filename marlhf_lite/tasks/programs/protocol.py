@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +57,7 @@ class Report:
         return cls(status, ([output for _, output in results] + [NO_OUTPUT] * count)[:count])
 
 
-class Executor:
+class Executor(AbstractContextManager):
     """A sandbox, to be used as a context manager. Raises `InputError`, when made, where it cannot start.
 
     Args:
@@ -67,11 +68,8 @@ class Executor:
     def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 1):
         self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers
 
-    def __enter__(self) -> Executor:
-        return self
-
     def __exit__(self, *error) -> None:
-        pass
+        """Nothing is left of a sandbox that is made for each program."""
 
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """Run the program with the inputs of the tests. The executor sends no expected output anywhere."""
