@@ -80,7 +80,9 @@ def test_tokens_are_those_of_the_template(chatty, template):
             prompt
         ]
         whole = reference.apply_chat_template([*before, SO])["input_ids"]
-        (row,) = sft_dataset(tokenizer, {name: [text] for name, text in made[0].items()}, 99)["input_ids"]
+        taught = sft_dataset(tokenizer, {name: [text] for name, text in made[0].items()}, 99)
+        (row,) = taught["input_ids"]
+        assert taught["completion_mask"][0] == [int(t >= len(prompt)) for t in range(len(row))]
         assert row == whole[: len(row)] and row[-1] == tokenizer.eos_token_id
         assert reference.decode(whole[len(row) :]) == "\n"
 
