@@ -83,7 +83,7 @@ def test_problems_without_good_tests_are_counted(tmp_path):
     ready("monty")
     broken = {"input_output": '{"inputs": ["1"]}'}
     for name, columns in (("no_tests", {"input_output": ""}), ("bad_tests", broken)):
-        some = load_task(written(tmp_path / "some.jsonl", [apps(i) | (columns if i % 10 else {}) for i in range(30)]))
+        some = load_task(written(tmp_path / "some.jsonl", [apps(i) | ({} if i % 10 else columns) for i in range(30)]))
         counts = with_tests(some, ProgramConfig(), "drop").counts
         assert counts[name] > 0 and counts[name] + counts["ppo"] + counts["test"] == 30 - counts["sft"]
     none = load_task(written(tmp_path / "none.jsonl", [apps(i) | {"input_output": ""} for i in range(30)]))
