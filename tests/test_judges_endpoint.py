@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -110,9 +111,8 @@ def judge(endpoint):
 def ended(judge, tmp_path, pairs=PAIRS):
     with pytest.raises(InputError) as caught:
         judge_pairs(judge, pairs, tmp_path)
-    message = str(caught.value)
-    assert "\n" not in message and KEY not in message
-    return message
+    assert "\n" not in str(caught.value) and KEY not in str(caught.value)
+    return str(caught.value)
 
 
 def stored(tmp_path):
@@ -131,17 +131,21 @@ def test_judgments_of_an_endpoint(endpoint, judge, tmp_path):
         assert row["scores"] == {"first": dict.fromkeys(TLDR.aspects, a), "second": dict.fromkeys(TLDR.aspects, b)}
 
 
-@pytest.mark.parametrize("limit", [99, 0])
-def test_the_request(endpoint, judge, tmp_path, limit):
-    judge_pairs(judge(judge_max_tokens=limit), PAIRS[:1], tmp_path)
-    ((path, headers, body),) = endpoint.requests
-    assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {KEY}"
-    assert body["model"] == "m-1" and body["temperature"] == 0 and body.get("max_tokens", 0) == limit
-    assert [m["role"] for m in body["messages"]] == ["system", "user"]
-    assert all(name in body["messages"][0]["content"] for name in TLDR.aspects)
-    prompt, a, b = texts(body)
-    assert prompt == PAIRS[0].prompt and {a, b} == {PAIRS[0].first, PAIRS[0].second}
-    assert "first" not in body["messages"][1]["content"]  # no method's name
+def test_the_request(endpoint, judge, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINE", "k-1")
+    for options, key in (({}, KEY), ({"judge_max_tokens": 0, "judge_key_env": "MINE"}, "k-1")):
+        judge_pairs(judge(**options), PAIRS[:1], tmp_path)
+        path, headers, body = endpoint.requests[-1]
+        assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {key}"
+        assert body["model"] == "m-1" and body["temperature"] == 0
+        assert body.get("max_tokens") == (None if options else 400)
+        assert [m["role"] for m in body["messages"]] == ["system", "user"]
+        assert all(name in body["messages"][0]["content"] for name in TLDR.aspects)
+        prompt, a, b = texts(body)
+        assert prompt == PAIRS[0].prompt and {a, b} == {PAIRS[0].first, PAIRS[0].second}
+        assert "first" not in body["messages"][1]["content"]  # no method's name
+    judge_pairs(judge(judge_key_env="", judge_model="m/1"), PAIRS[:1], tmp_path)
+    assert endpoint.requests[-1][1]["Authorization"] == "Bearer none"
 
 
 def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpoint, judge, tmp_path):
@@ -160,16 +164,15 @@ def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpo
 # Trouble
 
 
-@pytest.mark.parametrize("status", [429, 503, 408])
-def test_what_may_pass_is_tried_again(endpoint, judge, tmp_path, status):
-    endpoint.script = [status, None, status, status, status]
+def test_what_may_pass_is_tried_again(endpoint, judge, tmp_path):
+    endpoint.script = [429, None, 503, 408, 500]
     judgments = judge_pairs(judge(workers=1), PAIRS[:3], tmp_path)
     assert len(endpoint.requests) == 7 and summary(judgments)["judged"] == 3
 
 
 @pytest.mark.parametrize(
     "entry",
-    [(500, b"{}"), b'{"choices": [{"mess', b"", b"<html>", b"null", b'{"choices": []}', b'{"error": "x"}', b"\xff\xfe"],
+    [(500, b"{}"), b'{"choices": [{"mess', b"", b"null", b'{"choices": []}', b'{"error": "x"}', b"\xff\xfe"],
 )
 def test_a_pair_that_cannot_be_judged_is_skipped_and_asked_again_next_time(endpoint, judge, tmp_path, entry):
     endpoint.script = [None, entry]
@@ -190,15 +193,12 @@ def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, j
     assert len(endpoint.requests) == 4 + 3 * tries + 5
 
 
-@pytest.mark.parametrize("status, word", [(401, "--judge_key_env"), (404, "--judge_model")])
-def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path, status, word):
+def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path):
     body = json.dumps({"error": {"message": f"bad key {KEY}", "code": "x"}}).encode()
-    endpoint.script = [(status, body)] * 99
-    message = ended(judge(workers=8), tmp_path)
-    assert f"HTTP {status}" in message and word in message and len(endpoint.requests) == 1
-
-
-def test_nothing_there_ends_the_run(endpoint, judge, tmp_path):
+    for asked, (status, word) in enumerate({401: "--judge_key_env", 404: "--judge_model"}.items(), 1):
+        endpoint.script = [(status, body)] * 99
+        message = ended(judge(workers=8), tmp_path)
+        assert f"HTTP {status}" in message and word in message and len(endpoint.requests) == asked
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -206,22 +206,12 @@ def test_nothing_there_ends_the_run(endpoint, judge, tmp_path):
 
 
 def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
-    interrupted = threading.Event()
-
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
-        interrupted.wait(30)
+        time.sleep(1)
 
-    def unblock(*arguments, **options):
-        interrupted.set()
-        return shutdown(*arguments, **options)
-
-    from marlhf_lite.evaluation import judgments
-
-    shutdown = judgments.ThreadPoolExecutor.shutdown
     endpoint.script = [None, None, interrupt]
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(judgments.ThreadPoolExecutor, "shutdown", unblock)
+    with pytest.raises(KeyboardInterrupt):
         judge_pairs(judge(workers=2), PAIRS, tmp_path)
     assert 3 <= len(stored(tmp_path)) == len(endpoint.requests) <= 9
     assert len(judge_pairs(judge(), PAIRS, tmp_path)) == 9 and len(endpoint.requests) == 9
@@ -263,7 +253,7 @@ def test_another_way_of_asking_is_another_judge(endpoint, judge, tmp_path):
 
 def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
     caplog.set_level(logging.DEBUG)
-    for name in ("openai", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3"):
+    for name in ("openai", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.DEBUG)
     echo = json.dumps({"error": {"message": f"{KEY} is wrong"}}).encode()
     endpoint.decide = lambda *_: f"Bearer {KEY}"
@@ -280,13 +270,6 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
     logged = "".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records)
     for text in (written, shown.out, shown.err, caplog.text, logged):
         assert KEY not in text and "very-secret" not in text
-
-
-@pytest.mark.parametrize("name, sent", [("MINE", "Bearer k-1"), ("", "Bearer none")])
-def test_another_variable_and_no_key_at_all(endpoint, judge, tmp_path, monkeypatch, name, sent):
-    monkeypatch.setenv("MINE", "k-1")
-    judge_pairs(judge(judge_key_env=name), PAIRS[:1], tmp_path)
-    assert endpoint.requests[-1][1]["Authorization"] == sent
 
 
 @pytest.mark.parametrize(

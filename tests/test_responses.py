@@ -2,11 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import nudge
+from conftest import fails, nudge
 
 from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation import responses as module
@@ -16,7 +15,6 @@ from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
-from marlhf_lite.utils.errors import InputError
 
 
 @pytest.fixture(scope="session")
@@ -118,11 +116,10 @@ def test_scores_come_later_and_go_where_they_are_not_asked_for(evaluate, generat
     assert evaluate(rm=None, reference=None, gold=None, names=["PPO"], load=refuse) == plain
 
 
-@pytest.mark.parametrize("batches", [0, 4])
-def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, monkeypatch, tmp_path, batches):
+def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, monkeypatch, tmp_path):
     whole = evaluate(out=tmp_path / "whole")
     del generated[:]
-    add, count = ResponseStore.add, iter(range(100))
+    add, count, batches = ResponseStore.add, iter(range(100)), 4
 
     def killed(self, rows):
         if next(count) == batches:
@@ -145,14 +142,14 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, mon
 
 
 def test_another_reward_model_scores_the_same_responses_anew(evaluate, generated, rm2, tmp_path):
-    old = evaluate()
-    new = evaluate(rm=rm2)
-    assert sum(generated) == 48 and responses(new) == responses(old)
-    fresh = evaluate(rm=rm2, out=tmp_path / "fresh")
+    few = {"names": ["PPO"], "temperatures": (0.5,)}
+    old, new = evaluate(**few), evaluate(**few, rm=rm2)
+    assert sum(generated) == 12 and responses(new) == responses(old)
+    fresh = evaluate(**few, rm=rm2, out=tmp_path / "fresh")
     for name in ("rm_score", "kl", "gold"):
         assert [row[name] for row in new] == pytest.approx([row[name] for row in fresh], abs=1e-4)
     assert all(a["rm_score"] != b["rm_score"] and a["rm"] != b["rm"] for a, b in zip(new, old))
-    assert len(list((tmp_path / "out").glob("*/samples.jsonl"))) == 4
+    assert evaluate(**few, rm=rm2, load=refuse) == new and len(list((tmp_path / "out").glob("*/samples.jsonl"))) == 1
 
 
 # Fingerprints
@@ -177,14 +174,12 @@ def test_a_fingerprint_is_of_weights_and_not_of_places(ppo, sft, tmp_path):
     ],
 )
 def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer, tmp_path, spoil):
-    broken = tmp_path / "broken"
+    broken, out = tmp_path / "broken", tmp_path / "out"
     shutil.copytree(ppo, broken)
     spoil(broken)
-    with pytest.raises(InputError, match=f"MA-PPO: {broken}"):
-        evaluate_checkpoints(
-            {"SFT": sft, "MA-PPO": broken}, Scorers(refuse), tokenizer, ["a"], tmp_path / "out", Sampling(4)
-        )
-    assert not Path(tmp_path / "out").exists()
+    given = ({"SFT": sft, "MA-PPO": broken}, Scorers(refuse), tokenizer, ["a"], out, Sampling(4))
+    fails(lambda: evaluate_checkpoints(*given), f"MA-PPO: {broken}")
+    assert not out.exists()
 
 
 # Options
@@ -195,8 +190,7 @@ def test_numbers_from_options():
     options = EvaluationConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1")
     assert (options.temperatures, options.sizes) == ((0.0, 0.4, 1.0), (1, 8))
     for name, value in (("eval_temperatures", "-0.5"), ("best_of", "2.5"), ("best_of", "0"), ("best_of", "1,32")):
-        with pytest.raises(InputError, match=f"--{name} {value}"):
-            EvaluationConfig(**{name: value})
+        fails(lambda: EvaluationConfig(**{name: value}), f"--{name} {value}")  # noqa: B023
 
 
 # Answers of a loaded policy
@@ -224,13 +218,9 @@ def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(evaluate, bas
 SETTINGS = {"temperature": 0.8, "fingerprint": "abc", "top_k": 50}
 
 
-def row(id="p", sample=0, **more):
+def row(id="p", **more):
     plain = {"prompt": f"prompt {id}", "method": "PPO", "response": "yes", "token_ids": [5, 1], "ended": True}
-    return {"id": id, "sample": sample, "seed": 0, "temperature": 0.8} | plain | more
-
-
-def keyed(*rows):
-    return to_frame(rows).set_index(module.KEY)
+    return {"id": id, "sample": 0, "seed": 0, "temperature": 0.8} | plain | more
 
 
 @pytest.mark.parametrize(
@@ -246,19 +236,15 @@ def test_faulty_stores_are_named(tmp_path, rows, words):
     path = ResponseStore(tmp_path, "PPO", SETTINGS).path
     path.parent.mkdir()
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(InputError, match=f"{path}[,:] {words}"):
-        ResponseStore(tmp_path, "PPO", SETTINGS)
+    fails(lambda: ResponseStore(tmp_path, "PPO", SETTINGS), str(path), words)
 
 
 def test_restored_responses_are_the_very_tokens(moved, tokenizer, texts):
     torch.manual_seed(0)
     rollout = generate(moved.policy.eval().model, tokenizer, texts.prompts, Sampling(8))
-    rows = [
-        {"prompt": p, "method": "PPO", "response": r, "token_ids": ids[m].tolist(), "ended": bool(e)}
-        for p, r, ids, m, e in zip(
-            rollout.prompts, rollout.responses, rollout.response_ids, rollout.mask, rollout.ended
-        )
-    ]
+    ids = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask)]
+    columns = {"prompt": rollout.prompts, "response": rollout.responses, "token_ids": ids}
+    rows = [dict(zip(columns, row), method="PPO", ended=bool(e)) for *row, e in zip(*columns.values(), rollout.ended)]
     again = restore(tokenizer, to_frame(rows))
     assert again.prompts == rollout.prompts and again.responses == rollout.responses
     for name in ("attention_mask", "mask", "ended"):

@@ -27,7 +27,9 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
     for an n outside 1 to S, and for `scores` [S] that are not finite.
     """
     scores = finite("scores", scores)
-    check_sizes([n], len(scores), "scores")
+    if not 1 <= n <= len(scores):
+        what = f"there are {len(scores)} samples a prompt"
+        raise InputError(f"best_of {n}: {what}: give 1 to {len(scores)}, or --eval_samples {n}")
     weight = [math.comb(i, n - 1) / math.comb(len(scores), n) for i in range(len(scores))]
     _, rank = np.unique(scores, return_inverse=True)
     shared = np.bincount(rank[np.argsort(scores, kind="stable")], weight) / np.bincount(rank)
@@ -52,20 +54,10 @@ def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] 
         names = [name for name in SCORES if name == "rm_score" or (name in group and group[name].notna().any())]
         scores = {name: score_matrix(group, name).to_numpy() for name in names}
         prompts, samples = scores["rm_score"].shape
-        here = [n for n in sizes if n == 1] if temperature == 0 else list(sizes)
-        check_sizes(here, samples, f"{method} at temperature {temperature}")
-        for n in here:
+        for n in (n for n in sizes if n == 1 or temperature != 0):
             weights = np.array([best_weights(row, n) for row in scores["rm_score"]])
             cell = {"method": method, "temperature": temperature, "n": n, "samples": samples, "prompts": prompts}
             for name, values in scores.items():
                 cell[name] = bootstrap_mean((weights * values).sum(1), RESAMPLES)._asdict()
             cells.append(cell | {"kl_bound": math.log(n) - (n - 1) / n})
     return cells
-
-
-def check_sizes(sizes: Sequence[int], samples: int, source: str) -> None:
-    """Raises `InputError` for an N below 1 or above the samples there are of each prompt."""
-    for n in sizes:
-        if not 1 <= n <= samples:
-            what = f"{source} has {samples} samples a prompt"
-            raise InputError(f"best_of {n}: {what}: give 1 to {samples}, or --eval_samples {n}")

@@ -11,7 +11,7 @@ import pandas as pd
 
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.responses import read_responses
-from marlhf_lite.evaluation.scores import SCORES, name_temperatures, score_matrix, summarise, table
+from marlhf_lite.evaluation.scores import SCORES, check_same_prompts, name_temperatures, score_matrix, summarise, table
 from marlhf_lite.utils.errors import InputError
 
 COLUMNS = {
@@ -79,11 +79,7 @@ def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
 
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
-    prompts, others = (set(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
-    for a, b, gone in ((base, name, prompts - others), (name, base, others - prompts)):
-        if gone:
-            words = " ".join(min(gone)[1].split())[:60]
-            raise InputError(f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts")
+    check_same_prompts(base, ours, name, theirs)
     marks = [set(rows["rm"].dropna()) if "rm" in rows else set() for rows in (ours, theirs)]
     if all(marks) and len(set.union(*marks)) > 1:
         raise InputError(f"{base} and {name}: scored by different reward models: evaluate both with the same --rm")

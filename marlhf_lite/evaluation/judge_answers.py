@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from marlhf_lite.config.commands import JudgeCommand
 from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, printable, stored_judge
-from marlhf_lite.evaluation.judgments import Judge, combine, draw_pairs, file_name, judge_pairs, make_pairs, summary
+from marlhf_lite.evaluation.judgments import Judge, combine, file_name, judge_pairs, make_pairs, summary
 from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.models.actor_critic import ScalarHeadModel
@@ -34,10 +35,12 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     """
     seed = options.seed
     names = [name.strip() for name in options.judge_methods.split(",") if name.strip()]
-    if len(names) != 2:
+    if len(names) != 2 or names[0] == names[1]:
         raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
     rows, first, second = find_answers(options.judge_answers, *names)
-    pairs = draw_pairs(make_pairs(rows, first, second), options.size, seed)
+    pairs = make_pairs(rows, first, second)
+    drawn = random.Random(seed).sample(range(len(pairs)), min(options.size or len(pairs), len(pairs)))
+    pairs = [pairs[i] for i in sorted(drawn)]
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
     judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])

@@ -106,9 +106,8 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     A fence of three backticks around the object is allowed. A missing, doubled or unknown key, a score that is not a
     number from 1 to 10, and any text around the object are not.
     """
-    fenced = _FENCE.match(text.strip())
     try:
-        verdict = json.loads(fenced[1] if fenced else text, object_pairs_hook=_unique_keys)
+        verdict = json.loads(_FENCE.sub(r"\1", text.strip()), object_pairs_hook=_unique_keys)
         sides = verdict["scores"]
         fits = (
             verdict.keys() == {"reason", "scores", "winner"}

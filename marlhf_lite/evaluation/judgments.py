@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.scores import to_frame
+from marlhf_lite.evaluation.scores import check_same_prompts, to_frame
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
@@ -68,28 +68,17 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
 
     Raises `InputError` for an unknown method, and for methods that did not answer the same prompts once each.
     """
-    if first == second:
-        raise InputError(f"--judge_methods: {first} twice: give two different methods")
     frame = to_frame(rows)
-    answers = [frame[frame["method"] == method].set_index("id") for method in (first, second)]
-    for method, mine in zip((first, second), answers, strict=True):
-        if not len(mine):
-            there = ", ".join(frame["method"].unique())
-            raise InputError(f"answers: no method {method!r}; there are: {there or 'none'}")
-        if mine.index.has_duplicates:
-            raise InputError(f"answers: {method} has one id twice: leave one answer to each prompt")
-    one, other = answers
-    if one["prompt"].to_dict() != other["prompt"].to_dict():
-        what = f"{first} answered {len(one)} and {second} {len(other)}, or others"
-        raise InputError(f"answers: different prompts ({what}): give answers to the same prompts")
+    groups = dict(list(frame.groupby("method", sort=False)))
+    for method in {first, second} - groups.keys():
+        raise InputError(f"answers: no method {method!r}; there are: {', '.join(groups) or 'none'}")
+    one, other = groups[first], groups[second]
+    check_same_prompts(first, one, second, other)
+    one, other = one.set_index("id"), other.set_index("id")
+    if one.index.has_duplicates or other.index.has_duplicates:
+        raise InputError(f"answers of {first} and {second}: one id twice: leave one answer to each prompt")
     texts = zip(one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True)
     return [Comparison(str(id), *each, (first, second)) for id, *each in texts]
-
-
-def draw_pairs(pairs: Sequence[Comparison], size: int | None, seed: int = 0) -> list[Comparison]:
-    """`size` of the pairs, drawn by `seed`, in their order; all where `size` is None or more than there are."""
-    chosen = random.Random(seed).sample(range(len(pairs)), min(size or len(pairs), len(pairs)))
-    return [pairs[i] for i in sorted(chosen)]
 
 
 # Asking, and what is stored
@@ -157,7 +146,7 @@ def judge_pairs(
 
 
 def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
-    judge, failures = store.judge, []
+    judge, failures = store.judge, 0
 
     def ask(comparison: Comparison) -> NotJudged | None:
         try:
@@ -165,20 +154,17 @@ def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
         except NotJudged as error:
             store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
             return error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # at once: the main thread hears of it later
-            raise
 
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
-    # At its end the pool waits for requests under way: they are paid for.
+    # At its end the pool waits for requests under way: they are paid for. An error cancels those that wait.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
         ask_all = map if judge.workers == 1 else pool.map  # a person is asked in the main thread
         for part in (waiting[:1], waiting[1:]):  # the first one alone: if it is refused, no other is sent
             for error in ask_all(ask, part):
                 bar.update()
-                failures = [*failures, error] if error else []
-                if len(failures) >= min(GIVE_UP, len(waiting)):
-                    what = f"{len(failures)} comparisons in a row were not judged ({error})"
+                failures = failures + 1 if error else 0
+                if failures >= min(GIVE_UP, len(waiting)):
+                    what = f"{failures} comparisons in a row were not judged ({error})"
                     raise InputError(f"{judge.name}: {what}: judgments so far are kept, run it again to go on")
 
 
@@ -239,15 +225,12 @@ class JudgmentStore:
         ]
 
     def _row(self, comparison: Comparison, judgment: Judgment) -> dict:
-        sides, row = (
-            comparison.sides,
-            {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name},
-        )
+        sides, scores = comparison.sides, judgment.scores
+        row = {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name}
         row |= {"methods": list(comparison.methods), "shown": comparison.shown, "criteria": self.judge.criteria}
-        row |= asdict(judgment) | {"winner": sides.get(judgment.winner, judgment.winner)}
-        if judgment.scores is not None:
-            row["scores"] = {sides[side]: judgment.scores[side] for side in "AB"}
-        return row
+        said = {"winner": sides.get(judgment.winner, judgment.winner)}
+        said["scores"] = scores and {sides[side]: scores[side] for side in "AB"}
+        return row | said | {"raw": judgment.raw}
 
 
 def file_name(name: str) -> str:
@@ -273,13 +256,9 @@ def read_judgments(path: str | Path) -> list[dict]:
 def combine(rows: Sequence[Mapping]) -> list[dict]:
     """One row for each pair, from one order or from both.
 
-    Of two judgments on a pair, in the two orders: skipped if one is skipped, else malformed if one is malformed, else
-    the winner that both name; where they disagree, or one is a tie, a tie. Scores are averaged.
-
-    Raises `InputError` for judgments of several judges, and for a pair that has two in one order.
+    `rows` are one judge's. Of two judgments on a pair, in the two orders: skipped if one is skipped, else malformed if
+    one is malformed, else the winner that both name; where they disagree, or one is a tie, a tie. Scores are averaged.
     """
-    if len({row["judge"] for row in rows}) > 1:
-        raise InputError("judgments: of several judges: combine one judge's at a time")
     combined = []
     for group in _by_pair(rows):
         winners = {row["winner"] for row in group}
@@ -326,9 +305,6 @@ def _by_pair(rows: Sequence[Mapping]) -> list[list[Mapping]]:
     groups: dict[str, list[Mapping]] = {}
     for row in rows:
         groups.setdefault(row["pair"], []).append(row)
-    for pair, group in groups.items():
-        if len(group) > 2 or len({row["shown"] for row in group}) < len(group):
-            raise InputError(f"judgments: pair {pair} has two in one order: give each once")
     return list(groups.values())
 
 

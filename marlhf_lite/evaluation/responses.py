@@ -12,8 +12,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ class ResponseStore:
         self.folder = Path(root) / f"{name}-T{settings['temperature']:g}-{digest}"
         self.settings = {"method": method, **settings}
         self.path = self.folder / SAMPLES
-        self.rows = _frame(_rows_of(self.path, ("id", "token_ids", "ended")), self.path).set_index(KEY)
+        self.rows = _read([self.path], ("id", "token_ids", "ended")).set_index(KEY)
 
     def add(self, rows: pd.DataFrame) -> None:
         """Write responses at once: they are found again, whatever happens after this."""
@@ -85,33 +86,28 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     path = Path(path).expanduser()
     stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
     files = [file for file in (path, path / SAMPLES) if file.is_file()] or [p.with_name(SAMPLES) for p in stores]
-    rows = [row for file in files for row in _rows_of(file)]
-    if not rows:
+    rows = _read(files)
+    if not len(rows):
         what = "no answers in it" if path.exists() else "no such file or folder"
         raise InputError(f"{path}: {what}: give a folder that `marlhf evaluate` wrote, or its {SAMPLES}")
-    return _frame(rows, path)
-
-
-def _rows_of(file: Path, needed: Sequence[str] = ()) -> list[dict]:
-    """The rows of a file. Raises `InputError` for one that is no response or lacks one of `needed`."""
-    rows = read_lines(file)
-    for number, row in enumerate(rows, 1):
-        missing = [name for name in ("prompt", "method", "response", *needed) if row.get(name) is None]
-        if missing:
-            raise InputError(f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
-        for name, value in row.items():
-            if name in NUMBERS and not (value is None or (isinstance(value, int | float) and math.isfinite(value))):
-                raise InputError(f"{file}, row {number}: {name} {value!r} is no finite number: leave it out")
     return rows
 
 
-def _frame(rows: Sequence[Mapping], source: Path) -> pd.DataFrame:
-    """Raises `InputError` where a response is there twice."""
+def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows of files. Raises `InputError` for one that is no response, lacks one of `needed` or is there twice."""
+    rows = []
+    for file in files:
+        for number, row in enumerate(read_lines(file), 1):
+            missing = [name for name in ("prompt", "method", "response", *needed) if row.get(name) is None]
+            if missing:
+                raise InputError(f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
+            for name, value in ((name, row[name]) for name in NUMBERS if row.get(name) is not None):
+                if not isinstance(value, int | float) or not math.isfinite(value):
+                    raise InputError(f"{file}, row {number}: {name} {value!r} is no finite number: leave it out")
+            rows.append(row)
     frame = to_frame(rows)
-    twice = frame[frame.duplicated(["method", "temperature", *KEY])]
-    if len(twice):
-        what = f"id {twice['id'].iloc[0]} of {twice['method'].iloc[0]}"
-        raise InputError(f"{source}: {what} stands there twice: delete one of them")
+    for id, method in frame.loc[frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]].to_numpy():
+        raise InputError(f"{files[-1]}: id {id} of {method} stands there twice: delete one of them")
     return frame
 
 
@@ -161,10 +157,9 @@ def answer(
     batch, so that comparisons by prompt are tighter.
     """
     policy.eval()
-    rows = []
-    for chunk in tqdm(_batches(_keyed(prompts, 1, seed), batch_size), desc=f"answers of {name}", leave=False):
-        rollout = _generate(policy, tokenizer, chunk, sampling)
-        rows.append(_rows(rollout, chunk, name, sampling, score_rollout(rollout, policy, reference, reward, gold)))
+    chunks = tqdm(_batches(_keyed(prompts, 1, seed), batch_size), desc=f"answers of {name}", leave=False)
+    score = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold)
+    rows = [_generate(policy, tokenizer, chunk, name, sampling, score) for chunk in chunks]
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
@@ -187,16 +182,16 @@ def _batches(rows: pd.Series | pd.DataFrame, size: int) -> list:
     return [rows.iloc[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _generate(policy: PolicyModel, tokenizer, wanted: pd.Series, sampling: Sampling) -> Rollout:
+def _generate(
+    policy: PolicyModel, tokenizer, wanted: pd.Series, method: str, sampling: Sampling, score
+) -> pd.DataFrame:
+    """A response to each prompt that is wanted, with the columns of `score(rollout)`."""
     names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
     with merged_adapter(policy.model):
-        return generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
-
-
-def _rows(rollout: Rollout, wanted: pd.Series, method: str, sampling: Sampling, scores: Mapping) -> pd.DataFrame:
+        rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
     tokens = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask, strict=True)]
     columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
-    return pd.DataFrame(columns | {"token_ids": tokens} | dict(scores), index=wanted.index, dtype=object)
+    return pd.DataFrame(columns | {"token_ids": tokens} | score(rollout), index=wanted.index, dtype=object)
 
 
 def evaluate_checkpoints(
@@ -251,35 +246,23 @@ def evaluate_checkpoints(
     return rows.drop(columns=[name for name in rows if not (given | {"gold": scorers.gold}).get(name, True)])
 
 
-def _fill(
-    store: ResponseStore,
-    wanted: pd.Series,
-    sampling: Sampling,
-    load: Callable[[], PolicyModel],
-    scorers: Scorers,
-    marks: Mapping[str, str],
-    tokenizer,
-    batch_size: int,
-) -> None:
+def _fill(store: ResponseStore, wanted: pd.Series, sampling: Sampling, load, scorers, marks, tokenizer, size) -> None:
     """Score again what other models than those of `marks` scored, and generate what is missing."""
+
+    def score(rollout: Rollout) -> dict:
+        return scorers.score(rollout, load) | marks
+
     there = wanted.index.isin(store.rows.index)
     stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
     by = stored.reindex(columns=[*marks, "gold"])
     fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
-    stale, scored = stored[~fresh], []
     # Prompts of like length together, so that padding is little; the most memory is needed at once.
     lengths = [-len(ids) for ids in encode_prompts(tokenizer, missing.tolist())] if len(missing) else []
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
-    total, about = len(stale) + len(missing), {"desc": f"{method}, T={sampling.temperature:g}", "unit": ""}
-    with tqdm(total=total, disable=not total, leave=False, **about) as bar:
-        for chunk in _batches(stale, batch_size):
+    todo = _batches(stored[~fresh], size) + _batches(missing, size)
+    for chunk in tqdm(todo, desc=f"{method}, T={sampling.temperature:g}", disable=not todo, leave=False):
+        if isinstance(chunk, pd.DataFrame):
             rollout = restore(tokenizer, chunk, next(load().parameters()).device)
-            scores = pd.DataFrame(scorers.score(rollout, load) | marks, index=chunk.index, dtype=object)
-            scored.append(chunk.assign(**scores))
-            bar.update(len(chunk))
-        if scored:
-            store.replace(pd.concat(scored))
-        for chunk in _batches(missing, batch_size):
-            rollout = _generate(load(), tokenizer, chunk, sampling)
-            store.add(_rows(rollout, chunk, method, sampling, scorers.score(rollout, load) | marks))
-            bar.update(len(chunk))
+            store.replace(chunk.assign(**pd.DataFrame(score(rollout), index=chunk.index, dtype=object)))
+        else:
+            store.add(_generate(load(), tokenizer, chunk, method, sampling, score))

@@ -144,6 +144,15 @@ def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
     return values.astype(float)
 
 
+def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.DataFrame) -> None:
+    """Raises `InputError` unless two methods, called `one` and `other`, have answers to the same prompts."""
+    prompts, others = (set(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
+    for a, b, gone in ((one, other, prompts - others), (other, one, others - prompts)):
+        if gone:
+            words = " ".join(min(gone)[1].split())[:60]
+            raise InputError(f"{b} lacks {len(gone)} of {a}'s prompts, such as {words!r}: answer the same prompts")
+
+
 def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
     """The responses with their temperature in the method's name, as in "PPO T=0.4", where there are several."""
     frame = to_frame(responses)
