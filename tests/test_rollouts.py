@@ -12,7 +12,7 @@ import torch
 from conftest import changed, snapshot
 from small_tokenizers import NAMES, small_tokenizer
 from torch import nn
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
@@ -246,9 +246,12 @@ def test_no_default_of_the_model_slips_in(tiny, tokenizer, sampling, tmp_path):
     greedy = sampling.temperature == 0
     more = {"do_sample": True, "num_return_sequences": 2} if greedy else {"do_sample": False}
     (tmp_path / "odd" / "generation_config.json").write_text(json.dumps(ODD | more))
-    usual, odd = (new_policy(load_base(m), m).eval() for m in (tiny, replace(tiny, model=str(tmp_path / "odd"))))
-    expected, got = sampled(usual, tokenizer, sampling), sampled(odd, tokenizer, sampling)
-    assert torch.equal(expected.tokens, got.tokens) and torch.equal(expected.mask, got.mask)
+    odd = replace(tiny, model=str(tmp_path / "odd"))
+    own = AutoModelForCausalLM.from_pretrained(odd.model)  # a base that is not loaded by this library
+    expected = sampled(new_policy(load_base(tiny), tiny).eval(), tokenizer, sampling)
+    for base in (load_base(odd), own):
+        got = sampled(new_policy(base, odd).eval(), tokenizer, sampling)
+        assert torch.equal(expected.tokens, got.tokens) and torch.equal(expected.mask, got.mask)
 
 
 def test_each_new_token_is_one_column_of_work(fresh, tokenizer):

@@ -140,17 +140,21 @@ def _load(kind, name: str, path: str = "", **kwargs):
     finally:
         if quiet:
             hf_logging.enable_progress_bar()
-    if kind is AutoModelForCausalLM:  # how its makers sample would slip into what `generate` is not told
-        own = loaded.generation_config
+    return without_own_sampling(loaded)
+
+
+def without_own_sampling(model: nn.Module) -> nn.Module:
+    """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model."""
+    if own := getattr(model, "generation_config", None):
         ids = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        loaded.generation_config = GenerationConfig(**ids)
-    return loaded
+        model.generation_config = GenerationConfig(**ids)
+    return model
 
 
 def share(model: nn.Module) -> nn.Module:
     """Copy the module tree but not its parameters and buffers, which stay the original's."""
     kept = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept})
+    return without_own_sampling(copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept}))
 
 
 def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:

@@ -29,7 +29,7 @@ class Sampling:
     top_p: float = 1.0
 
     def arguments(self) -> dict:
-        """Arguments of transformers' `generate`; models from `models.loading` have no other settings of their own."""
+        """Arguments of transformers' `generate`; the four models have no other settings of their own."""
         common = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
         if self.temperature == 0:
             return common | {"do_sample": False}
