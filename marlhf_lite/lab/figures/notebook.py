@@ -117,9 +117,8 @@ def play(name: str, height: int) -> Any:
     from IPython.display import HTML
 
     page = html.escape(shipped(f"interactive/{name}.html", "figures").read_text(encoding="utf-8"))
-    return HTML(
-        f'<div><iframe class="play" srcdoc="{page}" title="{name}" width="100%" height="{height}"></iframe></div>'
-    )
+    size = f'width="100%" height="{height}" style="border:0"'
+    return HTML(f'<div><iframe class="play" srcdoc="{page}" title="{name}" {size}></iframe></div>')
 
 
 def rounded(numbers: Any, digits: int) -> Any:
