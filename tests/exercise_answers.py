@@ -218,17 +218,6 @@ stiennon = replace(TLDR, convert=convert)
         ),
     },
     "07": {
-        "merged": tuple(
-            f"""
-import copy
-merged = copy.deepcopy(base)
-for name, layer in load_policy(base, runs / "sft", trainable=False).get_base_model().named_modules():
-    if hasattr(layer, "lora_A"):
-        change = layer.lora_B["default"].weight.data @ layer.lora_A["default"].weight.data
-        merged.get_submodule(name).weight.data += {scale} * layer.scaling["default"] * change
-"""
-            for scale in (1, 0, 2, -1)
-        ),
         "by_pairs": (
             "by_pairs = {len(splits['rm']) // part: p for part in (8, 4, 2, 1)}",
             "by_pairs = {len(splits['rm']) // part: 100 * p for part in (8, 4, 2, 1)}",
