@@ -24,7 +24,7 @@ from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling, prompt_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
-GIVEN = "prompts reward termination macro_config seed gold held_out accelerator generator".split()
+GIVEN = "prompts reward termination macro_config seed gold held_out accelerator generator engine".split()
 
 
 def early_letters(prompts, responses):

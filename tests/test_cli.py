@@ -130,7 +130,7 @@ def test_bad_files(fails, tmp_path, name, content, named):
     fails(["run", option, f"./{name}"], name, *named.split("|"))
 
 
-RUN = "run --size 9 "
+RUN, VLLM = "run --size 9 ", "--rollout_engine vllm --vllm_url http://localhost:1"
 MISTAKES = [  # a command line; folders stand in braces -> what the message names
     ("fly", "fly"),
     ("run --fly", "--fly"),
@@ -150,6 +150,14 @@ MISTAKES = [  # a command line; folders stand in braces -> what the message name
     (RUN + "--rm_batch_size 9 --per_device_train_batch_size 2 --sft_batch_size 8", "--rm_batch_size 9"),
     (RUN + "--report_to mars", "--report_to mars"),
     (RUN + "--finetune full --load_in_4bit", "--load_in_4bit"),
+    ("run --rollout_engine vllm", "--vllm_url"),
+    ("run --vllm_url http://localhost:8000", "--rollout_engine vllm"),
+    *(
+        (f"run --rollout_engine vllm --vllm_url {url}", f"--vllm_url {url}")
+        for url in ("here", "http://me:x@h", "http://h/v1")
+    ),
+    (f"{RUN}{VLLM} --finetune full", "--rollout_engine vllm|--finetune lora"),
+    (f"{RUN}{VLLM} --logprobs_at_temperature", "--logprobs_at_temperature"),
     ("run --part cnn_dm", "--part cnn_dm"),
     *((f"run --dataset {name}", name) for name in ("./no.jsonl", "no.csv", "nothing", "tiny_tldr")),
     ("run --model ./no/folder", "--model ./no/folder"),

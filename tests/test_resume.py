@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig
+from marlhf_lite.config.options import CheckpointConfig, EngineConfig, LoggingConfig, MacroConfig
 from marlhf_lite.config.parser import MAY_CHANGE
 from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import RandomizedNGram
@@ -199,7 +199,7 @@ def test_folders_that_are_no_run(here, capsys):
 
 
 def test_what_may_change_is_what_a_run_leaves_behind():
-    """How long, what is kept and what fits; nothing that its numbers depend on."""
-    kept = {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
+    """How long, what is kept, what fits and what samples; no option of the algorithm."""
+    kept = {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)}
     length, memory, place = {"updates", "prompt_epochs"}, {"micro_batch_size"}, {"output_dir"}
     assert MAY_CHANGE - kept == length | memory | place | {"overwrite", "resume"}

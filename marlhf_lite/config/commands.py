@@ -38,7 +38,7 @@ class PolicyCommand(o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.Loggin
     """What every command that trains a policy takes."""
 
 
-class PPOCommand(o.MacroConfig, o.PPOConfig, o.RewardConfig, PolicyCommand):
+class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, PolicyCommand):
     """PPO over macro actions; --n 1 is token-level PPO.
 
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
@@ -75,7 +75,7 @@ class EvaluatedCommand(o.EvaluationConfig, StageCommand):
     """What every command takes that evaluates policies on held-out prompts."""
 
 
-class EvaluateCommand(o.InputConfig, o.ProgramConfig, o.SamplingConfig, EvaluatedCommand):
+class EvaluateCommand(o.InputConfig, o.ProgramConfig, o.SamplingConfig, o.EngineConfig, EvaluatedCommand):
     """Answers, scores and intervals on held-out prompts.
 
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c

@@ -7,6 +7,7 @@ object is made. Options have the names of TRL and transformers, where these have
 from __future__ import annotations
 
 import math
+import re
 from typing import Literal
 
 from marlhf_lite.config.checked import Checked, option
@@ -321,6 +322,31 @@ class GRPOStageConfig(GroupConfig):
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = option(
         "grpo", "Mean in GRPO's loss; grpo: over tokens, then responses, dapo: all tokens, dr_grpo: longest length."
     )
+
+
+class EngineConfig(Checked):
+    """What samples responses in PPO and in evaluation."""
+
+    rollout_engine: Literal["generate", "vllm"] = option(
+        "generate", "What samples responses: generate (transformers), or vllm, servers that load the LoRA adapter."
+    )
+    vllm_url: str = option(
+        "", "Addresses of vLLM servers, comma-separated, such as http://localhost:8000; VLLM_API_KEY holds their key."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fix = "give addresses such as http://localhost:8000, without /v1"
+        if bool(self.vllm_urls) != (self.rollout_engine == "vllm"):
+            raise InputError(f"--vllm_url {self.vllm_url}: it goes with --rollout_engine vllm, and that with it: {fix}")
+        for url in self.vllm_urls:
+            if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", url) or url.rstrip("/").endswith("/v1"):
+                raise InputError(f"--vllm_url {url}: not an address: {fix}")
+
+    @property
+    def vllm_urls(self) -> list[str]:
+        """The addresses of `vllm_url`."""
+        return [url.strip() for url in self.vllm_url.split(",") if url.strip()]
 
 
 # Checkpoints and logs

@@ -25,17 +25,17 @@ from trl import TrlParser
 
 from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.config.options import CheckpointConfig, DataConfig, LoggingConfig, ModelConfig
+from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
-# Options that `--resume` may change: how long a run is, what it leaves behind and what fits into memory. They do not
-# change what it computes (a micro-batch changes it by rounding).
+# Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
+# They do not change what it computes (a micro-batch changes it by rounding, another sampler draws other responses).
 MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs", "micro_batch_size"} | {
-    f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)
+    f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)
 }
 # Options by which a command names models that an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")

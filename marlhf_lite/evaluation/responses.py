@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,9 @@ from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.run_folder import SAMPLES
+
+if TYPE_CHECKING:
+    from marlhf_lite.training.vllm_rollouts import VLLMEngine
 
 SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]
@@ -183,12 +187,15 @@ def _batches(rows: pd.Series | pd.DataFrame, size: int) -> list:
 
 
 def _generate(
-    policy: PolicyModel, tokenizer, wanted: pd.Series, method: str, sampling: Sampling, score
+    policy: PolicyModel, tokenizer, wanted: pd.Series, method: str, sampling: Sampling, score, engine=None
 ) -> pd.DataFrame:
     """A response to each prompt that is wanted, with the columns of `score(rollout)`."""
     names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
-    with merged_adapter(policy.model):
-        rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
+    if engine is not None:
+        rollout = engine.checked(policy, tokenizer, wanted.tolist(), names, sampling, "evaluated")
+    else:
+        with merged_adapter(policy.model):
+            rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
     tokens = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask, strict=True)]
     columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
     return pd.DataFrame(columns | {"token_ids": tokens} | score(rollout), index=wanted.index, dtype=object)
@@ -207,6 +214,7 @@ def evaluate_checkpoints(
     seed: int = 0,
     batch_size: int = 128,
     model: str = "",
+    engine: VLLMEngine | None = None,
 ) -> pd.DataFrame:
     """Responses of every checkpoint to every prompt at every temperature, scored (paper: Figures 3, 8, 10, 20, 21).
 
@@ -220,6 +228,7 @@ def evaluate_checkpoints(
         samples: responses to each prompt at each temperature.
         batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
         model: the base model's name, which an adapter's weights do not tell.
+        engine: servers that sample in place of the models here; what they sample is stored apart.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
@@ -236,9 +245,11 @@ def evaluate_checkpoints(
         load = scorers.policy(Path(path))
         for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
             how = replace(sampling, temperature=float(temperature))
-            store = ResponseStore(folder, name, {"fingerprint": prints[name], "model": model, **vars(how)})
+            settings = {"fingerprint": prints[name], "model": model, **vars(how)}
+            settings |= {"engine": "vllm"} if engine else {}
+            store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
-            _fill(store, asked, how, load, scorers, marks, tokenizer, batch_size)
+            _fill(store, asked, how, load, scorers, marks, tokenizer, batch_size, engine)
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may hold scores that are not asked for now.
@@ -246,7 +257,9 @@ def evaluate_checkpoints(
     return rows.drop(columns=[name for name in rows if not (given | {"gold": scorers.gold}).get(name, True)])
 
 
-def _fill(store: ResponseStore, wanted: pd.Series, sampling: Sampling, load, scorers, marks, tokenizer, size) -> None:
+def _fill(
+    store: ResponseStore, wanted: pd.Series, sampling: Sampling, load, scorers, marks, tokenizer, size, engine
+) -> None:
     """Score again what other models than those of `marks` scored, and generate what is missing."""
 
     def score(rollout: Rollout) -> dict:
@@ -265,4 +278,4 @@ def _fill(store: ResponseStore, wanted: pd.Series, sampling: Sampling, load, sco
             rollout = restore(tokenizer, chunk, next(load().parameters()).device)
             store.replace(chunk.assign(**pd.DataFrame(score(rollout), index=chunk.index, dtype=object)))
         else:
-            store.add(_generate(load(), tokenizer, chunk, method, sampling, score))
+            store.add(_generate(load(), tokenizer, chunk, method, sampling, score, engine))

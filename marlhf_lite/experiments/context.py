@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import datasets
 import transformers
@@ -20,14 +20,23 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import GroupConfig, PPOConfig, ProgramConfig, RewardConfig
+from marlhf_lite.config.options import EngineConfig, GroupConfig, PPOConfig, ProgramConfig, RewardConfig
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.macro import TerminationRule
-from marlhf_lite.models.loading import check_target_modules, load_base, load_tokenizer, model_path
+from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.loading import (
+    check_target_modules,
+    load_base,
+    load_policy,
+    load_tokenizer,
+    model_path,
+    new_policy,
+)
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.distributed import together
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.program_tests import with_tests
 from marlhf_lite.training.rewards import FunctionReward, text_reward
@@ -38,6 +47,9 @@ from marlhf_lite.training.sft import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, is_run
+
+if TYPE_CHECKING:
+    from marlhf_lite.training.vllm_rollouts import VLLMEngine
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 OF_THE_START = ("output_dir", "overwrite", "resume", "from_checkpoint")  # not updated in config.yaml by --resume
@@ -56,6 +68,7 @@ class RunContext(Generic[Options]):
     reward: FunctionReward | None = None  # None: the reward model
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
     resume: bool = False  # whether stages that are there go on
+    engine: VLLMEngine | None = None  # what samples in place of the models' own `generate`
 
     @property
     def base(self) -> PreTrainedModel:
@@ -72,12 +85,16 @@ class RunContext(Generic[Options]):
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.limit, self.options.temperature, self.options.top_k, self.options.top_p)
+        return _sampling(self.options)
 
     @property
     def test_prompts(self) -> list[str]:
         """The held-out prompts to evaluate on, each once."""
         return list(self.task.held_out(self.options.eval_prompts)["prompt"])
+
+
+def _sampling(options: commands.PolicyCommand) -> Sampling:
+    return Sampling(options.max_response_length, options.temperature, options.top_k, options.top_p)
 
 
 def print_main(text: str) -> None:
@@ -137,6 +154,7 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
         load()
     if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
         check_target_modules(load(), options.lora_target_modules)
+    engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
@@ -144,7 +162,7 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
-    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume)
+    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine)
 
 
 def _load_task(options: commands.StageCommand, tokenizer) -> Task:
@@ -159,6 +177,30 @@ def _load_task(options: commands.StageCommand, tokenizer) -> Task:
     return with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
 
 
+def _open_engine(
+    options: commands.StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task
+) -> VLLMEngine | None:
+    """Return the servers of `--rollout_engine vllm`, tried out where something is trained; None without them."""
+    if not (isinstance(options, EngineConfig) and options.vllm_url):
+        return None
+    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+
+    engine = VLLMEngine(options.vllm_urls, path)
+    if isinstance(options, commands.PPOCommand):
+        first = load_policy(load(), inputs.sft, trainable=False) if inputs.sft else new_policy(load(), options)
+        together(engine.try_out, PolicyModel(first), tokenizer, task.splits["ppo"]["prompt"], _sampling(options))
+    return engine
+
+
+def _check_engine(options: commands.StageCommand) -> None:
+    """Raise `InputError` for options that `--rollout_engine vllm` cannot serve."""
+    if options.finetune == "full":
+        raise InputError("--rollout_engine vllm: its servers load adapters only: use --finetune lora")
+    if isinstance(options, PPOConfig) and options.logprobs_at_temperature and options.temperature != 1:
+        fix = "leave it out, or add --temperature 1"
+        raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
+
+
 def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
     kept, dropped = {}, 0
     for part, rows in task.splits.items():
@@ -171,6 +213,8 @@ def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
 def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for batches that cannot be divided, and where a reward model has no pairs to learn from."""
     state = PartialState()
+    if isinstance(options, EngineConfig) and options.vllm_url:
+        _check_engine(options)
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
         if size := getattr(options, flag, None):
             split_batch(size, options.per_device_train_batch_size, f"--{flag}")

@@ -212,6 +212,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         held_out=held_out_evaluation(context, reward, options.generation_batch_size or 128),
         name=name,
         accelerator=make_accelerator(options.report_to, run.path, name, asdict(options)),
+        engine=context.engine,
     )
     try:
         trainer.train(resume=bool(checkpoints))
@@ -370,6 +371,7 @@ def evaluate(
         samples=options.eval_samples,
         seed=options.seed,
         model=options.model,
+        engine=context.engine,
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}

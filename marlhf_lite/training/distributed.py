@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+
+from marlhf_lite.utils.errors import ServerError
+
+Result = TypeVar("Result")
 
 
 def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accelerator) -> dict[str, float]:
@@ -16,6 +22,18 @@ def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accel
     exact = torch.float32 if accelerator.device.type == "mps" else torch.float64  # mps has no float64
     stacked = torch.stack([torch.as_tensor(x, dtype=exact, device=accelerator.device) for x in numbers.values()])
     return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
+
+
+def together(work: Callable[..., Result], *args) -> Result:
+    """`work(*args)` of this process. Raises `ServerError` in all processes where it does in one: none waits."""
+    result, told = None, []
+    try:
+        result = work(*args)
+    except ServerError as error:
+        told = [str(error)]
+    if found := gather_object(told):
+        raise ServerError(found[0])
+    return result
 
 
 def is_sharded(module: nn.Module) -> bool:

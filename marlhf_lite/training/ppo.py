@@ -33,7 +33,7 @@ from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
-from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params
+from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params, together
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
@@ -49,7 +49,7 @@ from marlhf_lite.training.rollout import (
     prompt_batches,
 )
 from marlhf_lite.utils import progress
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
@@ -72,6 +72,7 @@ class PPOTrainer:
         held_out: models -> scores on held-out prompts, called every `logging_config.eval_every` updates.
         accelerator: where the models run; made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`.
+        engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class PPOTrainer:
         name: str = "ppo",
         accelerator: Accelerator | None = None,
         generator: Callable | None = None,
+        engine: Callable | None = None,
     ):
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
@@ -102,7 +104,7 @@ class PPOTrainer:
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
         self.objective = Objective(config, self.macro_config)
         self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
-        self.generator = generator or generate
+        self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
         # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
@@ -152,12 +154,23 @@ class PPOTrainer:
         hidden = not self.accelerator.is_local_main_process
         with progress.bar(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
             while not stop and self.updates_done < self.total_updates:
-                row = self.update(next(batches))
+                row = self._update_or_save(next(batches))
                 bar.set_postfix({k: number(row[k]) for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
                 self._evaluate_and_save(last=stop or self.updates_done == self.total_updates)
         return self.history
+
+    def _update_or_save(self, prompts: list[str]) -> dict[str, float]:
+        """An update; before a server's failure is raised, a checkpoint is written from which the run goes on."""
+        try:
+            return self.update(prompts)
+        except ServerError as error:
+            saved = ""
+            if self.checkpoints:
+                self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
+                saved = "; --resume goes on from here"
+            raise InputError(f"update {self.updates_done}: {error}{saved}") from error
 
     def update(self, prompts: list[str]) -> dict[str, float]:
         """One update of Algorithm 1 on these prompts; returns its metrics."""
@@ -214,6 +227,7 @@ class PPOTrainer:
         keeps = config.num_mini_batches == 1 and not config.whiten
         normalizers = self.loss_normalizers(batch) if keeps else None
         old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
+        checked = safeguards.check_sampled(rollout, old.logprobs, self.models.policy, self.accelerator)
         if config.whiten:
             old = replace(old, advantages=whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
@@ -227,7 +241,7 @@ class PPOTrainer:
             steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator, self._diagnoses_critic())
-        row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+        row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
         self._finish_update(row, at_start)
         return row
 
@@ -237,10 +251,20 @@ class PPOTrainer:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         self.models.policy.eval()
         model, size = self.models.policy.model, self.config.generation_batch_size
-        with summon_full_params(self.actor_critic):
-            rollout = generate_in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
+        if self.engine is not None:
+            rollout = together(self._ask_servers, prompts)
+        else:
+            with summon_full_params(self.actor_critic):
+                rollout = generate_in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
         self.models.policy.train()
         return rollout.sort_by_length()
+
+    def _ask_servers(self, prompts: list[str]) -> Rollout:
+        """Responses by the engine, each with a seed of its own; torch's random state is neither used nor changed."""
+        update, process = self.updates_done, self.accelerator.process_index
+        names = [f"{self.seed}/{update}/{process}/{row}" for row in range(len(prompts))]
+        model, label = self.models.policy.model, f"policy-{update:06d}"
+        return self.engine(model, self.tokenizer, prompts, names, self.sampling, label)
 
     # -- 2. scoring ---------------------------------------------------------------------------------------------------
 

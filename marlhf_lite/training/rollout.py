@@ -46,6 +46,7 @@ class Rollout:
     attention_mask: Tensor  # [B, L] 1 on tokens
     mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
     ended: Tensor  # [B] True where the response ends with EOS
+    sampled_logprobs: Tensor | None = None  # [B, T] log π of the sampled tokens, where a server sampled them
     ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
     scores: Tensor | None = None  # [B] the reward of each response, as it was given
     gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
@@ -94,6 +95,7 @@ class Rollout:
             tokens=self.tokens[:, start:end],
             attention_mask=self.attention_mask[:, start:end],
             mask=self.mask[:, :width],
+            sampled_logprobs=None if self.sampled_logprobs is None else self.sampled_logprobs[:, :width],
             ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[:, :width],
         )
 

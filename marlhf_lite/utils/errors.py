@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can fix."""
+"""Exceptions for what the user can fix."""
 
 
 class InputError(ValueError):
@@ -6,6 +6,10 @@ class InputError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class ServerError(InputError):
+    """A server that the run needs does not do its part; a run that has come so far can go on later."""
 
 
 def one_line(error: Exception) -> str:

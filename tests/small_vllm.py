@@ -1,0 +1,117 @@
+"""A small server with the routes of vLLM that rollouts need: a real model on loopback that loads LoRA adapters."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+
+from marlhf_lite.evaluation.sampling import SeededSampling, uniform_numbers
+from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.loading import load_policy
+from marlhf_lite.training.rollout import sample
+
+
+class SmallVLLM(ThreadingHTTPServer):
+    """Serves `base`. `requests` are (route, name, body) in their order; `adapters` those that are loaded now.
+
+    Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
+    number of loads whose answer is lost, `stale` answers with the first adapter that ever came, `forgets` loads none,
+    `spoil` changes an answer, `ends_after` breaks connections after so many answers.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256):
+        super().__init__(("127.0.0.1", port), Handler)
+        self.base, self.tokenizer, self.max_rank, self.max_length = base, tokenizer, max_rank, max_length
+        self.adapters, self.first, self.requests, self.script = {}, None, [], []
+        self.stale, self.forgets, self.loses = False, False, 0
+        self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def close(self):
+        self.shutdown()
+        self.server_close()
+
+    def names(self, route):
+        return [name for r, name, _ in self.requests if r == route]
+
+    def load(self, body):
+        folder, name = Path(body["lora_path"]), body["lora_name"]
+        if name in self.adapters:
+            return 400, f"The lora adapter '{name}' has already been loaded."
+        if not folder.is_absolute() or not (folder / "adapter_config.json").is_file():
+            return 404, f"Loading lora {name} failed: No adapter found for {folder}"
+        rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+        if rank > self.max_rank:
+            return 500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}."
+        if not self.forgets:
+            with torch.random.fork_rng(devices=[]):  # an adapter's first weights are drawn, and the client is here too
+                self.adapters[name] = PolicyModel(load_policy(self.base, folder, trainable=False))
+            self.first = self.first or self.adapters[name]
+        return 200, "Success"
+
+    def unload(self, body):
+        return (200, "Success") if self.adapters.pop(body["lora_name"], None) else (404, "cannot be found")
+
+    @torch.no_grad()
+    def complete(self, body):
+        ids, limit = torch.tensor([body["prompt"]]), body["max_tokens"]
+        if body["model"] not in self.adapters:
+            return 404, f"The model `{body['model']}` does not exist."
+        if ids.shape[1] + limit > self.max_length:
+            return 400, f"This model's maximum context length is {self.max_length} tokens."
+        policy = self.first if self.stale else self.adapters[body["model"]]
+        policy.model.generation_config.eos_token_id = body["stop_token_ids"]
+        shape = (limit, body["temperature"], body["top_k"], body["top_p"])
+        how = SeededSampling(*shape, uniforms=uniform_numbers([str(body["seed"])], limit))  # no global random state
+        tokens, mask, ended = sample(policy.model, self.tokenizer, ids, torch.ones_like(ids), how)
+        logprobs = policy(tokens, torch.ones_like(tokens), mask.shape[1])[0]
+        choice = {"index": 0, "text": "", "finish_reason": "stop" if ended else "length"}
+        choice |= {"token_ids": tokens[:, ids.shape[1] :][mask].tolist()}
+        choice |= {"logprobs": {"token_logprobs": logprobs[mask].tolist()}}
+        head = {"id": "x", "object": "text_completion", "created": 1, "model": body["model"]}
+        return 200, self.spoil(head | {"choices": [choice]})
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        served = [{"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in self.server.adapters]
+        self.answer(200, {"object": "list", "data": served})
+
+    def do_POST(self):
+        body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
+        routes = {"load_lora_adapter": server.load, "unload_lora_adapter": server.unload}
+        routes["completions"], route = server.complete, self.path.removeprefix("/v1/")
+        with server.lock:
+            server.requests.append((route, body.get("lora_name") or body["model"], body))
+            done = len(server.names("completions"))
+            if server.ends_after is not None and done > server.ends_after:
+                status, answer = 0, None
+            elif server.script and (status := server.script.pop(0)) is not None:
+                answer = "a fault"
+            elif route in routes:
+                status, answer = routes[route](body)
+                if route == "load_lora_adapter" and server.loses:
+                    server.loses, status = server.loses - 1, 0
+            else:
+                status, answer = 404, "Not Found"
+        if not status:
+            self.close_connection = True
+            return
+        self.answer(status, answer if isinstance(answer, dict) else {"error": {"message": answer}})
+
+    def answer(self, status, content):
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        headers = {"Content-Type": "application/json", "Content-Length": len(data), "retry-after-ms": 1}
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        pass

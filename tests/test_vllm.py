@@ -1,0 +1,278 @@
+"""Rollouts by vLLM: against a small server on loopback, and against a real one that MARLHF_VLLM_URL names."""
+
+import dataclasses
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import fails, nudge
+from scipy.stats import chi2_contingency
+from small_runs import build, same_checkpoints, timeless
+from transformers import set_seed
+
+from marlhf_lite.cli import main
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.lab.corpora import make_rows
+from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
+from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.jsonl import append_lines
+from marlhf_lite.utils.run_folder import RunFolder
+
+pytest.importorskip("openai")
+
+from small_vllm import SmallVLLM
+
+from marlhf_lite.training.vllm_rollouts import VLLMEngine
+
+HOW = {"policy_learning_rate": 0.05, "warmup_updates": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    append_lines(path, make_rows("tiny-tldr", 80, 0))
+    return path
+
+
+@pytest.fixture
+def serve(base, tokenizer):
+    """A function that starts servers."""
+    started = []
+
+    def start(**how):
+        started.append(SmallVLLM(how.pop("base", base), tokenizer, **how))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def make(base, sft, rm, tokenizer, tmp_path):
+    """A function that makes a trainer whose responses come from these servers."""
+
+    def trainer(*servers, run=None, retries=1, **changes):
+        place = run.path if run else tmp_path / "adapters"
+        engine = VLLMEngine([server.url for server in servers], place, retries)
+        return build(build_models(base, sft, rm), tokenizer, run, engine=engine, **HOW, **changes)
+
+    return trainer
+
+
+def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prompts(serve, make, tmp_path):
+    servers = serve(), serve()
+    trainer = make(*servers, run=RunFolder.create(tmp_path / "run", {}))
+    rows = trainer.train()
+    assert max(row["sampler_difference"] for row in rows) < 1e-5
+    for server in servers:
+        loaded = server.names("load_lora_adapter")
+        assert [name.rpartition("-")[0] for name in loaded] == [f"policy-{i:06d}" for i in range(3)]
+        assert server.names("unload_lora_adapter") == loaded and not server.adapters
+        asked = server.names("completions")
+        assert asked == [name for name in loaded for _ in range(2)]  # half of four, while that adapter is there
+    assert not list((tmp_path / "run").glob("policy-*"))
+    seeds = [body["seed"] for server in servers for route, _, body in server.requests if route == "completions"]
+    assert len(set(seeds)) == len(seeds) == 12
+
+
+def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, tokenizer, base, sft, rm):
+    """Tokens, end token included, reach the update as the server sampled them."""
+    rollouts = []
+
+    def recorded(*args):
+        rollouts.append(engine(*args))
+        return rollouts[-1]
+
+    trainer, ends = make(serve(), length=12), list(range(100, 140))
+    trainer.models.policy.model.generation_config.eos_token_id = ends  # as chat models have several
+    engine, trainer.engine = trainer.engine, recorded
+    rows = trainer.train()
+    given = iter([dataclasses.replace(rollout, sampled_logprobs=None) for rollout in rollouts])
+    other = build(build_models(base, sft, rm), tokenizer, generator=lambda *_: next(given), length=12, **HOW).train()
+    assert [row.pop("sampler_difference") for row in rows]
+    assert timeless(rows) == timeless(other)
+    ended = torch.cat([rollout.ended for rollout in rollouts])
+    last = torch.cat([r.response_ids.gather(1, r.lengths[:, None] - 1).squeeze(1) for r in rollouts])
+    assert torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
+
+
+def test_a_run_can_be_repeated(serve, make):
+    first, again, other = (make(serve(), updates=1, seed=seed).train()[0] for seed in (0, 0, 1))
+    assert timeless([first]) == timeless([again]) != timeless([other])
+
+
+def test_what_fails_for_a_moment_is_asked_for_again(serve, make):
+    """Also a load that was done, and whose answer was lost."""
+    server = serve()
+    server.script = [503, 0, None, None, 500, 0, 429]
+    server.loses = 1
+    assert make(server, updates=1, retries=3).train()
+    assert len(server.names("load_lora_adapter")) == 4 and len(server.names("completions")) > 4
+
+
+def spoiled(**changes):
+    """A change of an answer; a callable value changes what stands there in its only choice."""
+
+    def spoil(answer):
+        return answer | {"choices": [answer["choices"][0] | changes]} if "choices" not in changes else answer | changes
+
+    return spoil
+
+
+WRONG = {  # what a server does -> what the line names
+    "forgets": ({"forgets": True}, ["does not load the adapter", "--max-lora-rank"]),
+    "low rank": ({"max_rank": 2}, ["does not load the adapter", "LoRA rank 4 is greater than max_lora_rank 2"]),
+    "short": ({"max_length": 8}, ["maximum context length is 8 tokens"]),
+    "no token ids": ({"spoil": spoiled(token_ids=None)}, ["no whole response"]),
+    "no log-probabilities": ({"spoil": spoiled(logprobs=None)}, ["no whole response"]),
+    "no choices": ({"spoil": spoiled(choices=[])}, ["no whole response"]),
+    "cut": ({"spoil": spoiled(token_ids=[7], logprobs={"token_logprobs": [-1.0]})}, ["no whole response"]),
+    "another model": ({"spoil": lambda answer: answer | {"model": "base"}}, ["no whole response of policy-000000"]),
+}
+
+
+@pytest.mark.parametrize(("faults", "parts"), WRONG.values(), ids=WRONG)
+def test_a_server_that_does_not_do_its_part_is_named(serve, make, faults, parts):
+    server = serve()
+    for name, value in faults.items():
+        setattr(server, name, value)
+    fails(make(server).train, "update 0: --vllm_url", server.url, *parts)
+
+
+def test_responses_of_another_policy_end_the_run_before_a_step(serve, make):
+    server = serve()
+    server.stale = True
+    trainer = make(server)
+    rows, before = trainer.history, None
+    plain = trainer.optimizer_step
+
+    def counted(*args):
+        nonlocal before
+        row = plain(*args)
+        before = [p.detach().clone() for p in trainer.parameters["policy"]]
+        return row
+
+    trainer.optimizer_step = counted
+    fails(trainer.train, "update 1: --vllm_url", "nats a token from the policy's")
+    assert len(rows) == 1  # the first adapter was the right one
+    assert all(map(torch.equal, before, trainer.parameters["policy"]))
+
+
+def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path):
+    """Bit by bit as if the server had stayed, whatever is drawn in between."""
+    whole, cut = (RunFolder.create(tmp_path / name, {}) for name in ("whole", "cut"))
+    set_seed(0)
+    make(serve(), run=whole, checkpoint_every=3).train()
+    set_seed(0)
+    server = serve()
+    server.ends_after = 6  # in the second of three updates of four responses
+    trainer = make(server, run=cut, checkpoint_every=3)
+    fails(trainer.train, "update 1: --vllm_url", server.url, "--resume goes on from here")
+    assert [path.name for path in cut.path.glob("checkpoints/*")] == ["update-000001.pt"]
+    set_seed(9)
+    make(serve(), run=cut, checkpoint_every=3).train(resume=True)
+    assert timeless(cut.metrics()) == timeless(whole.metrics())
+    assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole)))
+
+
+def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
+    """The command line, with two servers: every stage, then the stored policies; nothing is asked for twice."""
+    one, two = serve(), serve()
+    servers = f"--rollout_engine vllm --vllm_url {one.url},{two.url}/"
+    short = "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4"
+    sizes = f"--max_response_length 6 --lora_r 4 --eval_prompts 4 {servers}"
+    run = tmp_path / "run"
+    assert not main(f"run --model {tiny.model} --dataset {pairs} {short} {sizes} --output_dir {run}".split())
+    labels = [name.rpartition("-")[0] for name in one.names("load_lora_adapter")]
+    assert labels == ["trial", "policy-000000", "policy-000001", "evaluated", "evaluated"]
+    asked = len(one.names("completions")), len(two.names("completions"))
+    assert asked == (1 + 4 + 4, 1 + 4 + 4)
+    rows = RunFolder.open(run / "ma-ppo").metrics()
+    assert all(row["sampler_difference"] < 1e-5 for row in rows)
+    evaluate = f"evaluate --sft {run} --rm {run} --policies {run} {sizes} --output_dir {tmp_path}/evaluated"
+    assert not main(evaluate.split())
+    assert len(one.names("completions")) == asked[0] + 4
+    one.close(), two.close()
+    assert not main(evaluate.split())  # all is stored
+    folders = [json.loads(path.read_text()) for path in tmp_path.glob("evaluated/responses/*/settings.json")]
+    assert len(folders) == 2 and all(settings["engine"] == "vllm" for settings in folders)
+
+
+@pytest.mark.parametrize(
+    ("server", "words", "parts"),
+    [
+        ({"max_rank": 4}, "--lora_r 8", ["LoRA rank 8 is greater than max_lora_rank 4"]),
+        ({"max_length": 40}, "--lora_r 4", ["maximum context length is 40"]),
+        ({"base": "other"}, "--lora_r 4", ["nats a token from the policy's", "--dtype float32"]),
+    ],
+    ids=["rank", "length", "base"],
+)
+def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
+    serve, tiny, pairs, tmp_path, capsys, server, words, parts
+):
+    if "base" in server:
+        torch.manual_seed(1)
+        server["base"] = nudge(load_base(tiny).requires_grad_(True), 1, 0.02).requires_grad_(False)
+    options = f"--rollout_engine vllm --vllm_url {serve(**server).url} --max_response_length 6 {words}"
+    before = sorted(tmp_path.rglob("*"))
+    assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and all(part in shown for part in ["--vllm_url", *parts]), shown
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# A real server: benchmarks/vllm_server.sh starts one for the CPU
+
+URL = os.environ.get("MARLHF_VLLM_URL", "")
+MODEL = Path(os.environ.get("MARLHF_REAL_MODELS", "")) / "SmolLM2-135M-Instruct"
+needs_vllm = pytest.mark.skipif(not (URL and (MODEL / "config.json").is_file()), reason="needs a vLLM server's URL")
+
+
+@pytest.fixture(scope="module")
+def real_policy():
+    """SmolLM2 with an adapter that changes its probabilities."""
+    torch.manual_seed(0)
+    options = ModelConfig(model=str(MODEL), lora_r=8)
+    return nudge(new_policy(load_base(options), options), 0, 0.01)
+
+
+@pytest.mark.real
+@needs_vllm
+@pytest.mark.parametrize("shape", [{"temperature": 1.0, "top_k": 0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}])
+def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_policy, tmp_path, shape):
+    """2,000 of each; tokens that came less than 10 times count as one."""
+    tokenizer, prompts = load_tokenizer(str(MODEL)), ["My favourite food is"] * 2000
+    sampling, engine = Sampling(1, **shape), VLLMEngine([URL], tmp_path)
+    ours = engine(real_policy, tokenizer, prompts, [str(i) for i in range(2000)], sampling)
+    torch.manual_seed(0)
+    theirs = generate(real_policy, tokenizer, prompts, sampling)
+    counts = [Counter(rollout.response_ids[:, 0].tolist()) for rollout in (ours, theirs)]
+    often = [token for token in counts[0] | counts[1] if counts[0][token] + counts[1][token] >= 10]
+    rows = [[*(count[token] for token in often), 2000 - sum(count[token] for token in often)] for count in counts]
+    table = [column for column in zip(*rows) if sum(column)]
+    result = chi2_contingency(table)
+    print(f"{shape}: chi2 {result.statistic:.1f}, {result.dof} degrees of freedom, p {result.pvalue:.3f}")
+    assert result.dof > 4 and result.pvalue > 0.001
+
+
+@pytest.mark.real
+@needs_vllm
+def test_a_run_with_a_real_server(pairs, tmp_path):
+    short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
+    sizes = "--max_response_length 12 --eval_prompts 2 --sft_learning_rate 1e-4 --policy_learning_rate 5e-4"
+    words = f"run --model {MODEL} --dataset {pairs} --rollout_engine vllm --vllm_url {URL} {sizes} {short}"
+    assert not main(f"{words} --output_dir {tmp_path}/run".split())
+    rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
+    assert len(rows) == 2 and all(row["sampler_difference"] < 1e-4 for row in rows)
+    assert len(list(VLLMEngine([URL], tmp_path).clients[0].models.list())) == 1  # the base: no adapter stays
