@@ -272,7 +272,9 @@ def test_a_run_with_a_real_server(pairs, tmp_path):
     short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
     sizes = "--max_response_length 12 --eval_prompts 2 --sft_learning_rate 1e-4 --policy_learning_rate 5e-4"
     words = f"run --model {MODEL} --dataset {pairs} --rollout_engine vllm --vllm_url {URL} {sizes} {short}"
+    client = VLLMEngine([URL], tmp_path).clients[0]
+    before = {model.id for model in client.models.list()}
     assert not main(f"{words} --output_dir {tmp_path}/run".split())
     rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
     assert len(rows) == 2 and all(row["sampler_difference"] < 1e-4 for row in rows)
-    assert len(list(VLLMEngine([URL], tmp_path).clients[0].models.list())) == 1  # the base: no adapter stays
+    assert {model.id for model in client.models.list()} == before  # no adapter stays
