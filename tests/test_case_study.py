@@ -3,10 +3,10 @@
 from html.parser import HTMLParser
 
 import pytest
+from conftest import fails
 
 from marlhf_lite.lab.figures.case_study import case_study
 from marlhf_lite.macro import FixedNGram, Whole
-from marlhf_lite.utils.errors import InputError
 
 METHODS = ("SFT", "PPO", "MA-PPO", "SFT best-of-8")
 NASTY = ' <script>alert("1 & 2")</script> it\'s'
@@ -80,9 +80,5 @@ def test_macro_actions_are_those_of_the_rule(rows, tokenizer):
 
 
 def test_faults_are_named(rows, tokenizer):
-    for words, answers, how in (
-        ("PPO", [*rows, rows[1]], {}),
-        ("p4", rows[:-1], {"prompts": 5}),
-    ):
-        with pytest.raises(InputError, match=words):
-            case_study(answers, tokenizer, **how)
+    fails(lambda: case_study([*rows, rows[1]], tokenizer), "PPO")
+    fails(lambda: case_study(rows[:-1], tokenizer, prompts=5), "p4")

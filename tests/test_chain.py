@@ -23,14 +23,11 @@ def test_truth_by_enumeration(p):
     scores = chain.credit * (every - p).sum(1)
     assert math.isclose((weights * scores**2).sum().item(), 1.0, rel_tol=1e-5)
     episodes = chain.sample(32, generator())
-    for n in range(32):
-        for t in range(4):
-            same = (every[:, :t] == episodes.actions[n, :t]).all(1)
-            before = (weights * scores)[same].sum() / weights[same].sum()
-            same &= every[:, t] == episodes.actions[n, t]
-            after = (weights * scores)[same].sum() / weights[same].sum()
-            assert torch.allclose(episodes.values[n, t], before, atol=1e-5)
-            assert torch.allclose(episodes.advantages[n, t], after - before, atol=1e-5)
+    for n, t in itertools.product(range(32), range(4)):
+        same = [(every[:, :k] == episodes.actions[n, :k]).all(1) for k in (t, t + 1)]
+        before, after = ((weights * scores)[rows].sum() / weights[rows].sum() for rows in same)
+        assert torch.allclose(episodes.values[n, t], before, atol=1e-5)
+        assert torch.allclose(episodes.advantages[n, t], after - before, atol=1e-5)
     direct = (weights[:, None] * scores[:, None] * (every - p)).sum(0)
     assert torch.allclose(direct, torch.full((4,), chain.gradient), atol=1e-6)
 
@@ -56,8 +53,7 @@ def test_perfect_critic_and_zero_lambda_give_the_truth():
     episodes = Chain(T=12, noise=0.0).sample(50, generator())
     found = estimate(episodes.scores, episodes.values, FixedNGram(1)(episodes.mask), lam=0.0)
     assert torch.allclose(found, episodes.advantages, atol=1e-5)
-    # at p = 1/2 even one answer's gradient is the true one then
-    single = gradient(found, episodes.actions, 0.5, batch=1)
+    single = gradient(found, episodes.actions, 0.5, batch=1)  # at p = 1/2 even one answer's gradient is the true one
     assert torch.allclose(single, torch.full_like(single, Chain(T=12).gradient), atol=1e-5)
     assert torch.allclose(cosine(single), torch.ones(50), atol=1e-5)
 

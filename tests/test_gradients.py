@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import fails
 from small_runs import build
 from test_credit import END, LIMIT, WORTH, Letters, policy, reward
 from torch import nn
@@ -25,7 +26,6 @@ from marlhf_lite.lab.credit.gradients import (
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, position_ids
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.utils.errors import InputError
 
 __all__ = ["policy"]  # the fixture
 
@@ -123,17 +123,14 @@ def test_presets_of_the_ladder(trainer):
     assert not torch.allclose(gradients["E0"], gradients["MC"], atol=1e-3)
     # Without KL its pooling is no difference.
     assert torch.equal(gradients["E4"], gradients["E5"])
-    with pytest.raises(InputError, match="estimator E9: unknown preset"):
-        preset_estimator("E9", trainer.config)
+    fails(lambda: preset_estimator("E9", trainer.config), "estimator E9: unknown preset")
 
 
 def made_up(k=40, width=300, noise=1.0, angle=0.0, seed=0):
     """Replicates around two directions of unit length, `angle` apart."""
-    generator = torch.Generator().manual_seed(seed)
-    axes = torch.eye(width)[:2]
-    one, other = axes[0], np.cos(angle) * axes[0] + np.sin(angle) * axes[1]
-    size = noise / width**0.5
-    return [x + size * torch.randn(k, width, generator=generator) for x in (one, other)]
+    generator, axes = torch.Generator().manual_seed(seed), torch.eye(width)
+    other = np.cos(angle) * axes[0] + np.sin(angle) * axes[1]
+    return [x + noise / width**0.5 * torch.randn(k, width, generator=generator) for x in (axes[0], other)]
 
 
 @pytest.mark.parametrize("angle", [0.0, 0.6, 1.5])
@@ -145,9 +142,6 @@ def test_cosines_of_noisy_gradients_have_no_bias(angle):
     assert np.mean([x.kept.mean for x in found]) == pytest.approx(np.cos(angle), abs=0.04)
     assert np.mean([x.noise.mean for x in found]) == pytest.approx(9, rel=0.1)
     assert np.mean([x.batch.mean for x in found]) == pytest.approx(np.cos(angle) / 10**0.5, abs=0.02)
-    one, other = made_up(noise=3.0, angle=angle)
-    plain = torch.nn.functional.cosine_similarity(one.mean(0), other.mean(0), dim=0)
-    assert angle > 1 or plain < np.cos(angle) - 0.1, "the plain cosine is too low"
 
 
 def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():

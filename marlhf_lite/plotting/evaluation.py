@@ -19,7 +19,7 @@ from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
 from marlhf_lite.plotting.styles import OUTCOMES, method_styles
-from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, legend, panels, signed, subplots
+from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, grid, legend, panels, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
 NAMES = {"rm_score": "reward model score", "gold": "gold score"}
@@ -41,10 +41,10 @@ def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarr
     axes = subplots((len(methods), 1), height, sharex=True)[:, 0]
     scale = {"vmin": table["mean"].min(), "vmax": table["mean"].max(), "cmap": "cividis", "cbar": False}
     for ax, method in zip(axes, methods, strict=True):
-        grid = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
-        grid = grid.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
-        texts = grid.map(signed)
-        seaborn.heatmap(grid, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale)
+        means = table[table["method"] == method].pivot(index="n", columns="temperature", values="mean")
+        means = means.reindex(index=sorted(table["n"].unique()), columns=sorted(table["temperature"].unique()))
+        texts = means.map(signed)
+        seaborn.heatmap(means, annot=texts, fmt="", annot_kws={"size": "medium"}, linewidths=0.5, ax=ax, **scale)
         ax.invert_yaxis()
         ax.grid(False)
         ax.tick_params(axis="y", rotation=0)
@@ -81,11 +81,10 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
     `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
     """
     moved = shifts(scores)
-    columns = min(2, moved.shape[1])
-    rows = -(-moved.shape[1] // columns)
-    axes = subplots((rows, columns), 0.06 + (0.34 if columns > 1 else 0.5) * rows, sharex=True, sharey=True).flat
+    count = moved.shape[1]
+    axes = grid(count, 0.06, 0.34 if count > 1 else 0.5, sharex=True, sharey=True)
     bins = np.histogram_bin_edges(moved, bins=30)
-    for ax, (method, style) in zip(axes, method_styles(moved).items(), strict=False):
+    for ax, (method, style) in zip(axes, method_styles(moved).items(), strict=True):
         look = {"color": style["color"], "alpha": 0.6, "element": "step", "linewidth": 0}
         seaborn.histplot(moved[method], bins=bins, stat="proportion", ax=ax, **look)
         ax.axvline(0, color="black", linewidth=0.8)
@@ -93,12 +92,10 @@ def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
         title = f"{method}: {(moved[method] > 0).mean():.0%} better"
         ax.set_title(title, fontsize="medium", loc="left", parse_math=False)
         dress(ax, "", "")
-    for ax in axes[moved.shape[1] :]:
-        ax.axis("off")
     axes[0].figure.supxlabel(f"reward model score minus that of {baseline(scores)}, same prompt", fontsize="medium")
     axes[0].figure.supylabel("share of responses", fontsize="medium")
     caption(axes[0].figure, "Solid line: no change. Dashed: mean shift.")
-    return axes[: moved.shape[1]]
+    return axes
 
 
 @plt.rc_context(STYLE)

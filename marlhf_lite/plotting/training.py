@@ -7,6 +7,7 @@ It puts a caption under a figure of its own; `caption` replaces it. No function 
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,15 @@ def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
     """Make a figure as wide as STYLE says and return its Axes, always [rows, columns]; `height` is a share of it."""
     width = plt.rcParams["figure.figsize"][0]
     return plt.subplots(*shape, figsize=(width, height * width), layout="constrained", squeeze=False, **options)[1]
+
+
+def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
+    """Make a figure of `count` panels, two beside each other, each `height` of its width; return their Axes, flat."""
+    rows, columns = ceil(count / 2), min(2, count)
+    axes = subplots((rows, columns), margin + height * rows, **options).ravel()
+    for ax in axes[count:]:
+        ax.set_axis_off()
+    return axes[:count]
 
 
 def dress(ax: Axes, x: str, y: str) -> None:

@@ -19,7 +19,6 @@ from transformers import set_seed
 
 from marlhf_lite.config.commands import PPOCommand, option_names
 from marlhf_lite.config.parser import parse
-from marlhf_lite.evaluation.statistics import Interval
 from marlhf_lite.experiments.context import RunContext, start_processes
 from marlhf_lite.experiments.pipeline import make_reward
 from marlhf_lite.lab.credit import credit, gradients, monte_carlo
@@ -122,7 +121,7 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
         found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.double().mean().item()}
         found |= measure_critic(trainer, rollout, len(prompts), sizes)
         found["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
-    return plain(found)
+    return found
 
 
 def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
@@ -156,15 +155,6 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
     found = gradients.policy_gradients(trainer, rollout, replicates, estimators)
     share, reference = trainer.config.batch_size / prompts, found[gradients.REFERENCE]
     return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in found.items()}
-
-
-def plain(value):
-    """Intervals as dicts: what JSON holds."""
-    if isinstance(value, Interval):
-        return value._asdict()
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:

@@ -1,7 +1,5 @@
 """What became of sampled programs while a policy learned."""
 
-from math import ceil
-
 import numpy as np
 from matplotlib import pyplot as plt
 
@@ -28,11 +26,10 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
         smooth: number of updates averaged; 1 for none.
 
     Returns:
-        [rows, 2] Axes, a panel for each method; one panel for one method.
+        The Axes of the panels, one for each method.
     """
-    shape = (ceil(len(runs) / 2), min(2, len(runs)))
-    axes = plots.subplots(shape, 0.12 + 0.36 * shape[0], sharey=True)
-    for ax, (method, group) in zip(axes.flat, runs.items(), strict=False):
+    axes = plots.grid(len(runs), 0.12, 0.36, sharey=True)
+    for ax, (method, group) in zip(axes, runs.items(), strict=True):
         length = min(map(len, group))
         areas = [
             np.mean([[sum(row[name] for name in names) for row in run[:length]] for run in group], axis=0)
@@ -44,9 +41,7 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
         ax.set(title=method, ylim=(0, 1))
         ax.margins(x=0)
         plots.dress(ax, "update", "share")
-    for ax in axes.flat[len(runs) :]:
-        ax.set_axis_off()
-    plots.legend(axes.flat[0])
+    plots.legend(axes[0])
     text = "Programs of the training batches by what became of them: mean over seeds and the last {} updates."
-    plots.caption(axes.flat[0].figure, text.format(smooth))
+    plots.caption(axes[0].figure, text.format(smooth))
     return axes

@@ -1,7 +1,7 @@
 """How far a reward model can be trusted: accuracy by margin, calibration, and the influence of length on its scores.
 
 A margin is the score of the response that the raters chose minus that of the one they rejected, so a pair is ranked
-right where it is above 0. Each drawing returns its Axes; one that makes its own figure puts a caption below it.
+right where it is above 0. Each drawing goes into Axes that are given, and returns them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.special import expit as sigmoid
 from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.plotting.styles import SERIES
-from marlhf_lite.plotting.training import STYLE, caption, signed, subplots
+from marlhf_lite.plotting.training import STYLE, signed
 from marlhf_lite.utils.errors import InputError
 
 
@@ -66,7 +66,7 @@ def correlation(x: Sequence[float], y: Sequence[float], given: Sequence[float] |
 
 
 @plt.rc_context(STYLE)
-def reliability_diagram(margins: Sequence[float], count: int = 5, ax: Axes | None = None) -> Axes:
+def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> Axes:
     """Draw the reward model's certainty, sigmoid(|margin|), against the share of pairs it ranks right.
 
     A calibrated model is on the diagonal; above it, the model could be surer. Arguments and errors: see `bin_pairs`.
@@ -78,9 +78,9 @@ def reliability_diagram(margins: Sequence[float], count: int = 5, ax: Axes | Non
 @plt.rc_context(STYLE)
 def accuracy_against(
     margins: Sequence[float],
-    by: Sequence[float] | None = None,
+    by: Sequence[float] | None,
+    ax: Axes,
     count: int = 5,
-    ax: Axes | None = None,
     label: str = "|margin| of the pair",
     curve: str = "σ(|margin|)",
 ) -> Axes:
@@ -96,10 +96,7 @@ def accuracy_against(
 
 @plt.rc_context(STYLE)
 def score_against_length(
-    scores: Sequence[float],
-    lengths: Sequence[float],
-    given: Sequence[float] | None = None,
-    ax: Axes | None = None,
+    scores: Sequence[float], lengths: Sequence[float], ax: Axes, given: Sequence[float] | None = None
 ) -> Axes:
     """Draw scores [N] over response lengths [N] in tokens, with their least-squares line and their correlation.
 
@@ -108,22 +105,18 @@ def score_against_length(
     title = f"correlation {signed(correlation(lengths, scores))}"
     if given is not None:
         title += f", at equal gold {signed(correlation(lengths, scores, given))}"
-    own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
     dots, line = {"s": 6, "alpha": 0.35, "linewidths": 0, "color": SERIES[0]}, {"color": SERIES[3], "linewidth": 1.4}
     seaborn.regplot(x=np.asarray(lengths), y=np.asarray(scores), ci=None, scatter_kws=dots, line_kws=line, ax=ax)
     ax.set(xlabel="response length (tokens)", ylabel="reward model score")
     ax.set_title(title, fontsize="medium")
     ax.grid(alpha=0.3, linewidth=0.5)
-    if own:
-        caption(ax.figure, "A dot a response; the line is the least-squares fit.")
     return ax
 
 
 def _draw_bins(
-    ax: Axes | None, bins: list[Bin], x: list[float], curve_x: Sequence, curve_y: Sequence, curve: str, label: str
+    ax: Axes, bins: list[Bin], x: list[float], curve_x: Sequence, curve_y: Sequence, curve: str, label: str
 ) -> Axes:
     """Draw the bins' shares at `x` with their intervals, beside a dashed curve."""
-    own, ax = ax is None, subplots((1, 1), 0.72)[0, 0] if ax is None else ax
     ax.plot(curve_x, curve_y, color="0.5", linestyle="--", linewidth=1, label=curve)
     bars = np.array([[b.right - b.low, b.high - b.right] for b in bins]).T
     shares = [b.right for b in bins]
@@ -131,6 +124,4 @@ def _draw_bins(
     ax.legend()
     ax.set(xlabel=label, ylabel="share ranked right")
     ax.grid(alpha=0.3, linewidth=0.5)
-    if own:
-        caption(ax.figure, f"About {bins[0].pairs} pairs to a point, with 95 % Wilson intervals.")
     return ax

@@ -7,21 +7,19 @@ training. Each group of `figures` is compared in itself, with its first method a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from math import inf
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 
 from marlhf_lite.lab.credit.signal_kept import decisive_token, signal_kept
 from marlhf_lite.lab.studies.contrasts import contrast_table, curve_of, updates_to
-from marlhf_lite.lab.studies.reports import dots
+from marlhf_lite.lab.studies.reports import dots, save_figures, write_report
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import METHODS
 from marlhf_lite.utils import tables
-from marlhf_lite.utils.jsonl import write_json
 
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, where the protocol gives no other number
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
@@ -107,9 +105,8 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
     groups = study.figures or {"": list(study.methods)}
     rows = learning_table(groups, results, study.threshold, study.window)
     text = "\n\n".join([*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)])
-    write_json(folder / "summary.json", {"study": study.name, "threshold": study.threshold, "methods": rows})
-    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    learning_figures(groups, results, rows, figures)
+    write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
+    save_figures(learning_figures(groups, results, rows), figures)
     return text
 
 
@@ -137,10 +134,9 @@ def _line(row: Mapping) -> list[str]:
 
 
 def learning_figures(
-    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path
-) -> list[Path]:
-    """Draw learning curves, a panel for each group, differences, and sweeps over n, as PNG files; their paths."""
-    matplotlib.use("Agg")  # files only: no window, no display needed
+    groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping]
+) -> dict[str, np.ndarray]:
+    """Draw learning curves, a panel for each group, differences, and sweeps over n: name of a figure to its Axes."""
     drawn = {"learning_curves": learning_curves(groups, results)}
     if any("area_difference" in row for row in rows):
         drawn["differences"] = differences(rows)
@@ -148,27 +144,22 @@ def learning_figures(
         lengths = {row["n"]: row for row in rows if row["group"] == group and "n" in row}
         if len(lengths) == len(groups[group]) > 2:  # its methods differ in n
             drawn[f"{group}_sweep"] = sweep(lengths, max(len(curve_of(run)) for run in results))
-    paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
-    plt.close("all")
-    return paths
+    return drawn
 
 
 @plt.rc_context(plots.STYLE)
 def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping]) -> np.ndarray:
     """Plot the gold score over updates, one panel for each group; returns the Axes."""
-    shape = (ceil(len(groups) / 2), min(2, len(groups)))
-    axes = plots.subplots(shape, 0.15 + 0.45 * shape[0])
-    for ax, (group, names) in zip(axes.flat, groups.items(), strict=False):
+    axes = plots.grid(len(groups), 0.15, 0.45)
+    for ax, (group, names) in zip(axes, groups.items(), strict=True):
         curves = {name: [curve_of(r) for r in results if r["method"] == name] for name in names}
         short = {name.removeprefix(group).strip() or name: runs for name, runs in curves.items()}
         plots.reward_curves(short, SCORE, WINDOW, ax=ax)
         ax.set(title=group, ylim=(-1.1, 1.2))
         many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
         ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))
-    for ax in axes.flat[len(groups) :]:
-        ax.set_visible(False)
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
-    plots.caption(axes.flat[0].figure, text)
+    plots.caption(axes[0].figure, text)
     return axes
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -31,10 +30,22 @@ def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path)
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     rows = study_table(results, study.baseline, study.target_method)
     text = markdown(rows, study.baseline, study.target_method)
-    write_json(folder / "summary.json", {"study": study.name, "methods": rows})
-    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    study_figures(study, results, rows, figures)
+    write_report({"study": study.name, "methods": rows}, text, folder)
+    save_figures(study_figures(study, results, rows), figures)
     return text
+
+
+def write_report(summary: Mapping, text: str, folder: Path) -> None:
+    """Write the summary as summary.json and the text as table.md."""
+    write_json(folder / "summary.json", summary)
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+
+
+def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:
+    """Write figures, by name, as PNG files, and close them."""
+    for name, axes in drawn.items():
+        plots.save(axes, figures / f"{name}.png")
+    plt.close("all")
 
 
 def markdown(rows: Sequence[Mapping], baseline: str = "SFT", target_method: str = "PPO") -> str:
@@ -65,9 +76,8 @@ def _cell(row: Mapping, name: str) -> str:
     return f"{interval({'low': None, 'high': None} | value, form)} ({seeds})"
 
 
-def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], figures: Path) -> list[Path]:
-    """Draw the figures of each group of methods that the study names, as PNG files. Returns their paths."""
-    matplotlib.use("Agg")  # files only: no window, no display needed
+def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping]) -> dict[str, Axes | np.ndarray]:
+    """Draw the figures of each group of methods that the study names: name of a figure to its Axes."""
     runs = by_method(results)
     drawn: dict[str, Axes | np.ndarray] = {}
     for group, names in (study.figures or {"": list(runs)}).items():
@@ -81,9 +91,7 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping], fi
         drawn |= {
             f"{prefix}{name}": axes for name, axes in _curves(runs, names, study.baseline, scores_of(results)).items()
         }
-    paths = [plots.save(axes, figures / f"{name}.png") for name, axes in drawn.items()]
-    plt.close("all")
-    return paths
+    return drawn
 
 
 METRICS = {"rm_score": "rm_score_mean", "gold": "gold_mean"}  # score -> its metric while training

@@ -64,16 +64,22 @@ def read_result(path: Path) -> dict | None:
         raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
 
 
-def collect_result(training: Path | None, evaluation: Path, start: Path, first_prompt: int, best: bool) -> dict:
+def collect_result(
+    training: Path | None, evaluation: Path | None, start: Path, first_prompt: int = 0, best: bool = False
+) -> dict:
     """Make the result of a run from its folders.
 
     Args:
         training: output folder of the training command; None if there was none.
-        evaluation: output folder of `marlhf evaluate`, in which the policy is called "policy".
+        evaluation: output folder of `marlhf evaluate`, in which the policy is called "policy"; None if there was none.
         start: the folder that holds the runs `sft` and `rm`.
         first_prompt: number of the first held-out prompt that counts.
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
+    found = {"environment": RunFolder.open(training or evaluation).config["environment"], "start": _start_facts(start)}
+    found["curve"] = _curve(training) if training else []
+    if evaluation is None:
+        return found
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
@@ -84,19 +90,8 @@ def collect_result(training: Path | None, evaluation: Path, start: Path, first_p
     prompts = "\0".join(chosen["prompt"]).encode("utf-8", "backslashreplace")
     final = {"prompts": hashlib.sha256(prompts).hexdigest()[:12], "generated_tokens": int(rows["tokens"].sum())}
     samples = chosen.head(3)[[name for name in SAMPLE if name in rows]]
-    return {
-        "environment": RunFolder.open(training or evaluation).config["environment"],
-        "start": _start_facts(start),
-        "curve": _curve(training) if training else [],
-        "final": final | means.to_dict("list") | (_pass_rates(rows) if (evaluation / "pass.json").is_file() else {}),
-        "samples": samples.to_dict("records"),
-    }
-
-
-def collect_curve(training: Path, start: Path) -> dict:
-    """Make the result of a run that is judged by its training alone; arguments as in `collect_result`."""
-    environment = RunFolder.open(training).config["environment"]
-    return {"environment": environment, "start": _start_facts(start), "curve": _curve(training)}
+    final |= means.to_dict("list") | (_pass_rates(rows) if (evaluation / "pass.json").is_file() else {})
+    return found | {"final": final, "samples": samples.to_dict("records")}
 
 
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
@@ -146,10 +141,11 @@ def _start_facts(start: Path) -> dict:
 
 
 def rounded(value):
-    """Round numbers to five digits: the files are kept in git."""
+    """Round numbers to five digits, for the files are kept in git; an `Interval` is a dict there."""
+    value = value._asdict() if isinstance(value, Interval) else value
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
@@ -208,8 +204,11 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         for name in ("kl", "tokens"):
             if method in finals[name].index:
                 row[name] = float(finals[name].loc[method].mean(axis=1).mean())
-        row |= _explained_variance(found)
-        rows.append(row | _total_costs(found) | _costs_to_target(found, runs.get(target_method, {})))
+        values = [step[EXPLAINED] for run in found.values() for step in run["curve"] if step.get(EXPLAINED) is not None]
+        row |= {EXPLAINED: float(np.mean(values))} if values else {}
+        costs = pd.DataFrame([_cost(run["curve"]) for run in found.values() if run["curve"]]).mean()
+        row |= {f"cost_{name}": float(value) for name, value in costs.items()}
+        rows.append(row | _costs_to_target(found, runs.get(target_method, {})))
     return rows
 
 
@@ -217,13 +216,6 @@ def scores_of(results: Sequence[Mapping]) -> dict[str, str]:
     """The scores of `SCORES` to report: where all methods trained on gold scores, the reward model's means nothing."""
     rewards = {result["options"]["reward"] for result in results if "reward" in result.get("options", {})}
     return {score: text for score, text in SCORES.items() if score != "rm_score" or rewards != {"gold"}}
-
-
-def _explained_variance(found: Mapping[int, Mapping]) -> dict:
-    """Of the final score by the critic, mean over all updates and seeds, where it was recorded."""
-    values = [step.get(EXPLAINED) for run in found.values() for step in run["curve"]]
-    values = [value for value in values if value is not None]
-    return {EXPLAINED: float(np.mean(values))} if values else {}
 
 
 def _final(results: Sequence[Mapping], column: str) -> pd.DataFrame:
@@ -267,11 +259,6 @@ def student(freedom: float) -> float:
     return float(stats.t.ppf(0.975, max(freedom, 1.0)))
 
 
-def _total_costs(found: Mapping[int, Mapping]) -> dict:
-    totals = pd.DataFrame([_cost(run["curve"]) for run in found.values() if run["curve"]])
-    return {f"cost_{name}": float(value) for name, value in totals.mean().items()}
-
-
 def _cost(curve: Sequence[Mapping]) -> dict:
     """What training took in these updates."""
     seconds = sum(row["seconds"] for row in curve)
@@ -281,14 +268,10 @@ def _cost(curve: Sequence[Mapping]) -> dict:
 def _costs_to_target(found: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
     costs = []
     for seed in (seed for seed in sorted(found) if seed in target and found[seed]["curve"] and target[seed]["curve"]):
-        curve, goal = (_rm_scores(run["curve"]) for run in (found[seed], target[seed]))
-        updates = updates_to_reach(curve, final_score(goal))
+        scores, goal = ([row.get("rm_score_mean") for row in run["curve"]] for run in (found[seed], target[seed]))
+        updates = updates_to_reach(scores, final_score(goal))
         costs.append(_cost(found[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
     return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS} if costs else {}
-
-
-def _rm_scores(curve: Sequence[Mapping]) -> list[float | None]:
-    return [row.get("rm_score_mean") for row in curve]
 
 
 def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict:

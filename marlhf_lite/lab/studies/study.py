@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import parse, preset_file, read_yaml
-from marlhf_lite.lab.studies.results import collect_curve, collect_result, read_result, rounded
+from marlhf_lite.lab.studies.results import collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
@@ -113,14 +113,15 @@ def _check(study: Study, path: Path) -> None:
     """Raise `InputError` for a faulty method, shared option or figure."""
     for name, method in study.methods.items():
         where = f"{path}: method {name}"
-        if not isinstance(method, dict) or method.get("command") not in TRAINING:
-            raise InputError(f"{where}: give a command: {', '.join(TRAINING)}")
-        if set(method) - {"command", "preset", "options", "samples"} or not isinstance(method.get("options", {}), dict):
-            raise InputError(f"{where}: give a command, and a preset, options (names and values) and samples if needed")
+        keys = {"command": str, "preset": str, "options": dict, "samples": int}
+        typed = isinstance(method, dict) and all(isinstance(method[key], keys.get(key, ())) for key in method)
+        if not typed or method.get("command") not in TRAINING:
+            what = f"give a command ({', '.join(TRAINING)}), and if needed preset, options (names and values), samples"
+            raise InputError(f"{where}: {what}")
         if not isinstance(name, str):
             raise InputError(f"{where}: put its name in quotes")
         least, samples = 2 if method["command"] == "best_of_n" else 1, method.get("samples", 1)
-        if not isinstance(samples, int) or samples < least:
+        if samples < least:
             raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
     if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
         raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
@@ -319,7 +320,10 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
-    from marlhf_lite.lab.studies.learning import learning_report  # matplotlib takes seconds
+    import matplotlib  # takes seconds
+
+    matplotlib.use("Agg")  # files only: no window, no display needed
+    from marlhf_lite.lab.studies.learning import learning_report
     from marlhf_lite.lab.studies.reports import study_report
 
     figures = results / "figures" if custom else Path("figures") / study.name
@@ -385,18 +389,18 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     if stage and not evaluation.exists():
         place = f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
         commands.run([stage, *run.words[stage], *inputs, place], log)
-    result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
+    trained = training if stage else None
     if study.threshold is not None:
-        write_json(results / f"{run.name}.json", result | rounded(collect_curve(training, models)))
-        return
-    policies = [f"--policies=policy={training}"] if stage else []
-    begin = time.perf_counter()
-    commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
-    seconds = time.perf_counter() - begin
-    trained, best = training if stage else None, run.command == "best_of_n"
-    found = collect_result(trained, evaluation, models, study.first_prompt, best)
-    found["seconds_evaluation"] = seconds
-    found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
+        found = collect_result(trained, None, models)
+    else:
+        policies = [f"--policies=policy={training}"] if stage else []
+        begin = time.perf_counter()
+        commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
+        seconds = time.perf_counter() - begin
+        found = collect_result(trained, evaluation, models, study.first_prompt, run.command == "best_of_n")
+        found["seconds_evaluation"] = seconds
+        found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
+    result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
     write_json(results / f"{run.name}.json", result | rounded(found))
 
 
