@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from conftest import fails
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.judge_answers import score_answers
@@ -17,7 +18,6 @@ from marlhf_lite.lab.figures.judging import judge_by_hand
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_score_model
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -38,8 +38,8 @@ def test_the_higher_score_wins_whatever_the_order(tmp_path):
 
 @pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")], ["x", 1.0]])
 def test_scores_that_cannot_be_compared(tmp_path, scores):
-    with pytest.raises(InputError, match="judge mine"):
-        judge_pairs(ScoreJudge(lambda prompts, responses: scores, "mine"), PAIRS[:1], tmp_path)
+    judge = ScoreJudge(lambda prompts, responses: scores, "mine")
+    fails(lambda: judge_pairs(judge, PAIRS[:1], tmp_path), "judge mine")
 
 
 def test_answers_are_scored_at_the_last_token_and_a_cut_one_has_no_eos(base, rm, tokenizer):
@@ -229,9 +229,8 @@ def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(run)
         next((run.folder / "kept").glob("*.json")).unlink()
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
+def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run):
+    faults = [
         ({"methods": "PPO"}, "--judge_methods"),
         ({"methods": "PPO,PPO"}, "--judge_methods"),
         ({"methods": "PPO,XPO"}, "PPO, MA-PPO, SFT"),
@@ -242,8 +241,7 @@ def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(run)
         ({"kind": "auto"}, "--rm"),
         ({"kind": "local"}, "--judge"),
         ({"output_dir": __file__}, f"--output_dir {__file__}"),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run, options, words):
-    status, counts, said = run(**options)
-    assert status == 2 and counts is None and words in said and len(said.splitlines()) == 1
+    ]
+    for options, words in faults:
+        status, counts, said = run(**options)
+        assert status == 2 and counts is None and words in said and len(said.splitlines()) == 1, words

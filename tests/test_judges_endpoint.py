@@ -69,9 +69,8 @@ class Handler(BaseHTTPRequestHandler):
         entry = (200, entry) if isinstance(entry, bytes) else entry
         status, data = entry if isinstance(entry, tuple) else (entry, b"{}")
         self.send_response(status)
-        headers = {"Content-Type": "application/json", "Content-Length": len(data), "retry-after-ms": 1}
-        for name, value in headers.items():
-            self.send_header(name, str(value))
+        for header in (("Content-Type", "application/json"), ("Content-Length", len(data)), ("retry-after-ms", 1)):
+            self.send_header(*map(str, header))
         self.end_headers()
         self.wfile.write(data)
 
@@ -120,15 +119,6 @@ def stored(tmp_path):
 
 
 # What is sent and what comes back
-
-
-def test_judgments_of_an_endpoint(endpoint, judge, tmp_path):
-    judgments = judge_pairs(judge(), PAIRS, tmp_path, "both")
-    assert len(endpoint.requests) == len(judgments) == 2 * len(PAIRS)
-    for row in judgments:
-        a, b = len(PAIRS[int(row["pair"])].first), len(PAIRS[int(row["pair"])].second)
-        assert row["winner"] == ("first" if a > b else "second" if b > a else "tie")
-        assert row["scores"] == {"first": dict.fromkeys(TLDR.aspects, a), "second": dict.fromkeys(TLDR.aspects, b)}
 
 
 def test_the_request(endpoint, judge, tmp_path, monkeypatch):
@@ -221,14 +211,12 @@ def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
 
 
 def test_the_estimate_comes_before_the_first_request(endpoint, judge, tmp_path, capsys):
-    found = judge(judge_max_tokens=50)
-    endpoint.script = [(404, b"{}")]
-    ended(found, tmp_path)
-    line = capsys.readouterr().out
-    assert "9 requests" in line and f"at most {9 * 50} of verdicts" in line and len(endpoint.requests) == 1
+    found, shown = judge(judge_max_tokens=50), []
+    endpoint.script = [lambda: shown.append(capsys.readouterr().out)]
     judge_pairs(found, PAIRS, tmp_path)
-    prompts = int(re.search(r"about (\d+) tokens", capsys.readouterr().out)[1])
-    sizes = [sum(len(m["content"]) for m in body["messages"]) for _, _, body in endpoint.requests[1:]]
+    assert "9 requests" in shown[0] and f"at most {9 * 50} of verdicts" in shown[0]
+    prompts = int(re.search(r"about (\d+) tokens", shown[0])[1])
+    sizes = [len(message["content"]) for _, _, body in endpoint.requests for message in body["messages"]]
     assert sum(sizes) / 4 < prompts < sum(sizes) / 2
     judge_pairs(found, PAIRS, tmp_path)
     assert not capsys.readouterr().out  # nothing to ask, nothing to say
@@ -237,7 +225,12 @@ def test_the_estimate_comes_before_the_first_request(endpoint, judge, tmp_path, 
 def test_requests_at_the_same_time(endpoint, judge, tmp_path):
     together = threading.Barrier(3, timeout=30)  # breaks, and ends the connection, unless three wait for it
     endpoint.script = [None] + [lambda: (together.wait(), None)[1]] * 3
-    assert summary(judge_pairs(judge(workers=3, retries=0), PAIRS, tmp_path))["judged"] == 9
+    judgments = judge_pairs(judge(workers=3, retries=0), PAIRS, tmp_path, "both")
+    assert len(endpoint.requests) == len(judgments) == 2 * len(PAIRS)
+    for row in judgments:
+        a, b = len(PAIRS[int(row["pair"])].first), len(PAIRS[int(row["pair"])].second)
+        assert row["winner"] == ("first" if a > b else "second" if b > a else "tie")
+        assert row["scores"] == {"first": dict.fromkeys(TLDR.aspects, a), "second": dict.fromkeys(TLDR.aspects, b)}
 
 
 def test_another_way_of_asking_is_another_judge(endpoint, judge, tmp_path):
@@ -272,22 +265,13 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
         assert KEY not in text and "very-secret" not in text
 
 
-@pytest.mark.parametrize(
-    "options, word",
-    [
-        ({"judge_model": " "}, "--judge_model"),
-        ({"judge_url": "localhost:8000"}, "--judge_url"),
-        ({"judge_url": "ftp://x/v1"}, "--judge_url"),
-        ({"judge_url": "http://[::1/v1"}, "--judge_url"),
-        ({"judge_url": "http://x:99999/v1"}, "--judge_url"),
-        ({"judge_url": f"https://me:{KEY}@host/v1"}, "--judge_key_env"),
-        ({"judge_url": f"https://host/v1?api-key={KEY}"}, "--judge_key_env"),
-        *(({"judge_key_env": name}, name) for name in ("UNSET", "BLANK", "BROKEN", "ODD")),
-    ],
-)
-def test_options_that_cannot_work(judge, monkeypatch, options, word):
+def test_options_that_cannot_work(judge, monkeypatch):
     for name, value in {"BLANK": "  ", "BROKEN": f"{KEY}\n{KEY}", "ODD": f"{KEY}ä"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError) as caught:
-        judge(**options)
-    assert word in str(caught.value) and KEY not in str(caught.value) and "\n" not in str(caught.value)
+    urls = ["localhost:8000", "ftp://x/v1", "http://[::1/v1", "http://x:99999/v1"]
+    faults = [("judge_model", " "), *(("judge_url", url) for url in urls)]
+    faults += [("judge_url", f"https://me:{KEY}@host/v1"), ("judge_url", f"https://host/v1?api-key={KEY}")]
+    for option, value in [*faults, *(("judge_key_env", name) for name in ("UNSET", "BLANK", "BROKEN", "ODD"))]:
+        with pytest.raises(InputError, match=f"--{option}") as caught:
+            judge(**{option: value})
+        assert KEY not in str(caught.value) and "\n" not in str(caught.value)

@@ -210,7 +210,7 @@ import signal
 import sys
 from pathlib import Path
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import StudyCommand
+from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study
 
 TOY = "import os, signal; open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); signal.pause()"

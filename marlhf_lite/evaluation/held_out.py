@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.rollout import Sampling
 
 
+@dataclass
 class HeldOutEvaluation:
     """Answers the same prompts with the same random numbers each time, and compares with the SFT model's answers.
 
@@ -27,18 +29,14 @@ class HeldOutEvaluation:
         batch_size: prompts answered at a time.
     """
 
-    def __init__(
-        self,
-        prompts: Sequence[str],
-        tokenizer,
-        sampling: Sampling,
-        reward: Callable,
-        gold: GoldScore | None = None,
-        seed: int = 0,
-        batch_size: int = 128,
-    ):
-        self.prompts, self.tokenizer, self.sampling, self.reward, self.gold = prompts, tokenizer, sampling, reward, gold
-        self.seed, self.batch_size, self.start = seed, batch_size, None
+    prompts: Sequence[str]
+    tokenizer: object
+    sampling: Sampling
+    reward: Callable
+    gold: GoldScore | None = None
+    seed: int = 0
+    batch_size: int = 128
+    start: pd.DataFrame | None = field(default=None, init=False)  # the SFT model's answers
 
     def __call__(self, models: PPOModels) -> dict[str, float]:
         """Means over the prompts, and win rates (a tie counts half) by reward and by gold."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -36,34 +37,36 @@ COLUMNS = {
 GoldScore = Callable[[list[str], list[str]], list[float]]
 
 
+@dataclass
 class Scorers:
     """The models that score responses: a reference for the KL, a reward model, a gold score, each if it is given.
 
     `load` and `load_rm` turn a folder into a model when it is first needed. Reference and reward model stay loaded.
     """
 
-    def __init__(
-        self,
-        load: Callable[[Path], PolicyModel],
-        reference: Path | None = None,
-        rm: Path | None = None,
-        load_rm: Callable[[Path], ScalarHeadModel] | None = None,
-        gold: GoldScore | None = None,
-    ):
-        self.load, self.reference, self.rm, self.gold = load, reference, rm, gold
-        self._reference = cache(lambda: load(reference).eval())
-        self._reward = cache(lambda: ModelReward(load_rm(rm)))
+    load: Callable[[Path], PolicyModel]
+    reference: Path | None = None
+    rm: Path | None = None
+    load_rm: Callable[[Path], ScalarHeadModel] | None = None
+    gold: GoldScore | None = None
+
+    @cached_property
+    def _reference(self) -> PolicyModel:
+        return self.load(self.reference).eval()
+
+    @cached_property
+    def _reward(self) -> ModelReward:
+        return ModelReward(self.load_rm(self.rm))
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
         """What gives the policy in a folder, loaded when it is first asked for."""
-        if self.reference and folder.resolve() == Path(self.reference).resolve():
-            return self._reference
-        return cache(lambda: self.load(folder).eval())
+        is_reference = self.reference and folder.resolve() == Path(self.reference).resolve()
+        return cache(lambda: self._reference if is_reference else self.load(folder).eval())
 
     def score(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict[str, list]:
         """The columns of `score_rollout`, with the scorers that are given."""
-        models = (policy(), self._reference()) if self.reference else (None, None)
-        return score_rollout(rollout, *models, self._reward() if self.rm else None, self.gold)
+        models = (policy(), self._reference) if self.reference else (None, None)
+        return score_rollout(rollout, *models, self._reward if self.rm else None, self.gold)
 
 
 @torch.no_grad()
