@@ -268,7 +268,7 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
 def test_options_that_cannot_work(judge, monkeypatch):
     for name, value in {"BLANK": "  ", "BROKEN": f"{KEY}\n{KEY}", "ODD": f"{KEY}ä"}.items():
         monkeypatch.setenv(name, value)
-    urls = ["localhost:8000", "ftp://x/v1", "http://[::1/v1", "http://x:99999/v1"]
+    urls = ["localhost:8000", "ftp://x/v1", "http://[::1/v1", "http://x:99999/v1", "http://é..b/v1"]
     faults = [("judge_model", " "), *(("judge_url", url) for url in urls)]
     faults += [("judge_url", f"https://me:{KEY}@host/v1"), ("judge_url", f"https://host/v1?api-key={KEY}")]
     for option, value in [*faults, *(("judge_key_env", name) for name in ("UNSET", "BLANK", "BROKEN", "ODD"))]:

@@ -62,25 +62,25 @@ class EndpointJudge(Judge):
             raise InputError("--judge endpoint needs the openai package: pip install 'marlhf-lite[judge]'") from None
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that the endpoint is to judge with")
-        try:
-            url = urlsplit(options.judge_url)
-            plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
-        except ValueError:
-            plain = False
-        if not plain:  # the URL is stored and printed
-            what = "give an address such as http://localhost:8000/v1, without user, password or query"
-            raise InputError(f"--judge_url: {what}; the key comes from --judge_key_env")
         self._key = os.environ.get(options.judge_key_env, "").strip()
         if options.judge_key_env and not (self._key and self._key.isascii() and self._key.isprintable()):
             what = "not set, or not a key: export the endpoint's key"
             raise InputError(f"--judge_key_env {options.judge_key_env}: {what}")
+        place = {"base_url": options.judge_url, "api_key": self._key or "none"}
+        try:
+            url = urlsplit(options.judge_url)
+            plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
+            self.client = openai.OpenAI(**place, max_retries=retries, timeout=60.0)
+        except Exception:  # of urllib for a port that cannot be, of the client for what is no address
+            plain = False
+        if not plain:  # the URL is stored and printed
+            what = "give an address such as http://localhost:8000/v1, without user, password or query"
+            raise InputError(f"--judge_url: {what}; the key comes from --judge_key_env")
         self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
         self.request = {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
-        place = {"base_url": options.judge_url, "api_key": self._key or "none"}
-        self.client = openai.OpenAI(**place, max_retries=retries, timeout=60.0)
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
         """Print an estimate: three bytes a token in prompts (English has about four), and the limit of verdicts."""
