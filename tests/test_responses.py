@@ -155,11 +155,13 @@ def test_another_reward_model_scores_the_same_responses_anew(evaluate, generated
 # Fingerprints
 
 
-def test_a_fingerprint_is_of_weights_and_not_of_places(ppo, sft, tmp_path):
+def test_a_fingerprint_is_of_weights_and_not_of_places_or_the_order_of_sets(ppo, sft, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(ppo, copy)
     config = json.loads((copy / "adapter_config.json").read_text())
-    (copy / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "elsewhere"}))
+    other = {"base_model_name_or_path": "elsewhere", "target_modules": config["target_modules"][::-1]}
+    assert len(config["target_modules"]) > 1
+    (copy / "adapter_config.json").write_text(json.dumps(config | other))
     assert fingerprint(copy) == fingerprint(ppo) != fingerprint(sft)
     (copy / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 9}))
     assert fingerprint(copy) != fingerprint(ppo)

@@ -40,6 +40,7 @@ SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]
 # Entries of a model's config that say where its weights came from and not what they are.
 _PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")
+_SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
 
 # Files of responses
 
@@ -130,6 +131,7 @@ def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:
     try:
         facts = json.loads(config.read_text(encoding="utf-8"))
         facts = {key: value for key, value in facts.items() if key not in _PLACES}
+        facts |= {key: sorted(facts[key], key=str) for key in _SETS if isinstance(facts.get(key), list)}
     except (ValueError, AttributeError):
         raise InputError(f"{name}: {config} is damaged: train it again, or give another folder") from None
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
