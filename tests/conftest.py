@@ -157,13 +157,19 @@ def changed(module, before):
     return {k for k, v in snapshot(module).items() if not torch.equal(v, before[k])}
 
 
+@pytest.fixture(autouse=True)
+def no_figure_stays_open():
+    """What a test drew is not seen by the next one."""
+    yield
+    pyplot.close("all")
+
+
 @pytest.fixture
 def figures_apart():
-    """A test that draws leaves matplotlib's settings as they were, and no figure open."""
+    """A test that draws leaves matplotlib's settings as they were."""
     settings = dict(mpl.rcParams)
     yield
     assert dict(mpl.rcParams) == settings
-    pyplot.close("all")
 
 
 @pytest.fixture

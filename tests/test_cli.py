@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from matplotlib import pyplot as plt
 from PIL import Image
 from safetensors.torch import load_file
 from small_runs import timeless
@@ -44,8 +43,6 @@ def tidy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "100")
-    yield
-    plt.close("all")
 
 
 def write_jsonl(path, rows):

@@ -37,10 +37,9 @@ def tokenizer():
 @pytest.fixture
 def draw(tokenizer):
     """A function of the options of macro actions that gives the figure of a text."""
-    yield lambda seed=0, text=TEXTS["one"], **how: rule_figure(
+    return lambda seed=0, text=TEXTS["one"], **how: rule_figure(
         tokenizer, text, MacroConfig(**how), seed, ramp, zigzag, "value"
     )
-    plt.close("all")
 
 
 def spans(figure):

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import yaml
-from matplotlib import pyplot as plt
 
 from marlhf_lite.lab.studies.claims import claims
 from marlhf_lite.lab.studies.contrasts import ratio_of_updates
@@ -76,7 +75,6 @@ def test_a_sweep_over_n_has_a_figure_of_its_own():
     axes = sweep({row["n"]: row for row in rows}, 4)
     assert [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "x"] == [4, 4, 4]  # seed 0: never
     assert axes[1].lines[0].get_ydata() == pytest.approx([0.95**12, 0.95**6, 1.0])
-    plt.close("all")
 
 
 def test_numbers_found_afterwards_stand_in_the_docs():

@@ -9,7 +9,6 @@ import time
 from dataclasses import fields
 
 import pytest
-from matplotlib import pyplot as plt
 from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
 
 from marlhf_lite.cli import main
@@ -128,8 +127,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_reward", raising=False)
     (tmp_path / "my_reward.py").write_text(REWARD)
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in make_rows("tiny-tldr", 60, 0)))
-    yield tmp_path
-    plt.close("all")
+    return tmp_path
 
 
 def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, capsys):

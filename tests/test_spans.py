@@ -20,13 +20,6 @@ TREE = nltk.Tree.fromstring(
 )
 
 
-@pytest.fixture(autouse=True)
-def no_figures_left():
-    plt.close("all")
-    yield
-    plt.close("all")
-
-
 def test_long_responses_go_on_in_another_line():
     ax = plt.figure().subplots()
     draw_spans(ax, ["word "] * 30, MacroActions.from_lengths([[13, 17]]), columns=60)
