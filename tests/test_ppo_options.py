@@ -97,7 +97,11 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
     """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
 
     def rates(updates, critic_warmup):
-        trainer = make(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
+        small = dict(
+            policy_learning_rate=1e-6, critic_learning_rate=1e-6
+        )  # the next trainer starts near the reference, too
+        options = dict(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
+        trainer = make(**options, **small)
         seen, update = [], trainer.update
 
         def watched(prompts):
