@@ -3,8 +3,6 @@
 Heavy imports wait until the options and all named files are checked, so that `--help` and a wrong path answer at once.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Options with bounds: numbers are checked when an options object is made."""
 
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass, field, fields
 from typing import dataclass_transform

@@ -5,8 +5,6 @@ what takes a `ModelConfig` or a `PPOConfig` takes them. `marlhf run` has the opt
 inherits from theirs, and a stage takes the options of its own command or those of the whole run.
 """
 
-from __future__ import annotations
-
 from dataclasses import Field, fields, replace
 from typing import Literal
 
@@ -45,7 +43,7 @@ class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, Pol
     """
 
     @property
-    def methods(self) -> dict[str, PPOCommand]:
+    def methods(self) -> dict[str, "PPOCommand"]:
         """The PPO runs of this command: names, and the options of each."""
         return {"ppo": self}
 

@@ -4,8 +4,6 @@ A command takes the classes whose options it uses (`config.commands`). Numbers a
 object is made. Options have the names of TRL and transformers, where these have the option.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Literal

@@ -5,8 +5,6 @@ the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data 
 an embedded data set brings along (`config.embedded`), and the command's own `DEFAULTS`.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import difflib

@@ -4,8 +4,6 @@ A verdict on a pair is `first`, `second` or `tie`, as judges give it; anything e
 verdict: it is left out and counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

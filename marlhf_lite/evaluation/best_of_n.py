@@ -4,8 +4,6 @@ With S ≥ N samples of a prompt, the expected best of N is estimated without bi
 by the share of the N-subsets in which it is the best. So one set of samples serves every N, and none is drawn again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

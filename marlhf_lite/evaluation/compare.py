@@ -1,7 +1,5 @@
 """Two or more sets of stored answers to the same prompts, side by side: `marlhf compare`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Where scores lie and where training moved them: quantiles, low-quality tails, and each response's shift against the
 baseline's for the same prompt (paper: Figures 3, 10, 14, 16, 20; Appendix D.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

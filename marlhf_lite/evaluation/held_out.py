@@ -1,7 +1,5 @@
 """Evaluation on held-out prompts while training: scores, gold, and the win rate against the SFT model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The command `marlhf judge`: two methods' stored answers, compared by a judge."""
 
-from __future__ import annotations
-
 import random
 import textwrap
 from collections.abc import Mapping, Sequence

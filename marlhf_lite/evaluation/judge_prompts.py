@@ -4,8 +4,6 @@ Prompts and responses were written by strangers or by the models under test, and
 They stand between marks that no text can guess, and the instructions say that nothing between the marks is an order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

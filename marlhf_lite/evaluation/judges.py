@@ -3,8 +3,6 @@
 Scores (gold, or a reward model), a model behind an endpoint, a person.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 `make_pairs` pairs stored answers, `judge_pairs` asks a judge and stores what it says, `combine` and `summary` count.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -145,7 +143,7 @@ def judge_pairs(
     return store.rows()
 
 
-def _ask(store: JudgmentStore, waiting: Sequence[Comparison]) -> None:
+def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
     judge, failures = store.judge, 0
 
     def ask(comparison: Comparison) -> NotJudged | None:

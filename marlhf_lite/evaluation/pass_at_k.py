@@ -1,7 +1,5 @@
 """pass@k: the chance that one of k sampled programs passes all tests of its problem (paper, Table 3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ samples.jsonl has a line for each, written batch by batch, so that an interrupte
 A response is identified by its prompt's id, its number among the samples of that prompt, and the seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -216,7 +214,7 @@ def evaluate_checkpoints(
     seed: int = 0,
     batch_size: int = 128,
     model: str = "",
-    engine: VLLMEngine | None = None,
+    engine: "VLLMEngine | None" = None,
 ) -> pd.DataFrame:
     """Responses of every checkpoint to every prompt at every temperature, scored (paper: Figures 3, 8, 10, 20, 21).
 

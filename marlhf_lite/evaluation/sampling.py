@@ -6,8 +6,6 @@ interruption, up to rounding, and two policies that answer the same prompt use c
 comparisons by prompt tighter.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Responses are rows of a DataFrame, as `evaluate_checkpoints` and `read_responses
 (0, 1, … among the responses to this prompt), method, temperature, prompt, response, and the columns of NUMBERS.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Means with confidence intervals, and how soon a curve gets somewhere. Needs no model and no file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

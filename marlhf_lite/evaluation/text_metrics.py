@@ -3,8 +3,6 @@
 A policy that repeats itself, forgets to stop, or answers every prompt alike may still score well (paper, Appendix C.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import pandas as pd

@@ -3,8 +3,6 @@
 `open_context` makes them once, and checks before anything trains whatever can be checked.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -68,7 +66,7 @@ class RunContext(Generic[Options]):
     reward: FunctionReward | None = None  # None: the reward model
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
     resume: bool = False  # whether stages that are there go on
-    engine: VLLMEngine | None = None  # what samples in place of the models' own `generate`
+    engine: "VLLMEngine | None" = None  # what samples in place of the models' own `generate`
 
     @property
     def base(self) -> PreTrainedModel:
@@ -179,7 +177,7 @@ def _load_task(options: commands.StageCommand, tokenizer) -> Task:
 
 def _open_engine(
     options: commands.StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task
-) -> VLLMEngine | None:
+) -> "VLLMEngine | None":
     """Return the servers of `--rollout_engine vllm`, tried out where something is trained; None without them."""
     if not (isinstance(options, EngineConfig) and options.vllm_url):
         return None

@@ -1,7 +1,5 @@
 """Use of a trained policy: answer a prompt, or save it as a model of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

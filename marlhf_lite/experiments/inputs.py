@@ -1,7 +1,5 @@
 """The models and the data file that a command names: found and checked before anything heavy is imported."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

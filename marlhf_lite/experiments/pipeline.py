@@ -4,8 +4,6 @@ Each takes the context of the run and what earlier stages left, and returns what
 stage that is done is not done again, and a stage that was interrupted goes on from its last checkpoint.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """What a run leaves in its folder: tables, summary and figures; `marlhf evaluate` adds what it tells of the answers."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

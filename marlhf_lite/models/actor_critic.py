@@ -1,7 +1,5 @@
 """The four models of PPO: policy, reference, reward model and critic (paper, section 2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

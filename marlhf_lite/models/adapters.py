@@ -1,7 +1,5 @@
 """Folders of adapters that earlier stages made, found and checked before anything loads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -10,8 +10,6 @@ Full fine-tuning (`finetune="full"`, as in the paper) has four separate models i
 and the base is an empty model that gives only family, dtype and attention.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import re

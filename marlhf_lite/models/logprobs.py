@@ -5,8 +5,6 @@ keep, outweigh the rest of a pass. Above `MAX_LOGITS` of them, tiles are made, f
 made again in the backward pass.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel

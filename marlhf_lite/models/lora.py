@@ -5,8 +5,6 @@ only r / N of x Wᵀ, so it is made in every pass, dropped after it, and made ag
 rounded in another order; everything else (names of weights, saved files, `merge_and_unload`) is PEFT's.
 """
 
-from __future__ import annotations
-
 import torch
 from peft.tuners import lora
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Weights, optimizer, logits, and the cache of keys and values are counted; activa
 compares with the allocations of real modules. SFT and the reward model need less at the same sizes: one model of four.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ Trees are plain `nltk.Tree`, so that they print and draw as usual. Their leaves 
 place in the sentence. A sentence that could not be parsed has no tree.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ class Leaf(str):
     start: int
     end: int
 
-    def __new__(cls, word: str, start: int = 0, end: int = 0) -> Leaf:  # copies are made without a span, then get it
+    def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":  # copies are made without a span, then get it
         leaf = super().__new__(cls, word)
         leaf.start, leaf.end = start, end
         return leaf

@@ -1,7 +1,5 @@
 """Parse the embedded corpus with its own grammar and nltk's chart parser; nothing is downloaded."""
 
-from __future__ import annotations
-
 import re
 from functools import cache, lru_cache
 from itertools import islice

@@ -1,7 +1,5 @@
 """Parse English with link-grammar, a Debian, Ubuntu, Colab and Homebrew package; nothing else is downloaded."""
 
-from __future__ import annotations
-
 import math
 import re
 import shutil

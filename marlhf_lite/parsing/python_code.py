@@ -1,7 +1,5 @@
 """Parse Python programs with tree-sitter, which gives every text a tree, broken programs included."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import nltk

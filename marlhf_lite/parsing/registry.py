@@ -1,7 +1,5 @@
 """Termination conditions by the names that options and config files give them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Tokens of a response on the characters of its text, and the tokens where macro actions begin."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache

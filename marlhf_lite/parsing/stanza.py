@@ -1,7 +1,5 @@
 """Parse English with stanza's neural parser, an optional package; its model is downloaded once."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -3,8 +3,6 @@
 The tensors of a rollout may be on any device; the text is handled on the CPU, one response at a time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Like those in `plotting.training`, they are to be read at 10 cm wide and have a caption that `caption` replaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tokenise prompts and responses in the same way in every stage; a response ends with EOS."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import datasets

@@ -1,7 +1,5 @@
 """Callbacks of TRL's trainers: progress bar, records under PPO's names, checks, held-out tests."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

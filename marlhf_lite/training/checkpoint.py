@@ -4,8 +4,6 @@ A checkpoint is one file. It is written under another name and renamed when it i
 or nothing.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

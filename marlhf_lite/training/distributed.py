@@ -1,7 +1,5 @@
 """Several processes: sums over them, and the weights that FSDP2 spreads over them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar

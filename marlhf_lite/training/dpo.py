@@ -1,7 +1,5 @@
 """Direct preference optimisation through `trl.DPOTrainer` (Appendix C.3)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import datasets

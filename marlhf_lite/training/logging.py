@@ -1,7 +1,5 @@
 """Records of a run: in memory, in its folder, in the terminal, and in trackers (TensorBoard, Weights & Biases)."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is recorded of an update. All means are over valid tokens, macro actions or responses, never over padding."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What an update of PPO optimises: advantages over macro actions, and the two losses."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

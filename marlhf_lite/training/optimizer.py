@@ -1,7 +1,5 @@
 """AdamW and its learning-rate schedule, for PPO, RLOO and GRPO alike."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What an update works on: scored and segmented responses, what the models say of them, and what follows from it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +21,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rollout)
 
-    def select(self, rows: Tensor) -> Batch:
+    def select(self, rows: Tensor) -> "Batch":
         """Some of the responses."""
         return Batch(self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows))
 
@@ -47,11 +45,11 @@ class OldOutputs:
     advantages: Tensor  # [B, S] Â_τ of each macro action, 0 on padding
     returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
 
-    def select(self, rows: Tensor) -> OldOutputs:
+    def select(self, rows: Tensor) -> "OldOutputs":
         """Those of some responses."""
         return OldOutputs(**{name: x[rows] for name, x in vars(self).items()})
 
     @classmethod
-    def concatenate(cls, parts: Sequence[OldOutputs]) -> OldOutputs:
+    def concatenate(cls, parts: Sequence["OldOutputs"]) -> "OldOutputs":
         """Those of all micro-batches as one."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})

@@ -5,8 +5,6 @@ order in which they are called, and `Objective` holds the equations. With `Fixed
 token, and the same code is token-level PPO. Shapes: B responses, T response tokens, S macro actions.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

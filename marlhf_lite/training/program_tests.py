@@ -1,7 +1,5 @@
 """Unit tests of the problems of a task: what responses to their prompts score, as gold scores and as a reward."""
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The reward model: Bradley-Terry on preference pairs, through `trl.RewardTrainer` (section 2.2, Appendix B.2)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import datasets

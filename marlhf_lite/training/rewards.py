@@ -1,7 +1,5 @@
 """Rewards: anything that gives each response of a rollout one number."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """RLOO and GRPO through TRL: responses to one prompt are compared with each other, which takes the critic's place."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Prompts to responses: sampling, and the `Rollout` that the rest of an update works on."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,7 +67,7 @@ class Rollout:
         """[B] response tokens, EOS included."""
         return self.mask.sum(1)
 
-    def select(self, rows: slice | Tensor) -> Rollout:
+    def select(self, rows: slice | Tensor) -> "Rollout":
         """Select some of the responses; T stays, so that [B, S] tensors of macro actions can be indexed alike."""
         rows = torch.arange(len(self), device=self.tokens.device)[rows]
 
@@ -78,11 +76,11 @@ class Rollout:
 
         return Rollout(**{name: pick(x) for name, x in vars(self).items()})
 
-    def to(self, device) -> Rollout:
+    def to(self, device) -> "Rollout":
         """The same rollout on another device."""
         return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()})
 
-    def trim(self) -> Rollout:
+    def trim(self) -> "Rollout":
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""
         if not len(self):
             return self
@@ -103,7 +101,7 @@ class Rollout:
         """Pad a result [B, T'] of the trimmed rollout with zeros to [B, T]."""
         return torch.nn.functional.pad(x, (0, self.mask.shape[1] - x.shape[1]))
 
-    def sort_by_length(self) -> Rollout:
+    def sort_by_length(self) -> "Rollout":
         """Sort the rows by tokens, so that micro-batches hold rows of like length and little padding."""
         return self.select(self.attention_mask.sum(1).argsort(stable=True))
 

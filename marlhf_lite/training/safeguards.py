@@ -1,7 +1,5 @@
 """Safeguards of a PPO run: batches that cannot be divided, little memory, a wrong start, non-finite numbers."""
 
-from __future__ import annotations
-
 import math
 
 import torch

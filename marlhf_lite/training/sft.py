@@ -1,7 +1,5 @@
 """Supervised fine-tuning through `trl.SFTTrainer` (paper, Appendix B.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -6,8 +6,6 @@ those of the trainer's own policy, which another adapter, another base model or 
 Token ids go there and come back: nothing is tokenised twice.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import random

@@ -1,7 +1,5 @@
 """JSON and JSON-lines files that stay readable when the writer is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Progress bars. Within a job of several stages, a bar also says how long all stages together take from here."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ class Job:
         pace: seconds that a second of work takes here, until that is measured; None where nobody can know.
     """
 
-    current: ClassVar[Job | None] = None
+    current: ClassVar["Job | None"] = None
 
     def __init__(self, work: Mapping[str, float], pace: float | None = None):
         self.work, self.pace = dict(work), pace  # what is left of each stage

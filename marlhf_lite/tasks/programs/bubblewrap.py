@@ -4,8 +4,6 @@ The sandbox starts as an unprivileged user: for root the kernel would not count 
 read-only, one small tmpfs, no /proc, no /dev, no environment and no network, and may start neither process nor thread.
 """
 
-from __future__ import annotations
-
 import functools
 import marshal
 import math

@@ -4,8 +4,6 @@ It has no system beneath it: no files, no network, no environment, no processes.
 `sys.stdin`, most of the standard library) makes a program `unsupported`.
 """
 
-from __future__ import annotations
-
 import builtins
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +43,7 @@ class MontyExecutor(Executor):
             hint = "pip install --force-reinstall pydantic-monty"
             raise InputError(f"executor monty: it does not start ({one_line(error)}): {hint}") from None
 
-    def __enter__(self) -> MontyExecutor:
+    def __enter__(self) -> "MontyExecutor":
         pool = {"max_processes": self.workers, "feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
         self.pool = monty.Monty(**pool).__enter__()
         return self

@@ -4,8 +4,6 @@ Code in a sandbox writes each value as text by `ENCODE`, which Monty and CPython
 it. A program can write any text here, as it can return any value: it knows no expected output, so that helps nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -51,7 +49,7 @@ class Report:
     outputs: list[Any]
 
     @classmethod
-    def of(cls, results: Sequence[tuple[Status, Any]], count: int) -> Report:
+    def of(cls, results: Sequence[tuple[Status, Any]], count: int) -> "Report":
         """The report of `count` tests from what came out one by one; the worst status is the program's."""
         status = min((status for status, _ in results), key=STATUSES.index, default="ran")
         return cls(status, ([output for _, output in results] + [NO_OUTPUT] * count)[:count])

@@ -1,7 +1,5 @@
 """The reward of a program (paper, Appendix B.5)."""
 
-from __future__ import annotations
-
 from marlhf_lite.tasks.programs.tests import Outcome
 
 

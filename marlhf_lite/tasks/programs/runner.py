@@ -1,7 +1,5 @@
 """Run programs against their tests: many at a time, each (program, tests) once."""
 
-from __future__ import annotations
-
 import hashlib
 import marshal
 import os

@@ -1,7 +1,5 @@
 """Unit tests of a program as data, what comes of running them, and the file formats that tests are read from."""
 
-from __future__ import annotations
-
 import ast
 import json
 import keyword

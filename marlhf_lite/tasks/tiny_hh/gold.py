@@ -6,8 +6,6 @@ A thing is given rightly where its sentence has the values that the human told i
 repeats, things that nobody asked for, chatter, and text of no known form. A perfect answer scores 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

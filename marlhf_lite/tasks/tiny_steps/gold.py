@@ -15,8 +15,6 @@ The reward depends on the answer alone. Two slips can cancel each other, so a re
 1; a response with right steps and the right answer always has it.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass

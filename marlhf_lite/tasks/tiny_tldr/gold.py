@@ -6,8 +6,6 @@ gold = facts stated correctly - facts stated wrongly - 0.5 x (fillers, repeats a
 It is read off the text alone, so it scores any response, also one no grammar made.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

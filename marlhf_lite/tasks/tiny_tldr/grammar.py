@@ -6,8 +6,6 @@ facts; fillers are fixed sentences that carry no fact. All text of the embedded 
 agreement and quotation, which would add words but nothing to credit.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -5,8 +5,6 @@ word that made it. With noise, a term of mean 0 and standard deviation 1 is adde
 each sentence of the story, so it is a function of the text, but no word predicts it: a learner can only average it out.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 

@@ -6,8 +6,6 @@ tokens and begins with a countdown, so that a small model keeps the number of li
 decisive word and the score is known, and `--part` chooses it.
 """
 
-from __future__ import annotations
-
 import functools
 import random
 import re

@@ -6,8 +6,6 @@ A statement is supported where the source that it cites says the same. Other sen
 repeats, phrases that state nothing, and text of no known form. An answer with every fact and nothing else scores 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from marlhf_lite.tasks.statements import pattern, sentences
