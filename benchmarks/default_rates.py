@@ -1,0 +1,111 @@
+"""Which learning rates of SFT and reward model serve a pretrained model? They are the preset `pretrained`'s.
+
+Fixed before the first run. Model: SmolLM2-135M-Instruct with the library's LoRA. Data: pairs of HH-RLHF whose prompts
+have at most 96 tokens, responses cut at 48; 256 rows for SFT, 256 pairs for the reward model, and the held-out rows
+with so short prompts, at most 128, for both. Batches of 16, one pass, seed 140, which no study uses. Every rate has one
+run. Chosen: the rate with the smallest held-out loss (SFT: nats a response token; reward model: Bradley-Terry loss a
+pair); of rates within 0.01 of it the smallest rate. A best rate at an edge of its grid is said to be one. The reward
+models start from the SFT model of the chosen rate. This table chooses, and claims nothing.
+
+    python benchmarks/default_rates.py --model FOLDER --data PAIRS.jsonl.gz
+
+Writes JSON, rate by rate; an interrupted table goes on where it stopped.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from cells import RESULTS, Cells
+from torch.nn.functional import softplus
+
+from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model, share
+from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.training.reward_model import train_reward_model
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Rollout, from_texts
+from marlhf_lite.training.sft import train_sft
+
+SFT_RATES, RM_RATES = (1e-4, 2e-4, 5e-4, 1e-3), (5e-5, 1e-4, 2e-4, 5e-4)
+LENGTHS = LengthConfig(max_prompt_length=96, max_response_length=48)
+ROWS, HELD_OUT, BATCH, PASS, SEED, NEAR = 256, 128, 16, 4, 140, 0.01
+
+
+class Grid:
+    """The model, the rows, and a run of each stage."""
+
+    def __init__(self, options: ModelConfig, data: Path, folder: Path):
+        self.options, self.folder = options, folder
+        self.tokenizer, self.base = load_tokenizer(options.model), load_base(options)
+        parts = load_task(str(data)).splits
+        short = {name: drop_long_prompts(parts[name], self.tokenizer, LENGTHS.max_prompt_length)[0] for name in parts}
+        self.rows = {"sft": short["ppo"].select(range(ROWS)), "rm": short["rm"].select(range(ROWS))}
+        self.test = short["test"].select(range(min(HELD_OUT, len(short["test"]))))
+        self.training = TrainerConfig(per_device_train_batch_size=PASS)
+
+    def sft(self, rate: float) -> dict:
+        """One run of SFT, kept for the reward models."""
+        torch.manual_seed(SEED)
+        model, begin = new_policy(share(self.base), self.options), time.time()
+        config = SFTStageConfig(sft_epochs=1, sft_batch_size=BATCH, sft_learning_rate=rate)
+        output = self.folder / f"sft-{rate}"
+        train_sft(model, self.tokenizer, self.rows["sft"], config, LENGTHS, output, SEED, self.training)
+        return {"loss": response_loss(model, self.held_out("chosen")), "seconds": time.time() - begin}
+
+    def rm(self, rate: float, sft_rate: float) -> dict:
+        """One run of the reward model."""
+        model, begin = new_reward_model(share(self.base), self.folder / f"sft-{sft_rate}", SEED), time.time()
+        config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
+        output = self.folder / f"rm-{rate}"
+        train_reward_model(model, self.tokenizer, self.rows["rm"], config, LENGTHS, output, SEED, self.training)
+        reward = ModelReward(ScalarHeadModel(model), PASS)
+        margins = reward(self.held_out("chosen")) - reward(self.held_out("rejected"))
+        accuracy = (torch.sign(margins) / 2 + 0.5).mean().item()
+        return {"loss": softplus(-margins).mean().item(), "accuracy": accuracy, "seconds": time.time() - begin}
+
+    def held_out(self, side: str) -> Rollout:
+        """The held-out responses of one side."""
+        return from_texts(self.tokenizer, self.test["prompt"], self.test[side], LENGTHS.max_response_length)
+
+
+@torch.no_grad()
+def response_loss(model, rollout: Rollout) -> float:
+    """Nats a response token, over all tokens of all responses."""
+    policy, total = PolicyModel(model.eval()), 0.0
+    for rows in torch.arange(len(rollout)).split(PASS):
+        part = rollout.select(rows).trim()
+        logprobs, _ = policy(part.tokens, part.attention_mask, part.mask.shape[1])
+        total -= (logprobs * part.mask).sum().item()
+    return total / rollout.mask.sum().item()
+
+
+def choose(cells: dict[str, dict], stage: str, rates: Sequence[float]) -> float:
+    """The smallest rate whose held-out loss is within `NEAR` of the best."""
+    losses = {rate: cells[f"{stage} {rate}"]["loss"] for rate in rates}
+    return min(rate for rate, loss in losses.items() if loss <= min(losses.values()) + NEAR)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
+    parser.add_argument("--data", type=Path, required=True, help="file of preference pairs")
+    adapters = Path(tempfile.gettempdir()) / "default_rates"
+    parser.add_argument("--folder", type=Path, default=adapters, help="of adapters")
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_default_rates.json")
+    args = parser.parse_args()
+    cells, grid = Cells(args.out, args), Grid(ModelConfig(model=args.model), args.data, args.folder)
+    for rate in SFT_RATES:
+        print("sft", rate, cells.measure(f"sft {rate}", grid.sft, rate), flush=True)
+    sft_rate = choose(cells.cells, "sft", SFT_RATES)
+    for rate in RM_RATES:
+        print("rm", rate, cells.measure(f"rm {rate}", grid.rm, rate, sft_rate), flush=True)
+    cells.finish(chosen={"sft": sft_rate, "rm": choose(cells.cells, "rm", RM_RATES)}, held_out=len(grid.test))
+
+
+if __name__ == "__main__":
+    main()
