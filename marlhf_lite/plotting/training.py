@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from marlhf_lite.plotting.styles import SERIES, method_styles
+from marlhf_lite.plotting.styles import LABELS, SERIES, method_styles
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import number
 
@@ -36,22 +36,6 @@ STYLE = {
     "figure.dpi": DPI,
     "figure.figsize": (WIDTH, 0.68 * WIDTH),
     "svg.hashsalt": "marlhf_lite",  # a figure drawn again has the same names in it
-}
-# Labels of metrics whose name in the records says too little. A metric without a unit here is a pure number.
-LABELS = {
-    "rm_score_mean": "reward model score",
-    "gold_mean": "gold score",
-    "kl_k1": "KL, k1 (nats a response)",
-    "kl_k3": "KL, k3 (nats a response)",
-    "entropy": "entropy (nats)",
-    "response_length": "response length (tokens)",
-    "eos_rate": "share of responses with EOS",
-    "clip_fraction": "share of ratios clipped",
-    "advantage_norm": "L2 norm of Â",
-    "q_norm": "L2 norm of Q̂",
-    "advantage_rms": "RMS of Â per macro action",
-    "q_rms": "RMS of Q̂ per macro action",
-    "macro_length": "macro action length (tokens)",
 }
 
 
