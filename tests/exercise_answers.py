@@ -447,7 +447,7 @@ def chunked_entropy(hidden, weight, tile=1000):
     "15": {
         "needed": tuple(
             f"""
-from marlhf_lite.evaluation.agreement import pairs_for_win_rate
+from marlhf_lite.lab.figures.agreement import pairs_for_win_rate
 needed = {{rate: {pairs} for rate in (0.52, 0.56)}}
 """
             for pairs in (

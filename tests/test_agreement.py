@@ -9,14 +9,13 @@ from conftest import fails
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.evaluation.agreement import (
+from marlhf_lite.evaluation.statistics import wilson, win_rate
+from marlhf_lite.lab.figures.agreement import (
     agree,
     agreement_table,
     kappa,
     pairs_for_win_rate,
     verdicts_of_scores,
-    wilson,
-    win_rate,
 )
 
 # Intervals

@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 from conftest import fails
 
-from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary, shifts
-from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap
+from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
 
 SFT = np.random.default_rng(0).normal(0, 1, (40, 3))
 PPO = SFT + np.random.default_rng(1).normal(1, 0.2, (40, 3))

@@ -6,12 +6,12 @@ from conftest import fails
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 
-from marlhf_lite.evaluation.agreement import agreement_table, win_rate
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.scores import to_frame
-from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.evaluation.statistics import bootstrap_mean, win_rate
 from marlhf_lite.experiments.reports import details
+from marlhf_lite.lab.figures.agreement import agreement_map, agreement_table, win_rates
 from marlhf_lite.plotting import evaluation as plots
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}
@@ -55,8 +55,8 @@ ALL = {
     "shift of four": lambda: plots.shift_histogram(TABLES.assign(DPO=TABLES["PPO"] + 0.1, RLOO=TABLES["PPO"] - 1)),
     "quantiles": lambda: plots.score_quantiles(dict(TABLES.items()), [0.0]),
     "over-optimisation": lambda: plots.over_optimisation({"PPO": [run(0), run(1)], "MA-PPO": [run(2), run(3)]}),
-    "agreement": lambda: plots.agreement_map(agreement_table(raters(4))),
-    "win rates": lambda: plots.win_rates(RATES),
+    "agreement": lambda: agreement_map(agreement_table(raters(4))),
+    "win rates": lambda: win_rates(RATES),
 }
 
 
@@ -130,7 +130,7 @@ def test_over_optimisation_is_a_path_of_gold_over_reward(seeds):
 
 def test_agreement_shows_each_pair_of_raters_once():
     table = agreement_table(raters(3))
-    ax = plots.agreement_map(table)
+    ax = agreement_map(table)
     names = [[tick.get_text() for tick in ticks] for ticks in (ax.get_xticklabels(), ax.get_yticklabels())]
     assert names == [["rater 0", "rater 1"], ["rater 1", "rater 2"]]
     shown = {text.get_position(): text.get_text() for text in ax.texts}
@@ -139,7 +139,7 @@ def test_agreement_shows_each_pair_of_raters_once():
 
 
 def test_win_rates_are_shares_that_add_up():
-    ax = plots.win_rates(RATES)
+    ax = win_rates(RATES)
     widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
     assert widths == [pytest.approx([0.5, 1]), pytest.approx([0.2, 0]), pytest.approx([0.3, 0])]
     rate = RATES["MA-PPO against SFT"].rate

@@ -7,7 +7,7 @@ import pytest
 from conftest import fails
 from matplotlib import pyplot as plt
 
-from marlhf_lite.evaluation.agreement import wilson
+from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.lab.figures.reward_model import (
     accuracy_against,
     bin_pairs,

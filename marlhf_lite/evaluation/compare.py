@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import SCORES, check_same_prompts, name_temperatures, score_matrix, summarise, table
+from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.utils.errors import InputError
 
 COLUMNS = {

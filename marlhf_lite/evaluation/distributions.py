@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from marlhf_lite.evaluation.agreement import wilson
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
-from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap
+from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
 from marlhf_lite.utils.errors import InputError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from marlhf_lite.config.commands import JudgeCommand
-from marlhf_lite.evaluation.agreement import win_rate
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
 from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, printable, stored_judge
 from marlhf_lite.evaluation.judgments import Judge, combine, file_name, judge_pairs, make_pairs, summary
 from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
+from marlhf_lite.evaluation.statistics import win_rate
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer

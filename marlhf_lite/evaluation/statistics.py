@@ -1,5 +1,7 @@
 """Means with confidence intervals, and how soon a curve gets somewhere. Needs no model and no file."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,6 +12,8 @@ from scipy import stats
 from marlhf_lite.utils.errors import InputError
 
 LEVEL = 0.95  # the confidence of all intervals
+_Z = float(stats.norm.ppf((1 + LEVEL) / 2))
+WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
 CHUNK = 2**20  # numbers drawn at a time (8 MB): bounds the memory, whatever the number of resamples
 
 
@@ -20,6 +24,16 @@ class Interval(NamedTuple):
     low: float
     high: float
     level: float = LEVEL
+
+
+class WinRate(NamedTuple):
+    """How often the first of two wins, as an interval, and the counts it is made of."""
+
+    rate: Interval
+    win: int
+    tie: int
+    lose: int
+    left_out: int  # pairs without a verdict
 
 
 def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> Interval:
@@ -39,6 +53,30 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> I
         (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=LEVEL, method="percentile", rng=seed
     ).confidence_interval
     return Interval(float(mean), float(mean + low), float(mean + high))
+
+
+def wilson(wins: float, n: int) -> Interval:
+    """The share `wins` / `n` with Wilson's 95 % score interval, which stays in [0, 1] and has a width at 0 and 1 too.
+
+    `wins` may hold halves, one for each tie (`scipy.stats` takes whole numbers alone); the interval is then a little
+    wider than it need be, as ties vary less. Raises `InputError` unless 0 ≤ wins ≤ n and n ≥ 1.
+    """
+    if n < 1 or not 0 <= wins <= n:
+        raise InputError(f"{wins} wins of {n} pairs: give at least one pair, and no more wins than pairs")
+    z, share = _Z, wins / n
+    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    # At 0 and 1 an end is the share itself, whatever the rounding.
+    return Interval(share, max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0))
+
+
+def win_rate(winners: Sequence[str | None]) -> WinRate:
+    """Share of pairs that `first` wins, a tie counted as half a win; `InputError` where there is no verdict."""
+    count = Counter(winner for winner in winners if winner in WORTH)
+    if not count:
+        raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
+    rate = wilson(count["first"] + count["tie"] / 2, count.total())
+    return WinRate(rate, count["first"], count["tie"], count["second"], len(winners) - count.total())
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:

@@ -10,13 +10,11 @@ import pandas as pd
 import seaborn
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 
-from marlhf_lite.evaluation.agreement import WinRate
 from marlhf_lite.evaluation.distributions import baseline, shifts
 from marlhf_lite.evaluation.scores import score_matrix, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, finite
-from marlhf_lite.plotting.styles import OUTCOMES, method_styles
+from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.plotting.training import STYLE, Runs, caption, dress, grid, legend, panels, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
@@ -126,50 +124,4 @@ def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
     """
     ax = panels(runs, [("rm_score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
     caption(ax.figure, "A run is a path through its updates to a large dot. Right but down: over-optimisation.")
-    return ax
-
-
-@plt.rc_context(STYLE)
-def agreement_map(table: Sequence[Mapping]) -> Axes:
-    """Draw the agreement of every two raters, with Cohen's κ, from rows of `agreement_table` (paper: Table 1)."""
-    names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
-    shares = pd.DataFrame(np.nan, names[1:], names[:-1])
-    texts = pd.DataFrame("", names[1:], names[:-1])
-    for row in table:
-        share, kappa = row["agreement"], row["kappa"]["mean"]
-        words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
-        shares.loc[row["b"], row["a"]] = share["mean"]
-        texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
-    pairs = [row["pairs"] for row in table]
-    ax = subplots((1, 1), 0.16 * len(names))[0, 0]
-    bar = {"label": "agreement", "format": PercentFormatter(1)}
-    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": "medium"}}
-    seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
-    ax.grid(False)
-    ax.set(xlabel="rater", ylabel="rater")
-    count = " to ".join(map(str, sorted({min(pairs), max(pairs)})))
-    caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
-    return ax
-
-
-@plt.rc_context(STYLE)
-def win_rates(rates: Mapping[str, WinRate]) -> Axes:
-    """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
-
-    `rates`: what a bar is called to its `agreement.win_rate`.
-    """
-    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}).T
-    ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
-    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
-    for bars, key in zip(ax.containers, OUTCOMES, strict=True):
-        text = "black" if key == "tie" else "white"
-        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
-    names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
-    ax.set_yticks(range(len(rates)), names, parse_math=False)
-    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # seen between the bars
-    ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
-    ax.invert_yaxis()
-    ax.xaxis.set_major_formatter(PercentFormatter(1))
-    legend(ax)
-    caption(ax.figure, "Win rate: ties count half; in brackets its 95 % interval.")
     return ax

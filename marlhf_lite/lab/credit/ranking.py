@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as logits
 
-from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.statistics import Interval
+from marlhf_lite.evaluation.statistics import Interval, wilson
 from marlhf_lite.lab.credit.credit import Critic
 from marlhf_lite.lab.credit.monte_carlo import Reward, halves, monte_carlo_scores, prefixes_at
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids

@@ -15,8 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from scipy.special import expit as sigmoid
 
-from marlhf_lite.evaluation.agreement import wilson
-from marlhf_lite.evaluation.statistics import finite
+from marlhf_lite.evaluation.statistics import finite, wilson
 from marlhf_lite.plotting.styles import SERIES
 from marlhf_lite.plotting.training import STYLE, signed
 from marlhf_lite.utils.errors import InputError

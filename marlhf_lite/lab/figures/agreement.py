@@ -1,36 +1,30 @@
-"""Win rates and the agreement of raters, with their intervals (paper: Figures 4 and 17, Table 1).
+"""Agreement of raters (paper: Figures 4 and 17, Table 1): Cohen's κ, pairs that a comparison needs, and two figures.
 
 A verdict on a pair is `first`, `second` or `tie`, as judges give it; anything else (malformed, skipped, None) is no
 verdict: it is left out and counted.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import seaborn
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
 from scipy import stats
 
-from marlhf_lite.evaluation.statistics import LEVEL, Interval, finite, percentile_interval
+from marlhf_lite.evaluation.statistics import LEVEL, WORTH, Interval, WinRate, finite, percentile_interval, wilson
+from marlhf_lite.plotting.styles import OUTCOMES
+from marlhf_lite.plotting.training import STYLE, caption, legend, signed, subplots
 from marlhf_lite.utils.errors import InputError
 
 RESAMPLES = 2000  # of the bootstrap of κ
 POWER = 0.8  # the chance to detect a difference that is there
 _Z_LEVEL, _Z_POWER = (float(stats.norm.ppf(p)) for p in ((1 + LEVEL) / 2, POWER))
-WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
-
-
-class WinRate(NamedTuple):
-    """How often the first of two wins, as an interval, and the counts it is made of."""
-
-    rate: Interval
-    win: int
-    tie: int
-    lose: int
-    left_out: int  # pairs without a verdict
 
 
 class Agreement(NamedTuple):
@@ -40,30 +34,6 @@ class Agreement(NamedTuple):
     kappa: Interval  # Cohen's κ: 1 is full agreement, 0 what chance gives; NaN where chance alone gives 1
     pairs: int
     left_out: int  # pairs that only one of them judged
-
-
-def wilson(wins: float, n: int) -> Interval:
-    """The share `wins` / `n` with Wilson's 95 % score interval, which stays in [0, 1] and has a width at 0 and 1 too.
-
-    `wins` may hold halves, one for each tie (`scipy.stats` takes whole numbers alone); the interval is then a little
-    wider than it need be, as ties vary less. Raises `InputError` unless 0 ≤ wins ≤ n and n ≥ 1.
-    """
-    if n < 1 or not 0 <= wins <= n:
-        raise InputError(f"{wins} wins of {n} pairs: give at least one pair, and no more wins than pairs")
-    z, share = _Z_LEVEL, wins / n
-    middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    # At 0 and 1 an end is the share itself, whatever the rounding.
-    return Interval(share, max(min(middle - half, share), 0.0), min(max(middle + half, share), 1.0))
-
-
-def win_rate(winners: Sequence[str | None]) -> WinRate:
-    """Share of pairs that `first` wins, a tie counted as half a win; `InputError` where there is no verdict."""
-    count = Counter(winner for winner in winners if winner in WORTH)
-    if not count:
-        raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
-    rate = wilson(count["first"] + count["tie"] / 2, count.total())
-    return WinRate(rate, count["first"], count["tie"], count["second"], len(winners) - count.total())
 
 
 def verdicts_of_scores(first: Sequence[float], second: Sequence[float], margin: float = 0.0) -> list[str]:
@@ -127,3 +97,49 @@ def pairs_for_win_rate(rate: float) -> int:
 def pairs_for_difference(difference: float, std: float) -> int:
     """Number of prompts with which a mean paired difference is told from 0; `std` of the differences, in their unit."""
     return math.ceil(((_Z_LEVEL + _Z_POWER) * std / difference) ** 2)
+
+
+@plt.rc_context(STYLE)
+def agreement_map(table: Sequence[Mapping]) -> Axes:
+    """Draw the agreement of every two raters, with Cohen's κ, from rows of `agreement_table` (paper: Table 1)."""
+    names = list(dict.fromkeys(name for row in table for name in (row["a"], row["b"])))
+    shares = pd.DataFrame(np.nan, names[1:], names[:-1])
+    texts = pd.DataFrame("", names[1:], names[:-1])
+    for row in table:
+        share, kappa = row["agreement"], row["kappa"]["mean"]
+        words = "κ undefined" if np.isnan(kappa) else f"κ {signed(kappa)}"
+        shares.loc[row["b"], row["a"]] = share["mean"]
+        texts.loc[row["b"], row["a"]] = f"{share['mean']:.0%}\n[{share['low']:.0%}, {share['high']:.0%}]\n{words}"
+    pairs = [row["pairs"] for row in table]
+    ax = subplots((1, 1), 0.16 * len(names))[0, 0]
+    bar = {"label": "agreement", "format": PercentFormatter(1)}
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "annot_kws": {"size": "medium"}}
+    seaborn.heatmap(shares, annot=texts, fmt="", cbar_kws=bar, ax=ax, **look)
+    ax.grid(False)
+    ax.set(xlabel="rater", ylabel="rater")
+    count = " to ".join(map(str, sorted({min(pairs), max(pairs)})))
+    caption(ax.figure, f"Share of {count} pairs with the same verdict [interval], and Cohen's κ.")
+    return ax
+
+
+@plt.rc_context(STYLE)
+def win_rates(rates: Mapping[str, WinRate]) -> Axes:
+    """Draw wins, ties and losses as stacked bars, with the win rate and its interval (paper: Figures 4, 17).
+
+    `rates`: what a bar is called to its `statistics.win_rate`.
+    """
+    counts = pd.DataFrame({name: {key: getattr(rate, key) for key in OUTCOMES} for name, rate in rates.items()}).T
+    ax = subplots((1, 1), 0.1 * len(rates) + 0.24)[0, 0]
+    counts.div(counts.sum(axis=1), axis=0).plot.barh(stacked=True, width=0.66, color=OUTCOMES, legend=False, ax=ax)
+    for bars, key in zip(ax.containers, OUTCOMES, strict=True):
+        text = "black" if key == "tie" else "white"
+        ax.bar_label(bars, fmt=lambda x: f"{x:.0%}" if x >= 0.06 else "", label_type="center", color=text)
+    names = [f"{n}\n{r.rate.mean:.0%} [{r.rate.low:.0%}, {r.rate.high:.0%}]" for n, r in rates.items()]
+    ax.set_yticks(range(len(rates)), names, parse_math=False)
+    ax.axvline(0.5, color="black", linewidth=0.8, linestyle="--", zorder=0)  # seen between the bars
+    ax.set(xlim=(0, 1), xlabel="share of pairs", ylabel="win rate [interval]")
+    ax.invert_yaxis()
+    ax.xaxis.set_major_formatter(PercentFormatter(1))
+    legend(ax)
+    caption(ax.figure, "Win rate: ties count half; in brackets its 95 % interval.")
+    return ax
