@@ -95,12 +95,17 @@ def print_presets(names: Sequence[str]) -> None:
 
 def run_stages(options: commands.StageCommand) -> None:
     """Check what the options name, open the run, say where it is, and train or evaluate."""
+    from marlhf_lite.config.parser import pretrained
     from marlhf_lite.experiments.inputs import find_inputs
 
     inputs = find_inputs(options)
     from marlhf_lite.experiments import context, pipeline
 
     opened = context.open_context(options, inputs)
+    taken = {name: x for name, x in pretrained(options.model).items() if getattr(options, name, None) == x}
+    if taken:
+        said = ", ".join(f"{name} {x}" for name, x in taken.items())
+        context.print_main(f"{options.model}: by the preset pretrained: {said}")
     context.print_main(f"run folder: {opened.path}")
     pipeline.run_command(opened)
 

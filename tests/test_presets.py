@@ -82,7 +82,7 @@ def given(name: str) -> dict:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_the_cards_and_the_ladder():
-    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released"} and len(PAPER) == 12
+    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", "pretrained"} and len(PAPER) == 12
     _, *lines = list_presets().splitlines()
     shown = [(name, given(name).get("model", "-"), given(name).get("dataset", "-")) for name in presets()]
     assert [tuple(line.split()[:3]) for line in lines] == shown
@@ -197,3 +197,20 @@ NEAR = {"gemma2b/tldr": "gemma-2b/tldr", "gemma-2b": "gemma-2b/hh", "Released": 
 def test_unknown_names_are_refused_and_near_ones_offered(name):
     for read in (load, given):
         fails(lambda read=read: read(name), name, NEAR.get(name, ""))
+
+
+def test_a_model_that_is_not_embedded_has_defaults_of_its_own():
+    """They stand below flags, other presets and what a data set brings along."""
+    pretrained = yaml.safe_load(preset_file("pretrained", "").read_text())
+
+    def options(*words):
+        found = asdict(parse("run", words, COMMANDS["run"]))
+        return {name: found[name] for name in pretrained if name in found}
+
+    own, embedded = options("--model", "owner/model", "--sft_learning_rate", "3e-4"), options()
+    assert own == {name: pretrained[name] for name in own} | {"sft_learning_rate": 3e-4}
+    assert all(value != own[name] for name, value in embedded.items())
+    steps = options("--model", "owner/model", "--dataset", "tiny-steps")
+    assert steps["max_response_length"] == options("--dataset", "tiny-steps")["max_response_length"]
+    card = yaml.safe_load(preset_file("lora-t4-16gb", "").read_text())
+    assert options("--preset", "lora-t4-16gb") == {name: card[name] for name in own}

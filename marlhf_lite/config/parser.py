@@ -2,7 +2,8 @@
 
 Precedence, highest first: flags, `--config`, the run that `--resume` names, `--preset` (of several, later ones win),
 the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over, what
-an embedded data set brings along (`config.embedded`), and the command's own `DEFAULTS`.
+an embedded data set brings along (`config.embedded`), the preset `pretrained` where the model is not an embedded one,
+and the command's own `DEFAULTS`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import yaml
 from trl import TrlParser
 
 from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups, option_names
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
@@ -124,12 +125,19 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     values = _merge([*layers, flags])
     if not resume:
         values = _inherit(parser, values)
-        values = DEFAULTS.get(name, {}) | EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
+        values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
+        values = DEFAULTS.get(name, {}) | pretrained(values.get("model")) | values
     options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
         options.output_dir, options.overwrite = resume, False
         _check_unchanged(options)
     return options
+
+
+def pretrained(model: str | None) -> dict:
+    """Return the options of the preset `pretrained` where the model is not an embedded one; else none."""
+    embedded = model is None or model in EMBEDDED_MODELS
+    return {} if embedded else read_yaml(preset_file("pretrained", "--model"), "--preset pretrained")
 
 
 def _make_parser(name: str, command: type) -> OptionParser:
