@@ -51,7 +51,7 @@ class ModelConfig(Checked):
     finetune: Literal["lora", "full"] = option(
         "lora", "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper)."
     )
-    load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes, on a GPU), for --finetune lora.")
+    load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes), for --finetune lora.")
     gradient_checkpointing: bool = option(False, "Recomputation of activations: less memory, more time.")
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
