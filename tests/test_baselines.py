@@ -14,13 +14,7 @@ from conftest import nudge
 from transformers import TrainerCallback
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
-from marlhf_lite.config.options import (
-    CheckpointConfig,
-    DPOStageConfig,
-    GroupConfig,
-    GRPOStageConfig,
-    RLOOStageConfig,
-)
+from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
@@ -35,7 +29,6 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 METHODS = ("rloo", "grpo")
-CONFIGS = {"rloo": RLOOStageConfig, "grpo": GRPOStageConfig}
 GROUP_KEYS = set(
     "update rm_score_mean rm_score_std gold_mean response_length eos_rate generated_tokens tokens_per_second seconds "
     "tokens policy_loss policy_grad_norm entropy clip_fraction".split()
@@ -101,13 +94,13 @@ def make(base, sft, tokenizer, texts, tmp_path):
 
     def build(method="rloo", reward=None, limit=6, prompts=None, seed=0, tokenizer=tokenizer, **changes):
         few = {"updates": 2, "batch_size": 8, "micro_batch_size": 8, "warmup_updates": 1, "policy_learning_rate": 0.01}
-        group = CONFIGS[method](**few | changes)
+        few |= {"max_response_length": limit, "seed": seed, "checkpoint_every": 0}
+        group = COMMANDS[method](**few | changes)
         model = load_policy(base, sft)
         spy = Spy(reward or FunctionReward(early_letters))
         function = SampledReward(spy, model, tokenizer, group, early_letters)
         prompts = texts.prompts if prompts is None else prompts
-        none = CheckpointConfig(checkpoint_every=0)
-        trainer = group_trainer(method, model, tokenizer, prompts, function, group, limit, tmp_path, none, seed)
+        trainer = group_trainer(model, tokenizer, prompts, function, group, tmp_path)
         return SimpleNamespace(trainer=trainer, model=model, rollouts=spy.rollouts, group=group, method=method)
 
     return build
@@ -124,7 +117,7 @@ def move(model, policy):
 def rows(made):
     """Train, and the rows of metrics."""
     made.trainer.train()
-    return [group_row(logs, made.method, made.group) for logs in made.trainer.state.log_history if "loss" in logs]
+    return [group_row(logs, made.group) for logs in made.trainer.state.log_history if "loss" in logs]
 
 
 def logprobs(model, rollout):
@@ -216,7 +209,7 @@ def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
 
     monkeypatch.setattr(pipeline, "group_trainer", drifted)
     with pytest.raises(InputError, match="does not start from the reference"):
-        pipeline.group_stage(work(), sft, FunctionReward(early_letters), "rloo")
+        pipeline.group_stage(work(), sft, FunctionReward(early_letters))
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
@@ -234,7 +227,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
         if method == "dpo":
             pipeline.dpo_stage(place, sft)
         else:
-            pipeline.group_stage(place, sft, FunctionReward(early_letters), method)
+            pipeline.group_stage(place, sft, FunctionReward(early_letters))
     assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
     rows = RunFolder.open(place.path / method).metrics()
     assert [row["update"] for row in rows][:2] == [1, 2] and all(row["policy_loss"] is not None for row in rows[:2])
@@ -246,7 +239,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
 
 def score_ids(reward, model, tokenizer, texts, ids, **changes):
     """Scores as TRL would get them for these token ids, and the metrics logged by the way."""
-    function = SampledReward(reward, model, tokenizer, RLOOStageConfig(**changes), early_letters)
+    function = SampledReward(reward, model, tokenizer, COMMANDS["rloo"](**changes), early_letters)
     metrics = {}
     responses = tokenizer.batch_decode(ids, skip_special_tokens=True)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
@@ -321,11 +314,11 @@ def dpo(base, sft, tokenizer, texts, tmp_path):
     """A DPO trainer on all pairs at once, its model, its options."""
 
     def build(limit=6, **changes):
-        options = DPOStageConfig(**{"dpo_batch_size": 6, "dpo_epochs": 2, "dpo_learning_rate": 0.01} | changes)
+        few = {"dpo_batch_size": 6, "dpo_epochs": 2, "dpo_learning_rate": 0.01}
+        options = COMMANDS["dpo"](**few | {"max_response_length": limit, "checkpoint_every": 0} | changes)
         pairs = {"prompt": texts.prompts, "chosen": texts.responses, "rejected": texts.responses[::-1]}
         model = load_policy(base, sft)
-        trainer = dpo_trainer(model, tokenizer, datasets.Dataset.from_dict(pairs), options, limit, tmp_path,
-                              CheckpointConfig(checkpoint_every=0))  # fmt: skip
+        trainer = dpo_trainer(model, tokenizer, datasets.Dataset.from_dict(pairs), options, tmp_path)
         return SimpleNamespace(trainer=trainer, model=model, options=options)
 
     return build
@@ -384,9 +377,9 @@ def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, mode
 
 
 STAGES = {
-    "rloo": lambda space, sft, reward: pipeline.group_stage(space, sft, reward, "rloo"),
-    "grpo": lambda space, sft, reward: pipeline.group_stage(space, sft, reward, "grpo"),
-    "dpo": lambda space, sft, reward: pipeline.dpo_stage(space, sft, reward),
+    "rloo": pipeline.group_stage,
+    "grpo": pipeline.group_stage,
+    "dpo": pipeline.dpo_stage,
 }
 
 

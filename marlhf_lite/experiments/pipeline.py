@@ -80,8 +80,7 @@ def run_command(context: RunContext) -> None:
     elif isinstance(options, commands.DPOCommand):
         print_main(f"policy: {dpo_stage(context, sft, make_reward(context, rm) if rm else None).policy}")
     else:
-        method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
-        print_main(f"policy: {group_stage(context, sft, make_reward(context, rm), method).policy}")
+        print_main(f"policy: {group_stage(context, sft, make_reward(context, rm)).policy}")
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
@@ -258,14 +257,13 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
     options, pairs = context.options, context.task.splits["rm"]
 
     def make(model: PeftModel, logger: RunLogger) -> Trainer:
-        given = (options, context.limit, logger.run.path, options, options.seed, options, options.report_to)
-        return dpo_trainer(model, context.tokenizer, pairs, *given)
+        return dpo_trainer(model, context.tokenizer, pairs, options, logger.run.path)
 
     return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
 
 
-def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> Trained:
-    """Train by RLOO or GRPO ("rloo", "grpo") on PPO's prompts; `reward` scores a rollout, as for `PPOTrainer`.
+def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
+    """Train by RLOO or GRPO on PPO's prompts; `reward` scores a rollout, as for `PPOTrainer`.
 
     RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
     the group's deviation, and the KL penalty as k3 in the loss.
@@ -274,10 +272,10 @@ def group_stage(context: RunContext, sft: Path, reward: Reward, method: str) -> 
 
     def make(model: PeftModel, logger: RunLogger) -> Trainer:
         scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
-        given = (options, context.limit, logger.run.path, options, options.seed, options.report_to)
-        return group_trainer(method, model, context.tokenizer, prompts, scored, *given)
+        return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
 
-    return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, method, options))
+    method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
+    return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, options))
 
 
 def _train_baseline(

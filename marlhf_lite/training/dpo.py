@@ -6,7 +6,8 @@ import datasets
 from peft import PeftModel
 from trl import DPOConfig, DPOTrainer
 
-from marlhf_lite.config.options import CheckpointConfig, DPOStageConfig, TrainerConfig
+from marlhf_lite.config.commands import DPOCommand, PolicyCommand
+from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.sft import shared_arguments
@@ -19,45 +20,33 @@ class PairsTrainer(DPOTrainer):
         return dataset
 
 
-def dpo_trainer(
-    model: PeftModel,
-    tokenizer,
-    rows: datasets.Dataset,
-    config: DPOStageConfig,
-    max_response_length: int,
-    output: Path,
-    checkpoint_config: CheckpointConfig,
-    seed: int = 0,
-    trainer_config: TrainerConfig | None = None,
-    report_to: str = "",
-) -> PairsTrainer:
-    """A trainer of `model` on pairs (columns prompt, chosen, rejected), with responses cut at so many tokens.
+def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path) -> PairsTrainer:
+    """A trainer of `model` on pairs (columns prompt, chosen, rejected); longer responses are cut.
 
     A copy of its adapter as it is now becomes the reference. Checkpoints go to `output`/checkpoints.
     """
     encoded = {"prompt_ids": encode_prompts(tokenizer, rows["prompt"])}
     for side in ("chosen", "rejected"):
-        encoded[f"{side}_ids"] = encode_responses(tokenizer, rows[side], max_response_length)
-    arguments = shared_arguments(output / "checkpoints", seed, config, trainer_config or TrainerConfig(), "dpo")
-    arguments |= baseline_arguments(checkpoint_config, report_to)
+        encoded[f"{side}_ids"] = encode_responses(tokenizer, rows[side], options.max_response_length)
+    arguments = shared_arguments(output / "checkpoints", options.seed, options, options, "dpo")
     return PairsTrainer(
         model=model,
-        args=DPOConfig(beta=config.dpo_beta, max_length=None, **arguments),
+        args=DPOConfig(beta=options.dpo_beta, max_length=None, **arguments | baseline_arguments(options)),
         train_dataset=datasets.Dataset.from_dict(encoded),
         processing_class=tokenizer,
     )
 
 
-def baseline_arguments(checkpoint_config: CheckpointConfig, report_to: str = "") -> dict:
+def baseline_arguments(options: PolicyCommand) -> dict:
     """Arguments that all baselines share. Raises `InputError` for an unknown tracker."""
     return {
         "disable_dropout": True,  # its noise would look like a distance to the reference
         "disable_tqdm": True,  # the bar is ours
-        "report_to": tracker_names(report_to) or "none",
-        "save_strategy": "steps" if checkpoint_config.checkpoint_every else "no",
-        "save_steps": checkpoint_config.checkpoint_every or 1,
+        "report_to": tracker_names(options.report_to) or "none",
+        "save_strategy": "steps" if options.checkpoint_every else "no",
+        "save_steps": options.checkpoint_every or 1,
         # Two at least: the older one is deleted only when the newer one is complete.
-        "save_total_limit": max(checkpoint_config.save_total_limit, 2),
+        "save_total_limit": max(options.save_total_limit, 2),
     }
 
 

@@ -14,7 +14,8 @@ from peft import PeftModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from marlhf_lite.config.options import CheckpointConfig, GroupConfig
+from marlhf_lite.config.commands import GRPOCommand, RLOOCommand
+from marlhf_lite.config.options import GroupConfig, RLOOStageConfig
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -114,19 +115,14 @@ def _micro_batch(asked: int, share: int) -> int:
 
 
 def group_trainer(
-    method: str,
     model: PeftModel,
     tokenizer,
     prompts: Sequence[str],
     reward: SampledReward,
-    config: GroupConfig,
-    max_response_length: int,
+    config: RLOOCommand | GRPOCommand,
     output: Path,
-    checkpoint_config: CheckpointConfig,
-    seed: int = 0,
-    report_to: str = "",
 ) -> RLOOTrainer | GRPOTrainer:
-    """A trainer of `model`; `method` is rloo or grpo. A copy of its adapter as it is now becomes the reference.
+    """A trainer of `model` by the method of these options. A copy of its adapter as it is now becomes the reference.
 
     An update has `batch_size` responses, as many as PPO's, to batch_size / num_generations prompts, and is one
     optimizer step. Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
@@ -141,14 +137,14 @@ def group_trainer(
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
     share_of_rate = functools.partial(learning_rate_share, config, total=updates)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
-    if method == "rloo":
+    if isinstance(config, RLOOStageConfig):
         trainer_class, config_class, own = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
     else:
         trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
         own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
-    sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
-    drawn = list(islice(prompt_stream(prompts, seed), updates * groups))  # in PPO's order
+    sampling = Sampling(config.max_response_length, config.temperature, config.top_k, config.top_p)
+    drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
     return trainer_class(
         model=model,
         reward_funcs=reward,
@@ -164,10 +160,10 @@ def group_trainer(
             # TRL has one temperature for sampling and log-probabilities; PPO keeps them apart, and so do we.
             temperature=config.temperature if config.logprobs_at_temperature else 1.0,
             generation_kwargs=sampling.arguments(),
-            max_completion_length=max_response_length,
+            max_completion_length=config.max_response_length,
             shuffle_dataset=False,  # the order of prompts is PPO's
-            seed=seed,
-            **own | quiet_arguments() | baseline_arguments(checkpoint_config, report_to),
+            seed=config.seed,
+            **own | quiet_arguments() | baseline_arguments(config),
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": drawn}),
         processing_class=tokenizer,
@@ -175,7 +171,7 @@ def group_trainer(
     )
 
 
-def group_row(logs: dict, method: str, config: GroupConfig) -> dict[str, float]:
+def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
     """A row of metrics from TRL's log of a step.
 
     TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO (there over micro-batches); a row has it in nats a
@@ -183,5 +179,5 @@ def group_row(logs: dict, method: str, config: GroupConfig) -> dict[str, float]:
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:
-        row["kl_k1" if method == "rloo" else "kl_k3"] = logs["kl"] * row["response_length"]
+        row["kl_k1" if isinstance(config, RLOOStageConfig) else "kl_k3"] = logs["kl"] * row["response_length"]
     return row | {"tokens": round(row["response_length"] * config.batch_size)}
