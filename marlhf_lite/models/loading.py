@@ -15,28 +15,13 @@ import importlib.util
 import re
 from pathlib import Path
 
+import peft
 import torch
+import transformers
 from accelerate import PartialState
-from peft import (
-    LoraConfig,
-    PeftModel,
-    TaskType,
-    get_peft_model,
-    get_peft_model_state_dict,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
@@ -80,7 +65,7 @@ def load_tokenizer(name: str):
 
     Without a pad token it gets EOS as one, which is safe: masks come from lengths.
     """
-    tokenizer = _load(AutoTokenizer, name)
+    tokenizer = _load(transformers.AutoTokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
@@ -100,23 +85,23 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
         "attn_implementation": None if options.attn_implementation == "auto" else options.attn_implementation,
     }
     if options.finetune == "full":
-        config = _load(AutoConfig, options.model)
+        config = _load(transformers.AutoConfig, options.model)
         settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, **settings).requires_grad_(False)
+            return transformers.AutoModelForCausalLM.from_config(config, **settings).requires_grad_(False)
     if options.load_in_4bit:
         settings |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
-        return _load(AutoModelForCausalLM, options.model, **settings).requires_grad_(False).eval()
-    base = _load(AutoModelForCausalLM, options.model, **settings)
+        return _load(transformers.AutoModelForCausalLM, options.model, **settings).requires_grad_(False).eval()
+    base = _load(transformers.AutoModelForCausalLM, options.model, **settings)
     return base.requires_grad_(False).eval().to(PartialState().device)
 
 
-def _four_bits() -> BitsAndBytesConfig:
+def _four_bits() -> transformers.BitsAndBytesConfig:
     """Return NF4 with double quantisation, computed in bfloat16 where the GPU has it (a T4 has not)."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError("--load_in_4bit: needs the package bitsandbytes: pip install -e '.[gpu]'")
     bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
-    return BitsAndBytesConfig(
+    return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -145,7 +130,7 @@ def without_own_sampling(model: nn.Module) -> nn.Module:
     """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model."""
     if own := getattr(model, "generation_config", None):
         ids = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = GenerationConfig(**ids)
+        model.generation_config = transformers.GenerationConfig(**ids)
     return model
 
 
@@ -155,15 +140,15 @@ def share(model: nn.Module) -> nn.Module:
     return without_own_sampling(copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept}))
 
 
-def lora_config(options: ModelConfig, task: TaskType) -> LoraConfig:
+def lora_config(options: ModelConfig, task: peft.TaskType) -> peft.LoraConfig:
     """Return the LoRA settings for the layers of `--lora_target_modules`; a score model also trains its head."""
-    return LoraConfig(
+    return peft.LoraConfig(
         task_type=task,
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=0.0,
         target_modules=options.lora_target_modules,
-        modules_to_save=["score"] if task == TaskType.SEQ_CLS else None,
+        modules_to_save=["score"] if task == peft.TaskType.SEQ_CLS else None,
     )
 
 
@@ -178,36 +163,36 @@ def check_target_modules(base: PreTrainedModel, targets: str) -> None:
         raise InputError(f"--lora_target_modules {targets}: matches no layer: {hint}")
 
 
-def new_policy(base: PreTrainedModel, options: ModelConfig) -> PeftModel:
+def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
     """Return the base with a new adapter, or for full fine-tuning all its weights, to train: where SFT starts."""
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
-    return use_merged_forward(get_peft_model(share(base), lora_config(options, TaskType.CAUSAL_LM)))
+    return use_merged_forward(peft.get_peft_model(share(base), lora_config(options, peft.TaskType.CAUSAL_LM)))
 
 
-def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> PeftModel:
+def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = True) -> peft.PeftModel:
     """Load the policy (trainable) or the reference (frozen): the base with a saved adapter, or a full saved model."""
     if is_full_model(adapter):
         return _load_full_model(base, adapter, trainable)
     return _load_adapter(share(base), adapter, trainable)
 
 
-def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> PeftModel:
+def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> peft.PeftModel:
     """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2)."""
     if is_full_model(sft):
         return with_head(_load_full_model(base, sft, trainable=True), seed).requires_grad_(True).train()
-    config = LoraConfig.from_pretrained(_check_adapter(sft, base))
-    config.task_type, config.modules_to_save, config.inference_mode = TaskType.SEQ_CLS, ["score"], False
-    model = use_merged_forward(get_peft_model(with_head(share(base), seed), config))
-    head = {k: v for k, v in get_peft_model_state_dict(model).items() if ".score." in k}
-    set_peft_model_state_dict(model, load_peft_weights(str(sft), device=_device(base)) | head)
+    config = peft.LoraConfig.from_pretrained(_check_adapter(sft, base))
+    config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, ["score"], False
+    model = use_merged_forward(peft.get_peft_model(with_head(share(base), seed), config))
+    head = {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k}
+    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(sft), device=_device(base)) | head)
     return model.train()
 
 
-def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> PeftModel:
+def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> peft.PeftModel:
     """Load the reward model (frozen) or the critic (trainable): a saved adapter or full model, with its head."""
     if is_full_model(adapter):
-        return _load_full_model(base, adapter, trainable, kind=AutoModelForSequenceClassification)
+        return _load_full_model(base, adapter, trainable, kind=transformers.AutoModelForSequenceClassification)
     return _load_adapter(with_head(share(base), 0), adapter, trainable)
 
 
@@ -217,7 +202,7 @@ def is_full_model(folder: str | Path) -> bool:
 
 
 def _load_full_model(
-    base: PreTrainedModel, folder: str | Path, trainable: bool, kind=AutoModelForCausalLM
+    base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
 ) -> PreTrainedModel:
     """Load all weights of a model, in the base's dtype and attention."""
     attention = base.config._attn_implementation
@@ -238,9 +223,9 @@ def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
     return str(folder)
 
 
-def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> PeftModel:
+def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
     try:
-        loaded = PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable)
+        loaded = peft.PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable)
         return use_merged_forward(loaded).train(trainable)
     except (RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -253,7 +238,7 @@ def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
     config.num_labels = 1
     config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
     with torch.device("meta"):  # only the shell is wanted: the weights are the base's
-        model = AutoModelForSequenceClassification.from_config(config)
+        model = transformers.AutoModelForSequenceClassification.from_config(config)
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
     width = config.get_text_config().hidden_size
     weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 0.1 / width**0.5

@@ -4,17 +4,8 @@ import math
 from collections.abc import Callable
 from functools import cache
 
+from marlhf_lite import macro
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import (
-    FixedNGram,
-    LargestChange,
-    Listed,
-    Perplexity,
-    RandomizedNGram,
-    Shuffled,
-    TerminationRule,
-    Whole,
-)
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
 
@@ -24,21 +15,21 @@ PARSERS: dict[str, Callable[[], Parser]] = {
     "link": LinkGrammarParser,
     "python": PythonParser,
 }
-RULES: dict[str, Callable[[MacroConfig, int], TerminationRule]] = {
-    "fixed": lambda config, seed: FixedNGram(_tokens(config.n)),
-    "randomized": lambda config, seed: RandomizedNGram(_integers("lengths", config.lengths.split(",")), seed=seed),
-    "listed": lambda config, seed: Listed(_integers("lengths", config.lengths.split(","))),
-    "whole": lambda config, seed: Whole(),
-    "perplexity": lambda config, seed: Perplexity(config.perplexity_rule, config.perplexity_early),
+RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
+    "fixed": lambda config, seed: macro.FixedNGram(_tokens(config.n)),
+    "randomized": lambda config, seed: macro.RandomizedNGram(_integers("lengths", config.lengths.split(",")), 3, seed),
+    "listed": lambda config, seed: macro.Listed(_integers("lengths", config.lengths.split(","))),
+    "whole": lambda config, seed: macro.Whole(),
+    "perplexity": lambda config, seed: macro.Perplexity(config.perplexity_rule, config.perplexity_early),
     "sentence": lambda config, seed: Sentence(),
-    "sentence_shuffled": lambda config, seed: Shuffled(Sentence(), seed),
+    "sentence_shuffled": lambda config, seed: macro.Shuffled(Sentence(), seed),
     "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff),
-    "value_change": lambda config, seed: LargestChange("values", _tokens(config.n)),
-    "cutpoints": lambda config, seed: LargestChange("logprobs", _tokens(config.n)),
+    "value_change": lambda config, seed: macro.LargestChange("values", _tokens(config.n)),
+    "cutpoints": lambda config, seed: macro.LargestChange("logprobs", _tokens(config.n)),
 }
 
 
-def make_rule(macro_config: MacroConfig, seed: int = 0) -> TerminationRule:
+def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule:
     """Make the rule that `macro_config.termination` names.
 
     Raises `InputError` that names the option, for an unknown rule, a bad n or lengths, and for a parser whose package

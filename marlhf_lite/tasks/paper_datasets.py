@@ -9,22 +9,8 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from marlhf_lite.tasks.templates import (
-    COLUMNS,
-    PAIRS,
-    PROMPTS,
-    TRANSCRIPTS,
-    BadRow,
-    Form,
-    apps_prompt,
-    article_prompt,
-    check_text,
-    checked_pair,
-    strip_brackets,
-    strip_citations,
-    tldr_prompt,
-    webgpt_prompt,
-)
+from marlhf_lite.tasks import templates
+from marlhf_lite.tasks.templates import BadRow, Form
 
 PARQUET_BRANCH = "refs/convert/parquet"
 
@@ -35,14 +21,14 @@ def tldr_row(row: dict, template: str = "paper") -> dict[str, str]:
         raise BadRow("cnn_dm", "a news article, not a post")
     info = row["info"] if isinstance(row["info"], dict) else {}
     subreddit = _text(row, "info", "subreddit") if info.get("subreddit") is not None else ""
-    return _comparison(row, tldr_prompt(subreddit, _text(row, "info", "post"), template))
+    return _comparison(row, templates.tldr_prompt(subreddit, _text(row, "info", "post"), template))
 
 
 def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
     """Convert a comparison as `tldr_row` does, but keep the news articles (CNN/DM) alone."""
     if not _is_article(row):
         raise BadRow("post", "a post, not a news article")
-    return _comparison(row, article_prompt(_text(row, "info", "article"), template))
+    return _comparison(row, templates.article_prompt(_text(row, "info", "article"), template))
 
 
 def _is_article(row: dict) -> bool:
@@ -54,7 +40,7 @@ def _comparison(row: dict, prompt: str) -> dict[str, str]:
     first, second = (space + _text(row, "summaries", i, "text").strip() for i in (0, 1))
     if row["choice"] not in (0, 1):
         raise BadRow("bad_choice", f"'choice' is {row['choice']!r}, not 0 or 1")
-    return checked_pair(prompt, *((second, first) if row["choice"] else (first, second)))
+    return templates.checked_pair(prompt, *((second, first) if row["choice"] else (first, second)))
 
 
 def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
@@ -62,8 +48,8 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
 
     With the template `released`, ties are kept and `answer_0` is chosen, and all text in brackets is removed.
     """
-    strip = strip_brackets if template == "released" else strip_citations
-    prompt = webgpt_prompt(_text(row, "question", "full_text"), template)
+    strip = templates.strip_brackets if template == "released" else templates.strip_citations
+    prompt = templates.webgpt_prompt(_text(row, "question", "full_text"), template)
     first, second = (" " + strip(_text(row, f"answer_{i}")).strip() for i in (0, 1))
     scores = [row["score_0"], row["score_1"]]
     for i, score in enumerate(scores):
@@ -71,7 +57,7 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
             raise BadRow("bad_score", f"'score_{i}' is {score!r}, not a number")
     if scores[0] == scores[1] and template == "paper":
         raise BadRow("tie", "both answers have the same score")
-    return checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
+    return templates.checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
 
 
 def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
@@ -87,12 +73,12 @@ def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
     tests = _json(row, "input_output", {})
     solutions = _json(row, "solutions", [])
     starter = row["starter_code"] or ""
-    check_text(starter, "starter_code")
+    templates.check_text(starter, "starter_code")
     call_based = bool(tests.get("fn_name")) if tests else bool(starter)
     if solutions:
-        check_text(solutions[0], "solutions[0]")
+        templates.check_text(solutions[0], "solutions[0]")
     return {
-        "prompt": apps_prompt(_text(row, "question"), starter, call_based),
+        "prompt": templates.apps_prompt(_text(row, "question"), starter, call_based),
         "chosen": "\n" + solutions[0].rstrip() if solutions else "",
         "tests": row["input_output"] if tests else "",
         "difficulty": _text(row, "difficulty"),
@@ -114,7 +100,7 @@ def _text(row: dict, *path) -> str:
             value = value[key]
         except (KeyError, IndexError, TypeError):
             raise BadRow("missing_column", f"no {name!r}") from None
-    check_text(value, name)
+    templates.check_text(value, name)
     return value
 
 
@@ -122,7 +108,7 @@ def _json(row: dict, column: str, empty: dict | list):
     """Parse the JSON text in `column`, whose type is that of `empty`; a blank gives `empty`."""
     if not row[column]:
         return empty
-    check_text(row[column], column)
+    templates.check_text(row[column], column)
     try:
         value = json.loads(row[column], parse_int=str)  # some tests have integers that are too long for int()
     except (ValueError, RecursionError):
@@ -156,7 +142,7 @@ def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
 # Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` besides the name.
 HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
-    "Dahoas/full-hh-rlhf": (replace(PAIRS, known=_SHARED), {}),
+    "Dahoas/full-hh-rlhf": (replace(templates.PAIRS, known=_SHARED), {}),
     "openai/webgpt_comparisons": _parquet("default", WEBGPT),
     "codeparrot/apps": _parquet("all", APPS),
 }
@@ -168,7 +154,10 @@ def form_of(columns: Collection[str]) -> Form:
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
-    best = max((TLDR, WEBGPT, APPS, HUMANEVAL, PAIRS, TRANSCRIPTS), key=lambda form: (share(form), len(form.columns)))
+    best = max(
+        (TLDR, WEBGPT, APPS, HUMANEVAL, templates.PAIRS, templates.TRANSCRIPTS),
+        key=lambda form: (share(form), len(form.columns)),
+    )
     if share(best) > 0.5:
         return best
-    return PROMPTS if set(COLUMNS) & set(columns) == {"prompt"} else PAIRS
+    return templates.PROMPTS if set(templates.COLUMNS) & set(columns) == {"prompt"} else templates.PAIRS

@@ -5,18 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marlhf_lite import macro
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.macro import (
-    MacroActions,
-    adaptive_lam,
-    border_lam,
-    gae,
-    kl_rewards,
-    macro_rewards,
-    macro_values,
-    policy_loss,
-    value_loss,
-)
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout
@@ -29,7 +19,7 @@ class Objective:
     config: PPOConfig
     macro_config: MacroConfig
 
-    def batch(self, rollout: Rollout, macro_actions: MacroActions) -> Batch:
+    def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
         """The responses with the steps that are counted: macro actions, or with `--gae_over tokens` (SAE) tokens."""
         over_tokens = self.macro_config.gae_over == "tokens"
         return Batch(rollout, macro_actions, macro_actions.single_tokens if over_tokens else macro_actions)
@@ -37,22 +27,22 @@ class Objective:
     @torch.no_grad()
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> OldOutputs:
         """These outputs as old ones, with advantages and returns by GAE over macro actions."""
-        config, macro, rollout, steps = self.config, self.macro_config, batch.rollout, batch.steps
+        config, options, rollout, steps = self.config, self.macro_config, batch.rollout, batch.steps
         # r_t = −β (log π_old − log π_ref) of each token (section 2.2) ...
         beta, estimator = config.kl_coef, config.kl_estimator
-        token_rewards = kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, estimator)
+        token_rewards = macro.kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, estimator)
         # ... summed over each macro action, and the score of the response on the last one: R_τ (section 3.2.2).
         scores = shape_scores(rollout.scores, config)
-        rewards = macro_rewards(token_rewards, scores, steps, macro.reward_pooling, macro.rho, macro.sigma)
+        rewards = macro.macro_rewards(token_rewards, scores, steps, options.reward_pooling, options.rho, options.sigma)
         # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
-        values = macro_values(outputs.values, steps, macro.sigma)
+        values = macro.macro_values(outputs.values, steps, options.sigma)
         # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
-        lam = adaptive_lam(steps.mask, config.lam_alpha) if config.lam_alpha else config.lam
-        if macro.gae_over == "tokens":
-            lam = border_lam(batch.macro_actions, lam)
-        advantages, returns = gae(rewards, values, steps.mask, config.gamma, lam)
+        lam = macro.adaptive_lam(steps.mask, config.lam_alpha) if config.lam_alpha else config.lam
+        if options.gae_over == "tokens":
+            lam = macro.border_lam(batch.macro_actions, lam)
+        advantages, returns = macro.gae(rewards, values, steps.mask, config.gamma, lam)
         if config.critic_lam is not None:  # a λ of its own for what the critic regresses to (VC-PPO)
-            _, returns = gae(rewards, values, steps.mask, config.gamma, config.critic_lam)
+            _, returns = macro.gae(rewards, values, steps.mask, config.gamma, config.critic_lam)
         old = (outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach())
         return OldOutputs(*old, advantages, returns)
 
@@ -70,29 +60,29 @@ class Objective:
 
         `normalizers` are the `counts` of the whole optimizer step.
         """
-        config, macro = self.config, self.macro_config
+        config, options = self.config, self.macro_config
         # Each mean is over all tokens (macro actions) of the step, or over its responses.
         over = normalizers[:2] if config.loss_mean == "token" else normalizers[2].expand(2)
         # −min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, section 3.2.2)
-        policy, policy_stats = policy_loss(
+        policy, policy_stats = macro.policy_loss(
             outputs.logprobs,
             old.logprobs,
             old.advantages,
             batch.steps,
             clip=config.cliprange,
-            ratio=macro.ratio,
+            ratio=options.ratio,
             normalizer=over[0],
             mean=config.loss_mean,
         )
         # ½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1)
-        value, value_stats = value_loss(
+        value, value_stats = macro.value_loss(
             outputs.values,
             old.values,
             old.returns,
             batch.steps,
             clip=config.cliprange_value or None,
-            target=macro.value_target,
-            sigma=macro.sigma,
+            target=options.value_target,
+            sigma=options.sigma,
             normalizer=over[1],
             mean=config.loss_mean,
         )

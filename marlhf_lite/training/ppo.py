@@ -18,15 +18,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from marlhf_lite import macro
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
-from marlhf_lite.macro import (
-    FixedNGram,
-    MacroActions,
-    TerminationRule,
-    as_rule,
-    check_segmentation,
-    whiten,
-)
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
@@ -79,7 +72,7 @@ class PPOTrainer:
         tokenizer,
         prompts: Sequence[str],
         reward: Callable[[Rollout], Tensor],
-        termination: TerminationRule | Callable[..., MacroActions],
+        termination: macro.TerminationRule | Callable[..., macro.MacroActions],
         config: PPOConfig,
         macro_config: MacroConfig | None = None,
         *,
@@ -98,7 +91,7 @@ class PPOTrainer:
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
-        self.reward, self.termination, self.gold, self.held_out = reward, as_rule(termination), gold, held_out
+        self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
         self.objective = Objective(config, self.macro_config)
         self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
@@ -205,7 +198,7 @@ class PPOTrainer:
         self.logger.log_samples(self.updates_done, rollout.select(some), macro_actions.select(some))
         return row
 
-    def learn(self, rollout: Rollout, macro_actions: MacroActions) -> dict[str, float]:
+    def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
         """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
 
         They describe policy and critic before the update, and are means over its optimizer steps. Where each process
@@ -215,7 +208,7 @@ class PPOTrainer:
             InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
         """
         config, critic_alone = self.config, self.updates_done < self.config.critic_warmup
-        batch = self.objective.batch(rollout, check_segmentation(macro_actions, rollout.mask))
+        batch = self.objective.batch(rollout, macro.check_segmentation(macro_actions, rollout.mask))
         at_start = safeguards.local_copies(self.parameters) if self.updates_done == 0 else None
         self._set_learning_rates()
 
@@ -227,7 +220,7 @@ class PPOTrainer:
         old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
         checked = safeguards.check_sampled(rollout, old.logprobs, self.models.policy, self.accelerator)
         if config.whiten:
-            old = replace(old, advantages=whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
+            old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
         # 5. Optimisation: clipped losses of policy and critic (section 3.2.2, Appendix E), in epochs and minibatches.
         epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
@@ -293,8 +286,8 @@ class PPOTrainer:
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
     def segment(
-        self, rollout: Rollout, rule: TerminationRule | None = None, macro_config: MacroConfig | None = None
-    ) -> MacroActions:
+        self, rollout: Rollout, rule: macro.TerminationRule | None = None, macro_config: MacroConfig | None = None
+    ) -> macro.MacroActions:
         """Macro actions of every response, by the trainer's own rule and options unless others are given."""
         rule, macro_config = rule or self.termination, macro_config or self.macro_config
         context = self._context(rollout)
@@ -471,7 +464,7 @@ class PPOTrainer:
             token=self.tokenizer.eos_token_id,
             device=self.accelerator.device,
         )
-        batch = self.objective.batch(rollout, FixedNGram(1)(rollout.mask))  # the most that segmentation can need
+        batch = self.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))  # the most that segmentation can need
         with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
             self.forward_backward(batch, self.objective.counts(batch))
         self.optimizer.zero_grad(set_to_none=True)

@@ -15,13 +15,7 @@ from transformers import PreTrainedModel, PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
 
-from marlhf_lite.config.options import (
-    DPOStageConfig,
-    LengthConfig,
-    RewardModelConfig,
-    SFTStageConfig,
-    TrainerConfig,
-)
+from marlhf_lite.config import options as o
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.utils.errors import InputError
@@ -31,11 +25,11 @@ def train_sft(
     model: PeftModel | PreTrainedModel,
     tokenizer,
     rows: datasets.Dataset,
-    config: SFTStageConfig,
-    lengths: LengthConfig,
+    config: o.SFTStageConfig,
+    lengths: o.LengthConfig,
     output: Path,
     seed: int = 0,
-    trainer_config: TrainerConfig | None = None,
+    trainer_config: o.TrainerConfig | None = None,
 ) -> list[dict]:
     """Train `model` on prompt -> chosen, save adapter and tokenizer to `output`; returns TRL's log, a row a step.
 
@@ -43,7 +37,7 @@ def train_sft(
     where loss or gradient are not finite; then nothing is saved.
     """
 
-    def train(trainer_config: TrainerConfig) -> list[dict]:
+    def train(trainer_config: o.TrainerConfig) -> list[dict]:
         trainer = SFTTrainer(
             model=model,
             args=SFTConfig(
@@ -56,11 +50,11 @@ def train_sft(
         )
         return run_trainer(trainer, tokenizer, output, "SFT")
 
-    return with_less_memory(train, model, trainer_config or TrainerConfig(), config.sft_batch_size)
+    return with_less_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
 
 
 def with_less_memory(
-    train: Callable[[TrainerConfig], list[dict]], model: nn.Module, config: TrainerConfig, batch: int
+    train: Callable[[o.TrainerConfig], list[dict]], model: nn.Module, config: o.TrainerConfig, batch: int
 ) -> list[dict]:
     """Return `train(config)`; where memory ends, it starts again with half the rows a pass, which changes no gradient.
 
@@ -93,8 +87,8 @@ def with_less_memory(
 def shared_arguments(
     output: Path,
     seed: int,
-    config: SFTStageConfig | RewardModelConfig | DPOStageConfig,
-    trainer_config: TrainerConfig,
+    config: o.SFTStageConfig | o.RewardModelConfig | o.DPOStageConfig,
+    trainer_config: o.TrainerConfig,
     stage: str,
 ) -> dict:
     """Arguments that SFT, reward model and DPO share; `stage` is the prefix of the option's names."""
