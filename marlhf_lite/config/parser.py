@@ -26,7 +26,7 @@ from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups,
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run, read_yaml
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
@@ -163,19 +163,6 @@ def _merge(layers: Sequence[dict]) -> dict:
         if "updates" in layer and "prompt_epochs" not in layer:
             values.pop("prompt_epochs", None)
         values |= layer
-    return values
-
-
-def read_yaml(path: Path, source: str) -> dict:
-    """Read names and values from a YAML file. Raises `InputError` that begins with `source`."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
     return values
 
 

@@ -12,18 +12,7 @@ from marlhf_lite.evaluation.scores import SCORES, check_same_prompts, name_tempe
 from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.utils.errors import InputError
 
-COLUMNS = {
-    "method": "answers",
-    "prompts": "prompts",
-    "samples": "samples",
-    "rm_score": "RM score",
-    "rm_score_wins": "wins by RM score",
-    "gold": "gold score",
-    "gold_wins": "wins by gold score",
-    "kl": "KL (nats)",
-    "tokens": "tokens",
-    "ended": "share with EOS",
-}
+COLUMNS = "method prompts samples rm_score rm_score_wins gold gold_wins kl tokens ended".split()
 
 
 def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:

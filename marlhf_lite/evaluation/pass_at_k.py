@@ -56,5 +56,4 @@ def pass_rates(
 
 def pass_table(rows: Sequence[Mapping]) -> str:
     """Return the rows of `pass_rates` as a Markdown table, with intervals in brackets."""
-    headings = {"method": "method", "difficulty": "difficulty", "problems": "problems"}
-    return table(rows, headings | {name: name for row in rows for name in row if name.startswith("pass@")})
+    return table(rows, list(dict.fromkeys(name for row in rows for name in row)))

@@ -24,13 +24,18 @@ from marlhf_lite.utils.errors import InputError
 
 SCORES = ("rm_score", "gold")
 NUMBERS = (*SCORES, "kl", "tokens", "ended")
-COLUMNS = {
-    "method": "method",
+COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")  # of the table of `summarise`
+# What tables call columns whose name in the rows says too little.
+HEADINGS = {
     "rm_score": "RM score",
+    "rm_score_wins": "wins by RM score",
     "gold": "gold score",
+    "gold_wins": "wins by gold score",
     "kl": "KL (nats)",
-    "tokens": "tokens",
+    "ended": "share with EOS",
     "updates_to_ppo": "updates to PPO's final RM score",
+    "repetition": "repeated 3-grams",
+    "n": "N",
 }
 GoldScore = Callable[[list[str], list[str]], list[float]]
 
@@ -195,12 +200,13 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
     return summary
 
 
-def table(rows: Sequence[Mapping], columns: Mapping[str, str] = COLUMNS) -> str:
-    """The rows as a Markdown table: `columns` are names in the rows and their headings, without those that no row has.
+def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] = COLUMNS) -> str:
+    """The rows as a Markdown table: `columns` are names in the rows, perhaps with headings; those of no row go.
 
     An interval shows mean, low and high; behind a score stands its gain, if there is one.
     """
-    return tables.table(rows, columns, _cell)
+    headings = columns if isinstance(columns, Mapping) else {name: HEADINGS.get(name, name) for name in columns}
+    return tables.table(rows, headings, _cell)
 
 
 def _cell(row: Mapping, name: str) -> str:

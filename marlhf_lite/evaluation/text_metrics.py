@@ -11,18 +11,7 @@ from nltk.util import ngrams
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 
-COLUMNS = {
-    "method": "method",
-    "responses": "responses",
-    "words": "words",
-    "tokens": "tokens",
-    "ended": "share with EOS",
-    "repetition": "repeated 3-grams",
-    "distinct_1": "distinct-1",
-    "distinct_2": "distinct-2",
-    "distinct_3": "distinct-3",
-    "kl": "KL (nats)",
-}
+COLUMNS = "method responses words tokens ended repetition distinct_1 distinct_2 distinct_3 kl".split()
 
 
 def repetition(items: Sequence[Hashable], n: int = 3) -> float:

@@ -190,15 +190,6 @@ def _open_engine(
     return engine
 
 
-def _check_engine(options: commands.StageCommand) -> None:
-    """Raise `InputError` for options that `--rollout_engine vllm` cannot serve."""
-    if options.finetune == "full":
-        raise InputError("--rollout_engine vllm: its servers load adapters only: use --finetune lora")
-    if isinstance(options, PPOConfig) and options.logprobs_at_temperature and options.temperature != 1:
-        fix = "leave it out, or add --temperature 1"
-        raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
-
-
 def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
     kept, dropped = {}, 0
     for part, rows in task.splits.items():
@@ -209,10 +200,13 @@ def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
 
 
 def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
-    """Raise `InputError` for batches that cannot be divided, and where a reward model has no pairs to learn from."""
-    state = PartialState()
-    if isinstance(options, EngineConfig) and options.vllm_url:
-        _check_engine(options)
+    """Raise `InputError` for what vLLM cannot serve, batches that cannot be divided, and pairs that are missing."""
+    state, has_servers = PartialState(), isinstance(options, EngineConfig) and bool(options.vllm_url)
+    if has_servers and options.finetune == "full":
+        raise InputError("--rollout_engine vllm: its servers load adapters only: use --finetune lora")
+    if has_servers and isinstance(options, PPOConfig) and options.logprobs_at_temperature and options.temperature != 1:
+        fix = "leave it out, or add --temperature 1"
+        raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
         if size := getattr(options, flag, None):
             split_batch(size, options.per_device_train_batch_size, f"--{flag}")

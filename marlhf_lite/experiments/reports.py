@@ -93,8 +93,7 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
         sections |= {f"RM scores at {at}": _tails(rows) for at, rows in results["distributions"].items()}
         if sizes:
             results["best_of_n"] = best_of_n(responses, sizes)
-            headings = {"method": "method", "temperature": "temperature", "n": "N"} | evaluation.NAMES
-            sections["Best of N"] = table(results["best_of_n"], headings)
+            sections["Best of N"] = table(results["best_of_n"], ("method", "temperature", "n", *SCORES))
     text = "\n\n".join(f"### {title}\n\n{body}" for title, body in sections.items())
     write_json(path / "details.json", results)
     (path / "details.md").write_text(text + "\n", encoding="utf-8")
@@ -104,13 +103,13 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
 
 def _tails(rows: Sequence[dict]) -> str:
     """One temperature's `distributions` as a Markdown table."""
-    lines, headings = [], {name: name for name in ("method", "mean", "std", "median", "5 % quantile")}
+    lines, columns = [], dict.fromkeys(("method", "mean", "std", "median", "5 % quantile"))
     for row in rows:
-        tails = {f"below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
-        headings |= {name: f"share {name}" for name in tails}
+        tails = {f"share below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
+        columns |= dict.fromkeys(tails)
         quantiles = {"median": row["quantiles"][0.5], "5 % quantile": row["quantiles"][0.05]}
         lines.append(row | quantiles | tails)
-    return table(lines, headings)
+    return table(lines, list(columns))
 
 
 def _evaluation_figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:

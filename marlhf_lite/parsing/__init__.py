@@ -14,17 +14,3 @@ from marlhf_lite.parsing.python_code import PythonParser
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.parsing.stanza import StanzaParser
 from marlhf_lite.parsing.termination import Parsing, Sentence
-
-__all__ = [
-    "GrammarParser",
-    "Leaf",
-    "LinkGrammarParser",
-    "ParsedSentence",
-    "Parser",
-    "Parsing",
-    "PythonParser",
-    "Sentence",
-    "StanzaParser",
-    "TokenText",
-    "split_sentences",
-]

@@ -63,7 +63,7 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             reason = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
             raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
-        return cls(path, _read_config(path / CONFIG))
+        return cls(path, read_yaml(path / CONFIG))
 
     def update_config(self, changes: Mapping) -> None:
         """Write config.yaml again with these values; its `environment` stays that of the start."""
@@ -143,19 +143,23 @@ def check_writable(option: str, path: Path) -> None:
 def is_run(path: Path) -> bool:
     """Whether `path` holds a run: many projects have a config.yaml, ours has an `environment` block."""
     try:
-        return "environment" in _read_config(path / CONFIG)
-    except (OSError, InputError):
+        return "environment" in read_yaml(path / CONFIG)
+    except InputError:
         return False
 
 
-def _read_config(path: Path) -> dict:
+def read_yaml(path: Path, source: str = "") -> dict:
+    """Read names and values from a YAML file. Raises `InputError` that begins with `source`, or else with the path."""
+    source = source or str(path)
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise InputError(f"{source}: cannot be read ({error.strerror}): check the path") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML ({' '.join(str(error).split())}): fix it") from None
-    if isinstance(config, dict):
-        return config
-    raise InputError(f"{path} holds no names and values: fix it")
+        raise InputError(f"{source}: not YAML in UTF-8: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{source}: a {type(values).__name__}: write a line `name: value` for each option")
+    return values
 
 
 def environment() -> dict:

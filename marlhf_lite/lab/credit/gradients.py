@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.config.parser import preset_file, read_yaml
+from marlhf_lite.config.parser import preset_file
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.lab.credit.credit import RESAMPLES
 from marlhf_lite.lab.credit.monte_carlo import continue_responses
@@ -37,6 +37,7 @@ from marlhf_lite.training.outputs import Batch, ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
+from marlhf_lite.utils.run_folder import read_yaml
 
 REFERENCE = "RLOO"
 

@@ -29,12 +29,12 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
-from marlhf_lite.config.parser import parse, preset_file, read_yaml
+from marlhf_lite.config.parser import parse, preset_file
 from marlhf_lite.lab.studies.results import collect_result, read_result, rounded
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import CONFIG
+from marlhf_lite.utils.run_folder import CONFIG, read_yaml
 
 STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]

@@ -4,8 +4,5 @@ A generated program is hostile input. It runs in a sandbox only, expected output
 plain data that this process compares.
 """
 
-from marlhf_lite.tasks.programs.reward import program_reward
 from marlhf_lite.tasks.programs.runner import EXECUTORS, TestRunner, run_tests
-from marlhf_lite.tasks.programs.tests import Outcome, Problem, Test, read_problem
-
-__all__ = ["EXECUTORS", "Outcome", "Problem", "Test", "TestRunner", "program_reward", "read_problem", "run_tests"]
+from marlhf_lite.tasks.programs.tests import Outcome, Problem, Test, program_reward, read_problem

@@ -1,4 +1,4 @@
-"""Unit tests of a program as data, what comes of running them, and the file formats that tests are read from."""
+"""Unit tests of a program as data, what comes of running them, its reward, and the formats that tests are read from."""
 
 import ast
 import json
@@ -58,6 +58,19 @@ class Outcome:
     def share(self) -> float:
         """Share of the tests that passed."""
         return sum(self.passed) / len(self.passed)
+
+
+def program_reward(outcome: Outcome, strict: bool = False) -> float:
+    """Return −0.3 + 1.3 · passed / tests for a program that ran, −0.6 for a runtime error, −1 for a compile error.
+
+    These are the rewards of Appendix B.5. A program that ran out of time, or that the executor does not support, counts
+    as one with a runtime error. With `strict` a share of the tests counts as none: 1 where all passed, else −0.3.
+    """
+    if outcome.status == "compile_error":
+        return -1.0
+    if outcome.status != "ran":
+        return -0.6
+    return -0.3 + 1.3 * (float(all(outcome.passed)) if strict else outcome.share)
 
 
 def same(expected: Any, output: Any) -> bool:

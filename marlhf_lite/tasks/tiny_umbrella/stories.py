@@ -81,10 +81,7 @@ def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     gold = functools.partial(gold_scores, place=place, kappa=kappa)
     task = make_task("tiny-umbrella", pairs, seed, gold=gold)
     first = rng.randint(0, 1)  # every other row of the SFT part is swapped: its model is to decide at random
-    rows = [_swapped(row) if (i + first) % 2 else row for i, row in enumerate(task.splits["sft"])]
+    swapped = [row | {"chosen": row["rejected"], "rejected": row["chosen"]} for row in task.splits["sft"]]
+    rows = [swapped[i] if (i + first) % 2 else row for i, row in enumerate(task.splits["sft"])]
     task.splits["sft"] = datasets.Dataset.from_list(rows)
     return task
-
-
-def _swapped(row: dict[str, str]) -> dict[str, str]:
-    return row | {"chosen": row["rejected"], "rejected": row["chosen"]}
