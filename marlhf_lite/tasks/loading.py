@@ -61,8 +61,7 @@ def load_task(
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test = _find_rows(dataset, seed if streaming else None)
     form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
-    first = next(iter(rows), {})
-    chats = chat is not None and isinstance(first.get("chosen", first.get("prompt")), list)
+    chats = chat is not None and _has_chats(next(iter(rows), {}))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
@@ -84,10 +83,18 @@ def load_task(
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
     if part:
-        of_part = draw(read(others, f" ({part})", form.parts[part], held_out)[0], held_out, seed)
-        task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
-        task.counts.pop(part, None)
+        of_part, _ = read(others, f" ({part})", form.parts[part], held_out)
+        _replace_test(task, part, draw(of_part, held_out, seed))
     return task
+
+
+def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
+    task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(rows), len(rows)
+    task.counts.pop(part, None)
+
+
+def _has_chats(row: dict) -> bool:
+    return isinstance(row.get("chosen", row.get("prompt")), list)
 
 
 def _wanted(rows, form: Form):
