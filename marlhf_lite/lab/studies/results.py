@@ -23,7 +23,7 @@ from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import read_lines
+from marlhf_lite.utils.jsonl import read_lines, to_jsonable, write_atomically
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
@@ -57,11 +57,24 @@ def stored_results(study: str) -> list[dict]:
 def read_result(path: Path) -> dict | None:
     """Read a result file; None if there is none. Raises `InputError` where it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
+        columns = result["curve"]
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
+    return result | {"curve": [{name: x for name, x in row.items() if x is not None} for row in rows]}
+
+
+def write_result(path: Path, result: dict) -> None:
+    """Write a result file: a line for each part, and the curve in columns, which take a third of the room of rows."""
+    names = [name for name in CURVE if any(name in row for row in result["curve"])]
+    columns = {name: [row.get(name) for row in result["curve"]] for name in names}
+    parts = to_jsonable(result | {"curve": columns}, path.name).items()
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(part)}" for name, part in parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, f"{{\n{lines}\n}}\n".encode())
 
 
 def collect_result(

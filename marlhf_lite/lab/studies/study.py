@@ -30,10 +30,9 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import parse, preset_file
-from marlhf_lite.lab.studies.results import collect_result, read_result, rounded
+from marlhf_lite.lab.studies.results import collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG, read_yaml
 
 STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
@@ -401,7 +400,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
         found["seconds_evaluation"] = seconds
         found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
     result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
-    write_json(results / f"{run.name}.json", result | rounded(found))
+    write_result(results / f"{run.name}.json", result | rounded(found))
 
 
 def _check_prompts(run: Run, models: Path) -> None:
