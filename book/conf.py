@@ -39,7 +39,7 @@ html_show_sphinx = False
 mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 
 BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
-SECTION = re.compile(r"\]\(#(\d[^)\s]*)\)")  # JupyterLab's link to a numbered section, in an output
+SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")  # JupyterLab's link to a section, in an output
 CONTENTS = """
 ```{{toctree}}
 :hidden:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,8 @@ def test_sections_and_figures_are_counted_and_badges_lead_to_this_file(path):
     for kind in (r"^## (\d+) ·", r"\*Figure (\d+)\. "):
         numbers = [int(number) for number in re.findall(kind, text, re.M)]
         assert numbers == list(range(1, len(numbers) + 1)), kind
+    letters = re.findall(r"^### ([A-Z]) ·", text, re.M)  # sections for the careful reader
+    assert letters == [chr(ord("A") + place) for place in range(len(letters))]
     first, where = cells(path, "markdown")[0]["source"], path.relative_to(ROOT).as_posix()
     for site in ("colab.research.google.com/github/", "kaggle.com/kernels/welcome?src=https://github.com/"):
         assert re.findall(re.escape(site) + r"[\w.-]+/[\w.-]+/blob/main/([^)\s]+)", first) == [where]
@@ -117,3 +120,11 @@ def test_a_lesson_has_exercises_solutions_symbols_and_neighbours(path):
     place = LESSONS.index(path)
     neighbours = [LESSONS[i].name for i in (place - 1, place + 1) if 0 <= i < len(LESSONS)]
     assert first == last and re.findall(r"\]\(([^)]+)\)", first) == neighbours
+
+
+def test_times_are_what_the_script_computes():
+    sys.path.insert(0, str(ROOT / "book"))
+    import times
+
+    for page, text in times.pages().items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run `python book/times.py`"

@@ -1,0 +1,111 @@
+"""Write study times and processor times at the top of the lessons, and README's tables: `python book/times.py`.
+
+A lesson's core is all that stands before "For the careful reader"; exercises and symbols are not counted.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
+WORDS, LINES = 200, 12  # of prose and of code that a student reads in a minute
+
+# Seconds of one processor core for a whole lesson in the profile cpu, on a machine of 2026: user and system time of
+# `make notebooks` with OMP_NUM_THREADS=1. For 00, 06, 09, 11 and 14: an earlier run, in minutes on a clock.
+PROCESSOR = {"00": 360, "01": 13, "02": 66, "03": 42, "04": 15, "05": 10, "06": 60, "07": 240}
+PROCESSOR |= {"08": 226, "09": 180, "10": 182, "11": 120, "12": 159, "13": 66, "14": 60, "15": 28}
+LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)  # of times, at the top of a lesson
+COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause
+    "two hours": ["00", "01a", "03", "04"],
+    "one day": ["00", "01", "02", "03", "04", "05", "08", "15"],
+    "a term": [path.name[:2] for path in LESSONS],
+}
+
+
+class Times(NamedTuple):
+    """Minutes of study, and of one processor core."""
+
+    pause: int | None  # up to the pause, in a lesson that has one
+    core: int
+    all: int
+    processor: int
+
+    def line(self) -> str:
+        """What stands at the top of the lesson."""
+        halves = f" ({self.pause} to the pause, {self.core - self.pause} after it)" if self.pause else ""
+        letters = ""
+        if self.all > self.core:
+            letters = 'Sections with a number are the core; those with a letter stand under "For the careful reader".'
+        rest = f", all {self.all} min" if letters else ""
+        study = f"**Study time** core {self.core} min{halves}{rest}, without the exercises."
+        return " ".join(filter(None, [study, letters, f"**Processor time** {self.processor} min on one core."]))
+
+
+def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """What there is to read before the pause, in the rest of the core, and for the careful reader: (kind, text)."""
+    found, part = {"pause": [], "core": [], "careful": [], "rest": []}, "pause"
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        for piece in re.split(r"^(?=## |---$)", LINE.sub("", "".join(cell["source"])), flags=re.M):
+            if cell["cell_type"] == "markdown":
+                part = "core" if piece.startswith("---\n\n**Pause.**") else part
+                part = "careful" if piece.startswith("## For the careful reader") else part
+                part = "rest" if re.match("## (Exercises|Symbols)", piece) else part
+            found[part].append((cell["cell_type"], piece))
+    return found
+
+
+def minutes(pieces: list[tuple[str, str]]) -> float:
+    """Time for words of prose, without addresses and marks, and for lines of code that are not empty."""
+    prose = " ".join(re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text) for kind, text in pieces if kind == "markdown")
+    words = sum(any(map(str.isalnum, word)) for word in prose.split())
+    code = [line for kind, text in pieces if kind == "code" for line in text.splitlines() if line.strip()]
+    return words / WORDS + len(code) / LINES
+
+
+def rounded(minutes: float) -> int:
+    """The next five minutes."""
+    return 5 * -int(-minutes // 5)
+
+
+def measure(path: Path) -> Times:
+    """Each part is rounded up, so that printed times add up."""
+    found = parts(path)
+    first, second, careful = (rounded(minutes(found[part])) for part in ("pause", "core", "careful"))
+    processor = -(-PROCESSOR[path.name[:2]] // 60)
+    return Times(first if second else None, first + second, first + second + careful, processor)
+
+
+def lesson_page(path: Path, times: Times) -> str:
+    """The notebook with its line of times."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    top = "".join(notebook["cells"][0]["source"])
+    top = LINE.sub(lambda _: times.line() + "\n", top)
+    notebook["cells"][0]["source"] = top.splitlines(keepends=True)
+    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def readme(times: dict[str, Times]) -> str:
+    """README with times in the tables of lessons and of courses."""
+    text = README.read_text(encoding="utf-8")
+    for number, row in times.items():
+        cells = f" {row.core} | {row.all} | {row.processor} |"
+        text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
+    for name, lessons in COURSES.items():
+        total = sum(times[x[:2]].pause if x.endswith("a") else times[x].core for x in lessons)
+        hours = f"{total // 60} h {total % 60:02} min"
+        text = re.sub(rf"^(\| {name} \|[^|]*\|)[^|]*\|", lambda m, hours=hours: f"{m[1]} {hours} |", text, flags=re.M)
+    return text
+
+
+def pages() -> dict[Path, str]:
+    """What lessons and README should be."""
+    times = {path.name[:2]: measure(path) for path in LESSONS}
+    return {path: lesson_page(path, times[path.name[:2]]) for path in LESSONS} | {README: readme(times)}
+
+
+if __name__ == "__main__":
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")

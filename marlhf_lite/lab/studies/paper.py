@@ -1,0 +1,199 @@
+"""The paper's claims beside the stored results of this project: differences, verdicts, and the overview of lesson 15.
+
+`paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
+final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+import yaml
+
+from marlhf_lite.lab.figures.agreement import agreement_table, verdicts_of_scores
+from marlhf_lite.lab.studies.learning import learning_table
+from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_interval
+from marlhf_lite.lab.studies.study import load_study
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.shipped import shipped
+from marlhf_lite.utils.tables import number
+
+SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
+TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic")  # studies with one goal for all methods
+BUDGET = 30  # updates of a run that never reaches the goal
+
+
+@cache
+def stored(study: str) -> list[dict]:
+    """The results of a study that come with the project; an empty list where there are none yet."""
+    try:
+        return stored_results(study)
+    except InputError:
+        return []
+
+
+def say(found: Mapping | None, form: str = "+.2f") -> str:
+    """An interval as text."""
+    if found is None:
+        return "-"
+    mean, low, high = (number(found[end], form) for end in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def verdict(found: Mapping | None, sign: int = 1, size: float | None = None) -> str:
+    """What an interval says of the claim that a difference is above 0 (sign −1: below 0), and of the claimed size."""
+    if found is None:
+        return "not measured"
+    low, high = sorted((sign * found["low"], sign * found["high"]))
+    words = "agrees" if low > 0 else "contradicts" if high < 0 else "no difference seen"
+    return words + (", claimed size excluded" if size is not None and high < sign * size else "")
+
+
+# Final scores
+
+
+def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarray | None:
+    """Differences of two methods, [seeds, prompts]; None where one of them is not stored."""
+    runs = by_method(stored(study)) if stored(study) else {}
+    seeds = sorted(set(runs.get(one, ())) & set(runs.get(other, ())))
+    if not seeds or score not in runs[one][seeds[0]]["final"]:
+        return None
+    return np.array([np.subtract(*(runs[name][seed]["final"][score] for name in (one, other))) for seed in seeds])
+
+
+def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict | None:
+    """The mean difference with its interval for other seeds and prompts; None where it is not measured."""
+    found = gaps(study, one, other, score)
+    return None if found is None else crossed_interval(found)._asdict()
+
+
+def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
+    """1 where the first method's score is higher, ½ for a tie, else 0: [seeds, prompts]."""
+    return (np.sign(gaps(study, one, other, score)) + 1) / 2
+
+
+def bad(method: str, of: str = "PPO") -> np.ndarray:
+    """1 where the RM score is below the lowest 5 % of another method's with the same seed, in `main`."""
+    runs = by_method(stored("main"))
+    lowest = {seed: np.quantile(run["final"]["rm_score"], 0.05) for seed, run in sorted(runs[of].items())}
+    return np.array([np.less(runs[method][s]["final"]["rm_score"], low) for s, low in lowest.items()], dtype=float)
+
+
+# Two judges: the RM score and the gold score in `main`
+
+
+def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> dict:
+    """Verdicts by pair, over all prompts of these seeds (of all)."""
+    runs = by_method(stored("main"))
+    found = [
+        np.concatenate([runs[name][s]["final"][score] for s in seeds or sorted(runs["PPO"])]) for name in (one, other)
+    ]
+    return dict(enumerate(verdicts_of_scores(*found)))
+
+
+def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
+    """RM against gold score, over the pairs in which neither sees a tie."""
+    rm, gold = (judged(one, other, score, seeds) for score in ("rm_score", "gold"))
+    decided = [pair for pair in rm if "tie" not in (rm[pair], gold[pair])]
+    return agreement_table({"RM": {p: rm[p] for p in decided}, "gold": {p: gold[p] for p in decided}})[0]
+
+
+# Speed and norms
+
+
+@cache
+def learned() -> dict[tuple[str, str], dict]:
+    """(study, method) -> its row of `learning_table`, in the studies with one goal for all methods."""
+    rows = {}
+    for name in TIMED:
+        study = load_study(name)
+        for row in learning_table(study.figures or {"": list(study.methods)}, stored(name), study.threshold):
+            rows[name, row["method"]] = row
+    return rows
+
+
+def updates(study: str, method: str) -> np.ndarray:
+    """Updates to the goal, by seed; a run that never gets there counts with all its updates."""
+    return np.array([x or BUDGET for x in learned()[study, method]["updates"]["by_seed"]])
+
+
+def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrella") -> dict:
+    """Updates to the goal of one rung minus those of another, paired by seed."""
+    return t_interval((updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist())
+
+
+def turned() -> dict:
+    """How far MA-PPO − PPO moves, in updates to the goal, from a blind critic to one that sees (study `critic`)."""
+    gap = {c: updates("critic", f"{c} MA-PPO") - updates("critic", f"{c} PPO") for c in ("blind", "seeing")}
+    return t_interval((gap["seeing"] - gap["blind"]).tolist())
+
+
+def norm_change(key: str) -> dict:
+    """log of MA-PPO's mean over training by PPO's, paired by seed: below 0 where it is smaller."""
+    runs = by_method(stored("main"))
+    means = [
+        [np.mean([row[key] for row in runs[x][s]["curve"]]) for s in sorted(runs["PPO"])] for x in ("MA-PPO", "PPO")
+    ]
+    return t_interval(np.log(np.divide(*means)).tolist())
+
+
+def cost() -> dict:
+    """Processor time of an update of MA-PPO over that of PPO."""
+    return json.loads(shipped("results/benchmark_update.json").read_text())["cells"]["a/b"]["ratio"]["cpu"]
+
+
+# The overview
+
+
+@cache
+def measures() -> dict[str, tuple]:
+    """Name -> (what, interval, sign of the claim, format, claimed size on our scale)."""
+    rows = {row["method"]: row for row in study_table(stored("main"))}
+    ours, theirs = (np.array(rows[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
+    won = {s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict() for s in ("rm_score", "gold")}
+    kappas = [agreement("MA-PPO", "PPO", [seed])["kappa"]["mean"] for seed in rows["PPO"]["seeds"]]
+    tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
+    sweep = learned()["n_sweep", "n=3"]["updates_difference"]
+    found = {
+        "speed": ("updates", t_interval((ours - theirs).tolist()), -1, "+.1f", theirs.mean() / 1.7 - theirs.mean()),
+        "far": ("updates, umbrella, L = 128", sooner("L128 first"), -1, "+.1f", None),
+        "wins RM": ("win rate by RM − 50 %", won["rm_score"], 1, "+.0%", 0.28),
+        "wins gold": ("win rate by gold − 50 %", won["gold"], 1, "+.0%", 0.24),
+        "tail": ("answers below PPO's lowest 5 %", tails, -1, "+.1%", None),
+        "sweep": ("updates, n = 3 − n = 1", sweep, -1, "+.1f", None),
+        "turned": ("updates, difference of differences", turned(), 1, "+.1f", None),
+        "judges": ("κ of RM and gold, over seeds", t_interval(kappas), 1, "+.2f", None),
+    }
+    keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
+    return found | {key: ("log ratio to PPO", norm_change(key), -1, "+.2f", None) for key in keys}
+
+
+def evidence(what: str) -> tuple[str, str]:
+    """Counterpart and verdict of a claim (see the module's first lines)."""
+    if what in measures():
+        name, found, sign, form, size = measures()[what]
+        return f"{name}: {say(found, form)}", verdict(found, sign, size)
+    study, _, pair = what.partition(": ")
+    if not pair:
+        return what, "not measured"
+    pair, _, score = pair.partition(", ")
+    one, relation, other = pair.replace(" > ", "|>|").replace(" < ", "|<|").split("|")
+    found = compare(study, one, other, score or "rm_score")
+    size = None
+    if what == "main: MA-PPO > PPO":
+        size = SIZE * compare("main", "PPO", "SFT")["mean"]
+    name = f"{study}, {one} − {other}{f' ({score})' * bool(score)}"
+    return f"{name}: {say(found)}", verdict(found, 1 - 2 * (relation == "<"), size)
+
+
+def overview(part: str = "claims") -> list[dict]:
+    """Rows of claims, or of the ten of the reading version: item, claim, here, verdict, and a link to the section."""
+    text = yaml.safe_load((files(__package__) / "paper.yaml").read_text(encoding="utf-8"))
+    rows = []
+    for item, claim, what, section in text[part]:
+        here, words = evidence(what)
+        place = f"{section} · {text['sections'][section]}".replace(" ", "-")
+        rows.append({"item": item, "claim": claim, "here": here, "verdict": words, "in": f"[{section}](#{place})"})
+    return rows
