@@ -135,9 +135,9 @@ def _study(options: commands.StudyCommand) -> None:
 
 
 def _memory(options: commands.MemoryCommand) -> None:
-    from marlhf_lite.models.memory import estimate_memory, memory_table
+    from marlhf_lite.models.memory import estimate_memory, memory_table, stages_table
 
-    print(memory_table(estimate_memory(options), options.gpu))
+    print(f"PPO\n{memory_table(estimate_memory(options), options.gpu)}\n\n{stages_table(options)}")
 
 
 def _generate(options: commands.GenerateCommand) -> None:

@@ -5,6 +5,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 import yaml
@@ -13,16 +14,27 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, GemmaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig
 
 import marlhf_lite
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.architectures import ARCHITECTURES
 from marlhf_lite.models.loading import lora_config, share, with_head
-from marlhf_lite.models.memory import empty_base, estimate_memory, generation_bytes, memory_table, training_bytes
+from marlhf_lite.models.memory import (
+    GIB,
+    empty_base,
+    estimate_memory,
+    estimate_stage,
+    generation_bytes,
+    memory_table,
+    stages_table,
+    training_bytes,
+)
+from marlhf_lite.training.reward_model import train_reward_model
+from marlhf_lite.training.sft import train_sft
 from marlhf_lite.utils.errors import InputError
 
 PROMPT, LENGTH, ROWS = 96, 160, 8
@@ -154,6 +166,37 @@ def test_rule_of_thumb_is_near_torch_s_count(folders, kind, model):
     assert 0.6 < generation_bytes(base, ROWS, PROMPT + LENGTH) / generation < 1.6
 
 
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_sft_and_reward_model_are_near_torch_s_count(folder, sft, tokenizer, tmp_path, stage):
+    """A step of TRL's trainers on texts as long as they may be, with the states of the optimizer."""
+    rows, lengths = 4, LengthConfig(max_prompt_length=40, max_response_length=56)
+    given = options(folder, max_prompt_length=40, max_response_length=56, lora_r=4)
+    base = AutoModelForCausalLM.from_config(KINDS["gemma"]).requires_grad_(False)
+    texts = {"prompt": tokenizer.decode([9] * 40), "chosen": "a b c d " * 30, "rejected": "e f g " * 40}
+    data, trainer = datasets.Dataset.from_list([texts] * rows), TrainerConfig(per_device_train_batch_size=rows)
+    with Allocations() as live:
+        if stage == "sft":
+            model = get_peft_model(base, lora_config(given, TaskType.CAUSAL_LM))
+            train_sft(
+                model, tokenizer, data, SFTStageConfig(sft_epochs=1, sft_batch_size=rows), lengths, tmp_path, 0, trainer
+            )
+        else:
+            model = get_peft_model(with_head(base, 0), lora_config(given, TaskType.SEQ_CLS))
+            config = RewardModelConfig(rm_epochs=1, rm_batch_size=rows)
+            train_reward_model(model, tokenizer, data, config, lengths, tmp_path, 0, trainer)
+    expected = estimate_stage(given, stage, rows, gpu=False)
+    assert 0.6 < (expected.training + expected.optimizer) / live.peak < 1.6
+
+
+def test_stages_say_how_many_rows_fit(folder):
+    """Those that the stages try one after another where memory ends."""
+    given = options(folder, sft_batch_size=24, rm_batch_size=24)
+    few = replace(given, gpu=estimate_stage(given, "sft", 6).peak / GIB * 1.001)
+    sft, rm = stages_table(few).splitlines()
+    assert "24 rows" in sft and ", 6 would fit" in sft and "24 rows" in rm and "would fit" in rm
+    assert stages_table(replace(given, gpu=0.1)).count(", not one would fit") == 2 and "fit" not in stages_table(given)
+
+
 def test_parts_by_hand(folder):
     """LoRA: one base; four adapters; two trained. Full: four models, and two of them with moments."""
     d, inner, q, kv, layers = NUMBERS["hidden_size"], NUMBERS["intermediate_size"], 8 * 64, 2 * 64, 4
@@ -207,9 +250,10 @@ def test_the_models_of_the_paper_are_known_without_the_hub(monkeypatch, capsys):
         base = empty_base(ModelConfig(model=name, dtype="auto"))
         assert base.dtype == torch.bfloat16
         assert sum(p.numel() for p in base.parameters()) / 1e9 == pytest.approx(size, abs=0.001)
-    assert main(["memory", "--preset", "lora-24gb", "--gpu", "24"]) == 0
-    said = capsys.readouterr().out
-    assert "peak" in said and "card of 24 GiB" in said
+    for card, size in (("t4-16gb", "14.9"), ("24gb", "22"), ("80gb", "79")):  # every stage fits the preset's card
+        assert main(["memory", "--preset", f"lora-{card}", "--gpu", size]) == 0
+        said = capsys.readouterr().out
+        assert f"\nfits a card of {size} GiB" in said and "reward model" in said and "would fit" not in said
 
 
 def test_no_config_is_one_line(tmp_path):

@@ -171,8 +171,10 @@ class StudyCommand(o.OutputConfig):
     audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
 
 
-class MemoryCommand(o.GenerationBatchConfig, o.LengthConfig, o.ModelConfig):
-    """How much memory PPO needs, from the model's config, before anything is loaded.
+class MemoryCommand(
+    o.GenerationBatchConfig, o.RewardModelConfig, o.SFTStageConfig, o.TrainerConfig, o.LengthConfig, o.ModelConfig
+):
+    """How much memory SFT, reward model and PPO need, from the model's config, before anything is loaded.
 
     example: marlhf memory --preset lora-t4-16gb --gpu 16
     """

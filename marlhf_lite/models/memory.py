@@ -1,7 +1,7 @@
-"""Estimate the GPU memory of a PPO run from the model's config alone: no weights are loaded, nothing is computed.
+"""Estimate the GPU memory of SFT, reward model and PPO from the model's config alone: no weights are loaded.
 
 Weights, optimizer, logits, and the cache of keys and values are counted; activations are a rule of thumb, which a test
-compares with the allocations of real modules. SFT and the reward model need less at the same sizes: one model of four.
+compares with the allocations of real modules.
 """
 
 import re
@@ -24,6 +24,7 @@ GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 whatever the base is
 FOUR_BITS = 0.516  # bytes a weight: 4 bits, and doubly quantised scales of blocks of 64
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory; about as large on all cards
+TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
 FRAGMENTS = 1.05  # what allocators hold beyond what lives
 
 
@@ -59,13 +60,8 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         critic = size - untied + width * base.dtype.itemsize  # without the vocabulary's head, with one of width 1
         weights, adapters, trained = 2 * size + 2 * critic, 0, size + critic
     else:
-        score = ADAPTER_BYTES * width
-        layers = _adapted(base, options.lora_target_modules)
-        adapter = ADAPTER_BYTES * options.lora_r * sum(sum(w.shape) for w in layers)
-        weights, adapters, trained = size, 4 * adapter + 4 * score, 2 * adapter + score
-        if options.load_in_4bit:  # the linear layers of the blocks shrink, no others
-            blocks = list(_adapted(base, "all-linear"))
-            weights += sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
+        score, adapter = ADAPTER_BYTES * width, adapter_bytes(base, options)
+        weights, adapters, trained = base_bytes(base, options), 4 * adapter + 4 * score, 2 * adapter + score
     rows = options.generation_batch_size or options.batch_size
     prompt, response = options.max_prompt_length, options.max_response_length
     return Memory(
@@ -76,6 +72,37 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, trained),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
+
+
+def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = True) -> Memory:
+    """Estimate the memory of one process that trains `sft`, or `rm`, with so many rows a pass; a pair has two texts."""
+    base, lora = empty_base(options), options.finetune == "lora"
+    weights = base_bytes(base, options)
+    trained = adapter_bytes(base, options) if lora else weights
+    tokens = rows * (options.max_prompt_length + options.max_response_length) * (2 if stage == "rm" else 1)
+    kept, again = activation_bytes(base, options, tokens)
+    tiles = 1 if gpu else 6  # Triton works in place, torch's operations do not
+    logits = tiles * base.dtype.itemsize * min(tokens * 32_768, TILE) if stage == "sft" else 0
+    return Memory(
+        weights=weights,
+        adapters=trained if lora else 0,
+        optimizer=2 * trained,
+        generation=0,
+        training=max(kept + max(logits, again), trained + again),
+        cuda=CUDA_CONTEXT if gpu else 0.0,
+    )
+
+
+def base_bytes(base: PreTrainedModel, options: ModelConfig) -> float:
+    """Return the bytes of one model's weights; in 4 bits the linear layers of the blocks shrink, and no others."""
+    blocks = list(_adapted(base, "all-linear")) if options.load_in_4bit else []
+    return _bytes(base.parameters()) + sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
+
+
+def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
+    """Return the bytes of one adapter, without a score head."""
+    layers = _adapted(base, options.lora_target_modules)
+    return ADAPTER_BYTES * options.lora_r * sum(sum(w.shape) for w in layers)
 
 
 def empty_base(options: ModelConfig) -> PreTrainedModel:
@@ -110,17 +137,25 @@ def training_bytes(
 ) -> float:
     """Return what a micro-batch's forward and backward pass through policy and critic needs beside the weights.
 
-    `trained` is the bytes of all gradients. Activations are the inputs of a layer's products and norms; with gradient
-    checkpointing a layer keeps only its own input, and one layer at a time is computed again. Real modules keep up to a
-    third more or less.
+    `trained` is the bytes of all gradients.
     """
-    config, element, tokens = base.config.get_text_config(), base.dtype.itemsize, rows * (prompt + response)
+    kept, again = activation_bytes(base, options, rows * (prompt + response))
+    logits = 4 * 4 * min(rows * response * base.config.get_text_config().vocab_size, MAX_LOGITS)  # two are gradients
+    return max(2 * kept + max(logits, again), trained + again)  # where the backward pass begins, and where it ends
+
+
+def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
+    """Return what one model keeps of so many tokens for its backward pass, and what that pass computes again.
+
+    Kept are the inputs of a layer's products and norms; with gradient checkpointing a layer keeps only its own input,
+    and one layer at a time is computed again. Real modules keep up to a third more or less.
+    """
+    config, element = base.config.get_text_config(), base.dtype.itemsize
     queries, keys, inner = _widths(config)
     layer = tokens * (element * (2 * config.hidden_size + 2 * queries + 2 * keys + 4 * inner) + 8 * config.hidden_size)
-    layers, again = 2 * config.num_hidden_layers, layer if options.gradient_checkpointing else 0
-    kept = layers * (tokens * config.hidden_size * element if options.gradient_checkpointing else layer)
-    logits = 4 * 4 * min(rows * response * config.vocab_size, MAX_LOGITS)  # logits, softmax and two gradients
-    return max(kept + max(logits, again), trained + again)  # where the backward pass begins, and where it ends
+    if not options.gradient_checkpointing:
+        return config.num_hidden_layers * layer, 0
+    return config.num_hidden_layers * tokens * config.hidden_size * element, layer
 
 
 def generation_bytes(base: PreTrainedModel, rows: int, width: int) -> float:
@@ -149,6 +184,22 @@ def memory_table(memory: Memory, gpu: float = 0.0) -> str:
         fits = memory.peak <= gpu * GIB
         verdict = "fits" if fits else "does not fit"
         lines.append(f"{verdict} a card of {gpu:g} GiB" + ("" if fits else f": {_advice(memory)}"))
+    return "\n".join(lines)
+
+
+def stages_table(options: MemoryCommand) -> str:
+    """Format the peaks of SFT and of the reward model, and where they do not fit the card how many rows a pass do."""
+    lines = []
+    for stage, name in (("sft", "SFT"), ("rm", "reward model")):
+        batch = getattr(options, f"{stage}_batch_size")
+        asked = options.per_device_train_batch_size or batch
+        tried = [rows for rows in range(asked, 0, -1) if rows == asked or (rows <= asked // 2 and batch % rows == 0)]
+        peaks = {rows: estimate_stage(options, stage, rows).peak for rows in tried}
+        line = f"{name:<12} {peaks[asked] / GIB:7.2f} GiB  with {asked} rows a pass"
+        if options.gpu and peaks[asked] > options.gpu * GIB:
+            fit = next((str(rows) for rows in tried if peaks[rows] <= options.gpu * GIB), "not one")
+            line += f"; of those that it tries when memory ends, {fit} would fit"
+        lines.append(line)
     return "\n".join(lines)
 
 
