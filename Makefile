@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
-QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_readme.py tests/test_single_file.py)
+QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_examples.py)
 BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
 HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))

@@ -1,7 +1,9 @@
 """A tiny random Gemma with adapters of its own, shared by the tests that need a model."""
 
 import copy
+import gc
 import os
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,26 +14,35 @@ import pytest
 import torch
 from hypothesis import settings
 from matplotlib import pyplot
+from small_runs import PROMPTS, build
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.models import loading
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.tasks.programs import EXECUTORS
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import append_lines
+from marlhf_lite.utils.run_folder import RunFolder
 
 mpl.use("Agg")  # no window, whatever the machine has
 settings.register_profile("slow machines too", deadline=None)
 settings.load_profile("slow machines too")
 
-PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
 
 
 def pytest_collection_modifyitems(items):
     """Long tests first: side by side, no process works on one after the others have ended."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def pytest_collection_finish():
+    """Every training begins and ends with a garbage collection: let it pass over what was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -122,6 +133,37 @@ def fresh(base, sft):
 @pytest.fixture
 def texts():
     return SimpleNamespace(prompts=list(PROMPTS), responses=list(RESPONSES))
+
+
+@pytest.fixture
+def make(roles, tokenizer):
+    """A function that makes a trainer on a few prompts; for its arguments see `small_runs.build`."""
+    return lambda run=None, **changes: build(roles, tokenizer, run, **changes)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(tmp_path / "run", {})
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """A file of preference pairs of the embedded task."""
+    path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+    append_lines(path, make_rows("tiny-tldr", 80, 0))
+    return path
+
+
+@pytest.fixture
+def git(tmp_path):
+    """A function that runs git in the test's folder, as somebody with a name; what git prints."""
+
+    def run(*words):
+        names = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
+        done = subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    return run
 
 
 def ready(name):

@@ -75,9 +75,9 @@ def numbers(rows):
     return [[x.item() for x in row] for row in rows]
 
 
-def plain_losses(models, rollout, parts, how, ppo, old=None, made=None, temperature=1.0):
+def plain_losses(models, rollout, parts, how, ppo, old=None, made=None):
     """Algorithm 1 by loops. Without `old` the models are those that sampled; `made` are advantages and returns."""
-    logprobs, values = plain_pass(*models, rollout, temperature)
+    logprobs, values = plain_pass(*models, rollout, ppo.temperature if ppo.logprobs_at_temperature else 1.0)
     old_logprobs, old_values = old or (numbers(logprobs), numbers(values))
     policy, value, estimates = [], [], []
     for i, lengths in enumerate(parts):

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy
 import torch
 from accelerate import Accelerator
-from conftest import PROMPTS
 from transformers import set_seed
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, ModelConfig, PPOConfig
@@ -24,6 +23,7 @@ from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling, prompt_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
+PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
 GIVEN = "prompts reward termination macro_config seed gold held_out accelerator generator engine".split()
 
 
@@ -61,6 +61,30 @@ def build(models, tokenizer, run=None, length=6, **changes):
 def batches(trainer):
     """The prompts of each update, as `train` draws them."""
     return prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, trainer.seed)
+
+
+def state(trainer):
+    """Copies of all weights that train, and of what the optimizer holds of them, by number and name."""
+    weights = [p for name in ("policy", "critic") for p in trainer.parameters[name]]
+    held = [{"weights": p.detach()} | trainer.optimizer.state.get(p, {}) for p in weights]
+    return {(i, name): x.clone() for i, values in enumerate(held) for name, x in values.items()}
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def watch(trainer, look):
+    """What `look()` gives before training and after each update: a list that is filled while the trainer trains."""
+    seen, update = [look()], trainer.update
+
+    def watched(prompts):
+        row = update(prompts)
+        seen.append(look())
+        return row
+
+    trainer.update = watched
+    return seen
 
 
 def timeless(rows):

@@ -10,6 +10,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GPT2Config,
     LlamaConfig,
     Qwen2Config,
     Qwen3Config,
@@ -43,6 +44,7 @@ FAMILIES = {
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
     "qwen2 window": (Qwen2Config, LOCAL_FIRST | {"use_sliding_window": True}),
     "qwen3": (Qwen3Config, {}),
+    "gpt2": (GPT2Config, {}),  # learned absolute positions: a shift by padding shows
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 

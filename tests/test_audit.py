@@ -15,7 +15,7 @@ PROTOCOL = "marlhf_lite/lab/studies/protocols/s.yaml"
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(git, tmp_path):
     """A function that writes files, commits them with a date, and returns the commit."""
 
     def commit(hour, **files):
@@ -23,12 +23,10 @@ def project(tmp_path):
             path = tmp_path / (PROTOCOL if name == "protocol" else f"data/results/s/{name}.json")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        date = f"2030-01-01T{hour}:00+00:00"
-        names = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main"]
-        commit = ["commit", "-q", "--allow-empty", "-m", "-", f"--date={date}"]
-        for words in (["init", "-q"], ["add", "."], commit, ["rev-parse", "HEAD"]):
-            done = subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-q", "--allow-empty", "-m", "-", f"--date=2030-01-01T{hour}:00+00:00")
+        return git("rev-parse", "HEAD")
 
     return commit
 

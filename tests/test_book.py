@@ -1,15 +1,21 @@
-"""The site, the handout and the PDF files: `make book`, `make handout`, `make pdf`."""
+"""The site, the handout and the PDF files; the figures to play with compute what the library computes."""
 
+import json
+import math
 import re
 import subprocess
 import sys
+from html import unescape
+from itertools import product
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
+
 ROOT = Path(__file__).resolve().parent.parent
-BOOK = ROOT / "book"
+BOOK, PLAY = ROOT / "book", ROOT / "figures" / "interactive"
 sys.path.insert(0, str(BOOK))
 import handout  # noqa: E402
 import print_pdf  # noqa: E402
@@ -83,3 +89,48 @@ def test_pdf_of_each_page(tmp_path):
     (tmp_path / "notebooks" / "00_x.html").write_text("<!doctype html><title>x</title><p>a lesson")
     print_pdf.main(tmp_path, tmp_path / "pdf")
     assert (tmp_path / "pdf" / "00_x.pdf").read_bytes().startswith(b"%PDF")
+
+
+# -- figures to play with, in a browser --------------------------------------------------------------------------------
+
+
+SET = "const set = (id, v) => { byId(id).value = v; byId(id).dispatchEvent(new Event('input')); };"
+
+
+def run_in(name: str, script: str, folder: Path):
+    """What the JavaScript function body `script` returns in a browser that has loaded the page."""
+    text = (PLAY / name).read_text(encoding="utf-8").replace("</html>", '<pre id="result"></pre>')
+    text += f'<script>byId("result").textContent = JSON.stringify((() => {{{script}}})());</script>'
+    copy = folder / name
+    copy.write_text(text, encoding="utf-8")
+    shown = print_pdf.browse(print_pdf.find_browser(), copy, "--dump-dom")
+    return json.loads(unescape(re.search(r'<pre id="result">(.*?)</pre>', shown, re.S)[1]))
+
+
+@needs_browser
+def test_javascript_keeps_what_the_library_keeps(tmp_path):
+    cases = [
+        (index, length, n, lam, seen)
+        for length, n, lam, seen in product((1, 7, 60), (1, 2, 5, 50, math.inf), (0.0, 0.8, 0.95, 1.0), (0.0, 0.3, 1.0))
+        for index in {0, length // 2, length - 1}
+    ]
+    arguments = json.dumps(cases)  # json writes Infinity, which JavaScript reads
+    script = f"return {arguments}.map(([i, T, n, l, s]) => [signalKept(i, T, n, l, s), breakEven(i, T, n, l)])"
+    found = run_in("signal_kept.html", script, tmp_path)
+    expected = [[signal_kept(*case), break_even(*case[:4])] for case in cases]
+    assert found == [pytest.approx(pair, abs=1e-12) for pair in expected]
+
+
+@needs_browser
+def test_each_rule_shows_the_macro_actions_of_its_setting(tmp_path):
+    page = (PLAY / "macro_actions.html").read_text(encoding="utf-8")
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    script = SET + "set('response', 1); set('n', 2); set('C', 10); set('seed', 4);"
+    script += "const words = (dd) => [...dd.children].map((span) => span.textContent);"
+    script += "return [...document.querySelectorAll('dd')].map((dd) => [dd.dataset.rule, words(dd)])"
+    chosen = {"n": "3", "C": "12", "seed": "4", "": ""}  # the third n, the eleventh C, which begins at 2
+    for rule, spans in run_in("macro_actions.html", script, tmp_path):
+        cuts = data["rules"][rule]["cuts"][1][chosen[data["rules"][rule]["parameter"]]]
+        pieces = iter(data["responses"][1]["pieces"])
+        assert spans == ["".join(next(pieces) for _ in range(length)) for length in cuts], rule
+        assert next(pieces, None) is None

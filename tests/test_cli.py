@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
 from marlhf_lite.experiments import context
-from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.models.loading import load_policy
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
+from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 
 SMALL = (
@@ -43,17 +43,6 @@ def tidy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def write_jsonl(path, rows):
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    return write_jsonl(tmp_path_factory.mktemp("data") / "pairs.jsonl", make_rows("tiny-tldr", 80, 0))
 
 
 # Exit codes and mistakes
@@ -89,9 +78,8 @@ def fails(capsys, tmp_path, monkeypatch):
     def run(words, *names):
         capsys.readouterr()
         before = sorted(tmp_path.rglob("*"))
-        command = words[0]
-        output = [] if "--output_dir" in words or command in ("fly", "generate", "export") else ["--output_dir", "out"]
-        assert main([*words, *output]) == 2
+        own = {"--output_dir", "--resume", "fly", "generate", "export"} & set(words)
+        assert main([*words, *([] if own else ["--output_dir", "out"])]) == 2
         shown = capsys.readouterr()
         assert shown.err.startswith("marlhf: error: ") and shown.err.count("\n") == 1, shown.err
         assert shown.out == "" and sorted(tmp_path.rglob("*")) == before
@@ -127,78 +115,19 @@ def test_bad_files(fails, tmp_path, name, content, named):
     fails(["run", option, f"./{name}"], name, *named.split("|"))
 
 
-RUN, VLLM = "run --size 9 ", "--rollout_engine vllm --vllm_url http://localhost:1"
-MISTAKES = [  # a command line; folders stand in braces -> what the message names
-    ("fly", "fly"),
-    ("run --fly", "--fly"),
-    ("run words", "words"),
-    ("run --batch-sise=3", "--batch-sise|did you mean --batch_size?"),
-    ("run --update 3", "did you mean --updates?"),  # no abbreviations
-    ("run --seed", "--seed"),
-    ("run --ratio x", "--ratio|'x'"),
-    ("run --preset mine", "--preset mine"),
-    ("run --config no.yaml", "--config no.yaml"),
-    ("run --n 0", "--n 0"),
-    ("run --termination randomized --lengths 2,x", "--lengths 2,x"),
-    ("run --updates 0", "--updates 0"),
-    *((f"run --dataset {name} --size {size}", f"{name}|--size") for name, size in (("tiny-tldr", 3), ("tiny-code", 2))),
-    (RUN + "--max_prompt_length 2", "--max_prompt_length 2"),
-    (RUN + "--batch_size 9 --rollouts 2", "--batch_size 9"),
-    (RUN + "--rm_batch_size 9 --per_device_train_batch_size 2 --sft_batch_size 8", "--rm_batch_size 9"),
-    (RUN + "--report_to mars", "--report_to mars"),
-    (RUN + "--finetune full --load_in_4bit", "--load_in_4bit"),
-    ("run --rollout_engine vllm", "--vllm_url"),
-    ("run --vllm_url http://localhost:8000", "--rollout_engine vllm"),
-    *(
-        (f"run --rollout_engine vllm --vllm_url {url}", f"--vllm_url {url}")
-        for url in ("here", "http://me:x@h", "http://h/v1")
-    ),
-    (f"{RUN}{VLLM} --finetune full", "--rollout_engine vllm|--finetune lora"),
-    (f"{RUN}{VLLM} --logprobs_at_temperature", "--logprobs_at_temperature"),
-    ("run --part cnn_dm", "--part cnn_dm"),
-    *((f"run --dataset {name}", name) for name in ("./no.jsonl", "no.csv", "nothing", "tiny_tldr")),
-    ("run --model ./no/folder", "--model ./no/folder"),
-    *((f"{name}", "--sft") for name in ("rm", "ppo", "dpo", "evaluate")),
-    ("rm --sft nowhere", "--sft nowhere"),
-    *((f"{RUN}--reward {name}", f"--reward {name}") for name in ("no_module:f", "os:no_name", "os:sep", "golden", ":")),
-    (RUN + "--reward broken_reward:f", "--reward broken_reward:f|SyntaxError"),
-    ("run --from_checkpoint 2", "--from_checkpoint 2"),
-    ("rloo --critic_learning_rate 1", "--critic_learning_rate|did you mean --policy_learning_rate?"),
-    *((f"{name} 3", name.split()[1]) for name in ("sft --updates", "rloo --lam", "grpo --whiten", "study --model")),
-    ("rloo --config lam.yaml --preset paper", "--sft"),  # options of other commands may stand in files
-    ("generate", "--policy"),
-    ("export --policy {sft}", "--output_dir"),
-    ("ppo --sft {sft}", "--rm"),
-    ("ppo --sft {sft} --reward gold --dataset pairs.jsonl", "--reward gold"),
-    ("rloo --sft {sft} --reward gold --num_generations 3", "--num_generations 3"),
-    ("rm --sft {rm}", "--sft"),
-    ("ppo --sft {sft} --rm {sft}", "--rm"),
-    ("run --rm {here}", "--rm"),
-    ("rm --sft half", "no weights"),
-    ("run --model {sft}", "--sft"),
-    ("run --model {here}", "--model|config.json"),
-    *(("evaluate --sft {sft} --policies " + words, "--policies") for words in ("nowhere", "x=", "SFT=old/a")),
-    ("evaluate --sft {sft} --policies old", "old/a/policy|old/b/policy"),
-    ("evaluate --sft {sft} --policies old/a,old/a/policy", "second one is called a"),
-    # Output folders in use
-    ("run --output_dir notes", "--overwrite"),
-    ("run --overwrite --output_dir notes", "--output_dir notes"),
-    ("run --output_dir notes/diary.txt", "notes/diary.txt"),
-    ("run --output_dir notes/diary.txt/deeper", "notes/diary.txt"),
-    ("run --output_dir done", "--overwrite"),
-    ("rm --overwrite --sft done --output_dir done", "done/sft"),
-    ("sft --overwrite --dataset done/pairs.jsonl --output_dir done", "done/pairs.jsonl"),
-    ("run --overwrite --dataset no.jsonl --output_dir done", "no.jsonl"),
-]
+LINES = (Path(__file__).parent / "data" / "mistakes.txt").read_text(encoding="utf-8").splitlines()
+MISTAKES = [line.split(" -> ") for line in LINES if line and line[0] != "#"]
 
 
 @pytest.mark.parametrize(("words", "named"), MISTAKES)
 def test_mistakes(fails, sft, rm, pairs, tmp_path, words, named):
-    for name in ("half", "notes"):
+    for name in ("half", "notes", "broken"):
         (tmp_path / name).mkdir()
-    for name, text in {"broken_reward.py": "def f(:\n", "lam.yaml": "lam: 0.5\n", "notes/diary.txt": "dear"}.items():
+    texts = {"broken_reward.py": "def f(:\n", "lam.yaml": "lam: 0.5\n", "notes/diary.txt": "dear"}
+    for name, text in (texts | {"broken/config.yaml": "[: broken"}).items():
         (tmp_path / name).write_text(text)
-    RunFolder.create("done", {"seed": 1})
+    RunFolder.create("done", {"seed": 1, "policy_learning_rate": 0.5, "n": "5", "updates": 3})
+    RunFolder.create("done/ppo", {"updates": 3}).path.joinpath("checkpoints").mkdir()
     for name in ("old/a/policy", "old/b/policy", "done/sft"):
         shutil.copytree(sft, tmp_path / name)
     for source, name in ((sft / "adapter_config.json", "half"), (pairs, "pairs.jsonl"), (pairs, "done/pairs.jsonl")):
@@ -255,9 +184,10 @@ def dialogues(count):
 def test_run_on_transcripts(tiny, tmp_path, capsys):
     """HH's form, gzipped, with options from a file; then over it, from its own config, with single tokens."""
     bad = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "c"}
-    data = write_jsonl(tmp_path / "hh.jsonl.gz", [*dialogues(80), bad])
+    lines = [json.dumps(row) + "\n" for row in (*dialogues(80), bad)]
+    (tmp_path / "hh.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
     settings = {flag[2:]: value for flag, value in zip(SMALL[::2], SMALL[1::2])}
-    settings |= {"dataset": data, "model": tiny.model, "bad_rows": "drop", "output_dir": "out"}
+    settings |= {"dataset": "hh.jsonl.gz", "model": tiny.model, "bad_rows": "drop", "output_dir": "out"}
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(settings))
     assert main(["run", "--config", "my.yaml"]) == 0
     run = tmp_path / "out"
@@ -317,25 +247,25 @@ def stage(name, out, *argv):
 
 @pytest.fixture
 def shared(tiny, pairs):
-    return ["--dataset", pairs, "--model", tiny.model]
+    return ["--dataset", str(pairs), "--model", tiny.model]
 
 
 def test_a_seed_fixes_every_stage(shared, tmp_path, capsys):
-    """The same weights and metrics again, whatever was drawn before; and stages of their own repeat the chain's."""
-    chain = [stage("run", out, *shared, "--seed", "3") for out in ("a", "b")]
+    """Stages of their own repeat the weights and metrics of the chain, whatever was drawn before."""
+    chain = stage("run", "a", *shared, "--seed", "3")
     shown = capsys.readouterr().out
     for part in ("sft 14, rm 29, ppo 29, test 8", "| MA-PPO |", "figures: ", "run folder: a"):
         assert part in shown
-    for run in chain:
-        check_records(tmp_path / run)
+    check_records(tmp_path / chain)
     torch.rand(7)  # another state of the global generator
     sft = stage("sft", "c", *shared, "--seed", "3")
     rm = stage("rm", "d", *shared, "--sft", "c", "--seed", "3")
+    ppo = stage("ppo", "b", *shared, "--sft", "c", "--rm", "d", "--seed", "3")
     other = stage("sft", "e", *shared, "--seed", "4")
     for name, again, same in (("sft", sft, True), ("rm", rm, True), ("sft", other, False)):
-        weights = [load_file(root / name / "adapter_model.safetensors") for root in (*chain, again)]
-        assert same == all(torch.equal(x[k], weights[0][k]) for x in weights[1:] for k in weights[0])
-    rows = [timeless(RunFolder.open(root / "ma-ppo").metrics()) for root in chain]
+        ours, theirs = (load_file(root / name / "adapter_model.safetensors") for root in (chain, again))
+        assert same == all(torch.equal(ours[key], theirs[key]) for key in ours)
+    rows = [timeless(RunFolder.open(path).metrics()) for path in (chain / "ma-ppo", ppo / "ppo")]
     assert rows[0] == rows[1]
 
 
@@ -367,15 +297,6 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
 
 
-def test_ones_own_reward(shared, sft, tmp_path):
-    """A function from a file in the current folder, without a reward model."""
-    (tmp_path / "length_reward.py").write_text(
-        "def short(prompts, responses):\n    return [-len(r) for r in responses]\n"
-    )
-    stage("ppo", "c", *shared, "--sft", sft, "--reward", "length_reward:short")
-    assert all(row["rm_score_mean"] < 0 for row in RunFolder.open("c/ppo").metrics())
-
-
 def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm, monkeypatch, capsys):
     calls = []
 
@@ -398,3 +319,35 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     assert (run.path / "critic" / "adapter_model.safetensors").is_file()
     load_policy(base, run.path / "policy")
     stage("evaluate", "e", *shared, "--sft", sft, "--policies", "stopped=out")
+
+
+# Prompts without answers
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    """Prompts, and a reward of one's own, in the folder of the test."""
+    (tmp_path / "words.py").write_text("def few(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    append_lines(tmp_path / "prompts.jsonl", [{"prompt": f"Tell of {i} cats."} for i in range(40)])
+
+
+def test_ppo_starts_from_the_base_model(prompts, capsys):
+    sizes = "--batch_size 4 --updates 1 --max_response_length 6 --eval_prompts 2 --output_dir out"
+    assert main(f"run --dataset prompts.jsonl --reward words:few {sizes}".split()) == 0
+    printed = capsys.readouterr().out
+    assert "the policy starts as the base model is" in printed and "gold score" in printed
+    rows = json.loads(Path("out/data.json").read_text())
+    assert (rows["sft"], rows["rm"], rows["ppo"], rows["test"]) == (0, 0, 36, 4)
+    adapter = load_file("out/sft/adapter_model.safetensors")
+    assert all(not weight.any() for name, weight in adapter.items() if "lora_B" in name)
+    (row,) = RunFolder.open("out/ma-ppo").metrics()
+    assert abs(row["kl_k1"]) < 1e-5 and row["rm_score_mean"] < 0
+
+
+@pytest.mark.parametrize("words", ["run", "rm --sft out", "dpo --sft out"])
+def test_what_learns_from_pairs_refuses_prompts(prompts, words, capsys):
+    assert words == "run" or main("sft --dataset prompts.jsonl --output_dir out".split()) == 0
+    capsys.readouterr()
+    assert main(f"{words} --dataset prompts.jsonl --output_dir more".split()) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "prompts.jsonl: it has no preference pairs" in line

@@ -8,9 +8,7 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
-from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean, win_rate
-from marlhf_lite.experiments.reports import details
 from marlhf_lite.lab.figures.agreement import agreement_map, agreement_table, win_rates
 from marlhf_lite.plotting import evaluation as plots
 
@@ -118,26 +116,6 @@ def test_quantiles_are_the_distribution_function():
     assert [line.get_xdata()[0] for line in ax.lines[-2:]] == [0.0, 0.5]
 
 
-@pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
-def test_over_optimisation_is_a_path_of_gold_over_reward(seeds):
-    runs = [run(seed) for seed in seeds]
-    ax = plots.over_optimisation({"PPO": runs}, smooth=1)
-    mean = np.mean([[[row[key] for row in rows] for key in ("rm_score_mean", "gold_mean")] for rows in runs], axis=0)
-    assert lines(ax, "PPO")[0] == pytest.approx(mean)
-    assert ax.collections[-1].get_offsets()[0].tolist() == pytest.approx(mean[:, -1].tolist())
-    assert len(lines(ax, "PPO", bold=False)) == (len(seeds) if len(seeds) > 1 else 0)
-
-
-def test_agreement_shows_each_pair_of_raters_once():
-    table = agreement_table(raters(3))
-    ax = agreement_map(table)
-    names = [[tick.get_text() for tick in ticks] for ticks in (ax.get_xticklabels(), ax.get_yticklabels())]
-    assert names == [["rater 0", "rater 1"], ["rater 1", "rater 2"]]
-    shown = {text.get_position(): text.get_text() for text in ax.texts}
-    for row, place in zip(table, [(0.5, 0.5), (0.5, 1.5), (1.5, 1.5)]):
-        assert shown[place].split("\n")[0] == f"{row['agreement']['mean']:.0%}"
-
-
 def test_win_rates_are_shares_that_add_up():
     ax = win_rates(RATES)
     widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
@@ -151,18 +129,3 @@ def test_bad_input_leaves_no_figure():
     fails(lambda: plots.temperature_sweep(ROWS, "bleu"), "bleu")
     fails(lambda: plots.score_quantiles({"PPO": [np.nan]}), "PPO")
     assert not plt.get_fignums()
-
-
-# The report that evaluate writes
-
-
-def test_details_of_several_temperatures(tmp_path):
-    rows = [row for row in ROWS if row["temperature"] != 1.2]
-    text = details(tmp_path, to_frame(rows), (1, 4), tmp_path / "figures")
-    assert not plt.get_fignums()
-    assert text + "\n" == (tmp_path / "details.md").read_text(encoding="utf-8")
-    assert "| SFT T=0.4 | 24 |" in text and "share below" in text and "### Best of N" in text
-    kinds = {f"rm_score_{kind}_T={t}" for kind in ("quantiles", "shift") for t in ("0", "0.4")}
-    kinds |= {name for score in ("rm_score", "gold") for name in (f"{score}_over_temperature", f"best_of_n_{score}")}
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == kinds
-    assert (tmp_path / "details.json").stat().st_size > 1000

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.lab.figures.explorer import explore, rule_figure
-from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole, macro_values
+from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
 from marlhf_lite.models.loading import load_tokenizer
 
 pytest.importorskip("ipywidgets")
@@ -64,14 +64,6 @@ def test_rules_and_their_parameters(draw, tokenizer, options, rule):
     assert f"{len(spans(figure))} macro actions of {count} tokens" in figure.axes[1].get_title(loc="left")
     assert len({box.get_gid() for box in figure.axes[0].patches}) == len(spans(figure))
     assert not unlabelled(figure) and not plt.get_fignums(), "shown once, by whoever returns it"
-
-
-@pytest.mark.parametrize("sigma", ["equal", "unit", "position", "position_reversed"])
-def test_values_are_pooled_by_sigma(draw, sigma):
-    tokens, *lines = draw(n="4", sigma=sigma).axes[1].lines
-    values = torch.tensor(tokens.get_ydata())[None]
-    macro = FixedNGram(4)(torch.ones_like(values, dtype=torch.bool))
-    assert [line.get_ydata()[0] for line in lines] == pytest.approx(macro_values(values, macro, sigma)[0].tolist())
 
 
 @pytest.fixture

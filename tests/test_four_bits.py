@@ -1,9 +1,8 @@
 """A base in 4 bits, on a processor: what is frozen is small, adapters learn, and a run goes on as if never stopped."""
 
-import json
-
 import pytest
 import torch
+from small_runs import timeless
 
 pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
 from bitsandbytes.nn import Linear4bit
@@ -11,6 +10,7 @@ from bitsandbytes.nn import Linear4bit
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.utils.run_folder import RunFolder
 
 OPTIONS = (
     "--dataset tiny-tldr --size 60 --load_in_4bit true --lora_r 4 --sft_epochs 0.2 --sft_batch_size 4 --rm_epochs 0.2 "
@@ -35,7 +35,6 @@ def test_a_run_learns_and_goes_on(tmp_path):
     assert main(["run", *OPTIONS, "--updates", "2", "--output_dir", str(whole)]) == 0
     assert main(["run", *OPTIONS, "--updates", "1", "--output_dir", str(broken)]) == 0
     assert main(["run", "--resume", str(broken), "--updates", "2"]) == 0
-    rows, others = ([json.loads(x) for x in next(run.rglob("metrics.jsonl")).open()] for run in (whole, broken))
+    rows, others = (RunFolder.open(run / "ma-ppo").metrics() for run in (whole, broken))
     assert len(rows) == 2 and rows[0]["policy_grad_norm"] > 0 and abs(rows[0]["kl_k3"]) < 1e-6 < rows[1]["kl_k3"]
-    timeless = [{name: x for name, x in row.items() if "second" not in name} for row in (*rows, *others)]
-    assert timeless[:2] == timeless[2:]
+    assert timeless(rows) == timeless(others)

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models, unwrap_peft
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
@@ -54,17 +53,6 @@ def storages(module):
 def test_roles_share_no_storage(whole_roles):
     places = [storages(getattr(whole_roles, name)) for name in NAMES]
     assert all(places) and len(set().union(*places)) == sum(map(len, places))
-
-
-def test_all_weights_of_policy_and_critic_move_and_no_others(whole_roles, tokenizer):
-    before = {name: snapshot(getattr(whole_roles, name)) for name in NAMES}
-    history = build(whole_roles, tokenizer, updates=2).train()
-    assert history[0]["kl_k3"] < 1e-6 < history[1]["kl_k3"]
-    for name in ("policy", "critic"):
-        role = getattr(whole_roles, name)
-        assert changed(role, before[name]) == {key for key, _ in role.named_parameters()}
-    for name in ("reference", "reward"):
-        assert not changed(getattr(whole_roles, name), before[name])
 
 
 def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
@@ -144,8 +132,7 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("kind, attention", [("lora", "sdpa"), ("full", "eager")])
 @pytest.mark.parametrize("name", BASES)
 def test_bases_with_dropout_start_at_the_reference(tokenizer, tmp_path, name, kind, attention):
     """Two passes of the policy agree, and with the reference; also after tests on held-out prompts."""
@@ -175,22 +162,15 @@ SMALL = (
 ).split()
 
 
-@pytest.fixture
-def pairs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in make_rows("tiny-tldr", 60, 0)))
-    return str(path)
-
-
 def weights(folder):
     [path] = Path(folder).glob("model*.safetensors")
     return load_file(path)
 
 
-def test_from_sft_to_evaluation(tiny, pairs, capsys):
+def test_from_sft_to_evaluation(tiny, pairs, tmp_path, monkeypatch):
     """Each stage trains all weights of a model of its own and leaves it whole for the next."""
-    shared = ["--dataset", pairs, "--model", tiny.model, "--finetune", "full"]
+    monkeypatch.chdir(tmp_path)
+    shared = ["--dataset", str(pairs), "--model", tiny.model, "--finetune", "full"]
     assert main(["run", *shared, *SMALL, "--output_dir", "out"]) == 0
     chain = {"base": tiny.model, "sft": "out/sft", "policy": "out/ma-ppo/policy"}
     states = {name: weights(folder) for name, folder in chain.items()}

@@ -1,18 +1,21 @@
-"""Gradients of estimators: against autograd by hand, the true gradient by enumeration, and closed forms."""
+"""Gradients of estimators: against autograd by hand, the true gradient by enumeration, and closed forms; a moment."""
 
 import copy
 import itertools
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from conftest import PROMPTS as TEXTS
 from conftest import fails
-from small_runs import build
+from small_runs import batches, build
 from test_credit import END, LIMIT, WORTH, Letters, policy, reward
 from torch import nn
 
 from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.lab.credit.diagnosis import LADDER, Sizes, main, measure, read_options
 from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
     Estimator,
@@ -23,6 +26,7 @@ from marlhf_lite.lab.credit.gradients import (
     sample_replicates,
     total_returns,
 )
+from marlhf_lite.lab.studies.results import rounded
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, position_ids
 from marlhf_lite.training.ppo import PPOTrainer
@@ -156,3 +160,36 @@ def test_comparison_of_a_gradient_with_itself_order_scale_and_batch():
     half = compare_gradients(one, other, batch_share=0.5)
     assert half.noise.mean == pytest.approx(2 * found.noise.mean) and half.direction == found.direction
     assert half.batch.mean < found.batch.mean
+
+
+# -- a moment of a run measured ---------------------------------------------------------------------------------------
+
+
+SMALL = Sizes(prompts=4, continuations=4, alternatives=2, ranked=3, replicates=4)
+
+
+def test_a_moment_holds_what_a_lesson_reads_and_disturbs_nothing(moved, tokenizer):
+    trainer = build(moved, tokenizer, length=8, top_k=0, kl_coef=0.1)
+    weights = [p.detach().clone() for p in (*trainer.parameters["policy"], *trainer.parameters["critic"])]
+    before = torch.random.get_rng_state()
+    found = json.loads(json.dumps(rounded(measure(trainer, TEXTS[:4], SMALL))))
+    assert torch.equal(before, torch.random.get_rng_state())
+    now = (*trainer.parameters["policy"], *trainer.parameters["critic"])
+    assert all(torch.equal(x, y) and y.grad is None for x, y in zip(weights, now, strict=True))
+    assert set(found["gradients"]) == {*LADDER, "RLOO"} and len(found["explained"]) == 4
+    assert set(found["gradients"]["E0"]) == {"kept", "direction", "batch", "noise"}
+    assert len(found["cuts"]) == len(found["explainable"]) == 3 and found["ranking"]["alternatives"] == 2
+    again = measure(trainer, TEXTS[:4], SMALL)
+    assert json.loads(json.dumps(rounded(again))) == found
+    trainer.updates_done = 1  # in the middle of a run, where the policy may differ from the reference
+    trainer.update(next(batches(trainer)))
+    assert measure(trainer, TEXTS[:4], SMALL)["credit_seen"] != again["credit_seen"]
+
+
+def test_options_are_those_of_the_study_main(capsys):
+    options = read_options(["--seed", "3", "--kl_coef", "0.1"])
+    assert (options.updates, options.critic_learning_rate, options.kl_coef) == (30, 0.003, 0.1)
+    assert options.seed == 3
+    assert main(["--sft", "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("diagnosis: --sft nowhere: no adapter there") and error.count("\n") == 1

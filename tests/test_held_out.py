@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from conftest import changed, nudge, snapshot
+from conftest import nudge
 from small_runs import build, early_letters, noisy, timeless
 
 from marlhf_lite.evaluation import held_out
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.training.checkpoint import random_states
-from marlhf_lite.training.rewards import FunctionReward, ModelReward
+from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling
-from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["b", "And then?", "The dog", "Where is it", "up"]
 
@@ -97,20 +95,6 @@ def test_answers_are_the_same_however_many_processes_share_the_prompts(moved, te
 # -- no trace ---------------------------------------------------------------------------------------------------------
 
 
-def test_states_and_modes_come_back(moved, test):
-    roles = torch.nn.ModuleList([moved.policy, moved.critic])
-    before, weights = random_states(), snapshot(roles)
-    moved.policy.train(), moved.reference.model.eval()
-    test(noisy)(moved)
-    after = random_states()
-    assert torch.equal(before[0], after[0]) and before[2:] == after[2:]  # of torch, python and numpy
-    assert moved.policy.model.training and not moved.reference.model.training
-    assert not changed(roles, weights)
-    moved.policy.eval()
-    test()(moved)
-    assert not moved.policy.training
-
-
 def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
     """Bit by bit in its metrics, with a reward that draws from python's and numpy's generators."""
     histories = []
@@ -120,18 +104,3 @@ def test_a_run_with_tests_is_the_run_without(base, sft, rm, tokenizer):
         trainer = build(build_models(base, sft, rm), tokenizer, **changes)
         histories.append(timeless(trainer.train()))
     assert histories[0] == histories[1]
-
-
-# -- while training ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("every, expected", [(1, [1, 2, 3]), (2, [2, 3]), (5, [3]), (0, [])])
-def test_every_k_updates_and_at_the_end(roles, tokenizer, tmp_path, every, expected):
-    run, reward = RunFolder.create(tmp_path / "run", {}), ModelReward(roles.reward)
-    changes = {"test_prompts": PROMPTS[:3], "gold": early_letters, "length": 3, "checkpoint_every": 0}
-    build(roles, tokenizer, run, reward=reward, eval_every=every, **changes).train()
-    assert [row["update"] for row in run.tests()] == expected
-    for row in run.tests():
-        names = ("rm_score_mean", "rm_score_sft", "rm_score_win_rate", "gold_mean", "kl", "tokens", "ended")
-        assert set(names) <= row.keys()
-        assert 0 <= row["rm_score_win_rate"] <= 1

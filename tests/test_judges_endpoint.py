@@ -233,14 +233,6 @@ def test_requests_at_the_same_time(endpoint, judge, tmp_path):
         assert row["scores"] == {"first": dict.fromkeys(TLDR.aspects, a), "second": dict.fromkeys(TLDR.aspects, b)}
 
 
-def test_another_way_of_asking_is_another_judge(endpoint, judge, tmp_path):
-    ways = [{}, {"workers": 1, "retries": 9}, {"judge_model": "m/1"}, {"judge_max_tokens": 9}]
-    ways.append({"criteria": CRITERIA["hh"]})
-    for way, asked in zip(ways, (2, 2, 4, 6, 8), strict=True):
-        judge_pairs(judge(**way), PAIRS[:2], tmp_path)
-        assert len(endpoint.requests) == asked == len(stored(tmp_path))  # m/1 and m-1 share a file
-
-
 # The key
 
 

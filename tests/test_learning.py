@@ -8,7 +8,7 @@ import yaml
 
 from marlhf_lite.lab.studies.claims import claims
 from marlhf_lite.lab.studies.contrasts import ratio_of_updates
-from marlhf_lite.lab.studies.learning import learning_figures, learning_report, learning_table, sweep
+from marlhf_lite.lab.studies.learning import learning_report, learning_table
 from marlhf_lite.lab.studies.study import STUDIES, load_study
 
 OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "gae_over": "macro_actions"}
@@ -65,16 +65,6 @@ def test_report_begins_with_the_primary_outcome(results, tmp_path):
     assert "2 of 3 planned seeds" in text and "never (6; never)" in text and "4 (4; 4)" in text
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["differences.png", "learning_curves.png"]
-
-
-def test_a_sweep_over_n_has_a_figure_of_its_own():
-    groups = {"n": ["n=1", "n=2", "n=inf"]}
-    results = [result(name, seed, [0, seed, 1, 1], n=name[2:]) for name in groups["n"] for seed in (0, 1)]
-    rows = learning_table(groups, results, 0.8)
-    assert [*learning_figures(groups, results, rows)] == ["learning_curves", "differences", "n_sweep"]
-    axes = sweep({row["n"]: row for row in rows}, 4)
-    assert [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "x"] == [4, 4, 4]  # seed 0: never
-    assert axes[1].lines[0].get_ydata() == pytest.approx([0.95**12, 0.95**6, 1.0])
 
 
 def test_numbers_found_afterwards_stand_in_the_docs():

@@ -20,8 +20,6 @@ from transformers import (
     GPT2LMHeadModel,
     GraniteConfig,
     GraniteForCausalLM,
-    HyperCLOVAXConfig,
-    HyperCLOVAXForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     OPTConfig,
@@ -134,22 +132,16 @@ def test_values_and_gradients_are_those_of_a_loop(n, vocabulary, width, columns,
     assert_near(ours, loop(hidden, head, targets, temperature, softcap, weights), 2e-5)
 
 
-# -- memory and work, by the tensors that come into being -------------------------------------------------------------
-
-
-PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_, torch.ops.aten.bmm)
+# -- memory, by the tensors that come into being ----------------------------------------------------------------------
 
 
 class Watch(TorchDispatchMode):
-    """The largest tensor made, and the number of matrix products."""
+    """The size of the largest tensor made."""
 
-    def __init__(self):
-        super().__init__()
-        self.largest, self.products = 0, 0
+    largest = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.products += func._overloadpacket in PRODUCTS
         made = out if isinstance(out, tuple | list) else [out]
         self.largest = max([self.largest, *(x.numel() for x in made if isinstance(x, torch.Tensor))])
         return out
@@ -185,7 +177,6 @@ MODELS = {  # and whether the library may make their logits from the head's weig
     "mixtral": (lambda: build(MixtralForCausalLM, MixtralConfig, num_local_experts=2), True),
     "gpt2": (lambda: build(GPT2LMHeadModel, GPT2Config, n_layer=1), True),
     "granite": (lambda: build(GraniteForCausalLM, GraniteConfig, logits_scaling=8.0), False),
-    "hyperclova": (lambda: build(HyperCLOVAXForCausalLM, HyperCLOVAXConfig, logits_scaling=8.0), False),
     "cohere": (lambda: build(CohereForCausalLM, CohereConfig, logit_scale=0.3), False),
     "opt": (lambda: build(OPTForCausalLM, OPTConfig, ffn_dim=48, word_embed_proj_dim=16, dropout=0.0), False),
 }

@@ -1,4 +1,6 @@
-"""MacroActions: partitions, sums, pools, broadcasts, and what it refuses."""
+"""MacroActions: partitions, sums, pools, broadcasts; statistics of a segmentation, and agreement of two."""
+
+import json
 
 import pytest
 import reference_macro as ref
@@ -6,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, boundary_f1, describe
 
 NAN = float("nan")
 partitions = st.lists(st.lists(st.integers(1, 7), max_size=6), max_size=5)
@@ -15,17 +17,6 @@ quick = settings(max_examples=60, deadline=None)
 
 def same(a: MacroActions, b: MacroActions) -> bool:
     return all(torch.equal(getattr(a, f), getattr(b, f)) for f in ("ids", "lengths", "mask"))
-
-
-def test_from_lengths_by_hand():
-    macro = MacroActions.from_lengths([[2, 3], [1], []], T=6)
-    assert macro.ids.tolist() == [[0, 0, 1, 1, 1, -1], [0, -1, -1, -1, -1, -1], [-1] * 6]
-    assert macro.lengths.tolist() == [[2, 3], [1, 0], [0, 0]]
-    assert macro.mask.tolist() == [[True, True], [True, False], [False, False]]
-    assert macro.token_mask.sum(1).tolist() == [5, 1, 0]
-    assert macro.spans() == [[(0, 2), (2, 5)], [(0, 1)], []]
-    assert (macro.ids.dtype, macro.lengths.dtype, macro.mask.dtype) == (torch.int64, torch.int64, torch.bool)
-    assert repr(macro) == "MacroActions(responses=3, tokens=6, macro_actions=3)"
 
 
 @quick
@@ -90,19 +81,6 @@ def test_sum_pool_broadcast_match_loops(seed):
     assert macro.broadcast(macro.mask).dtype == torch.bool
 
 
-def test_sigma_by_hand():
-    macro = MacroActions.from_lengths([[3]])
-    H = 1 + 1 / 2 + 1 / 3
-    expected = {
-        "equal": [1 / 3] * 3,
-        "unit": [0, 0, 1],
-        "position": [1 / 3 / H, 1 / 2 / H, 1 / H],  # the last token weighs most
-        "position_reversed": [1 / H, 1 / 2 / H, 1 / 3 / H],
-    }
-    for sigma, weights in expected.items():
-        torch.testing.assert_close(macro.weights(sigma), torch.tensor([weights]).float())
-
-
 @quick
 @given(partitions, st.sampled_from(ref.SIGMAS), st.integers(0, 2**31))
 def test_weights_sum_to_one_and_sums_keep_the_total(lists, sigma, seed):
@@ -115,22 +93,6 @@ def test_weights_sum_to_one_and_sums_keep_the_total(lists, sigma, seed):
     torch.testing.assert_close(macro.sum(macro.broadcast(macro.sum(x))), macro.sum(x) * macro.lengths)
 
 
-def test_gradients_of_sum_pool_and_broadcast():
-    batch = ref.Batch(3)
-    macro = MacroActions.from_lengths(batch.parts, batch.T)
-    weight = batch.steps().nan_to_num(0.0)
-    for sigma in ref.SIGMAS:
-        x = batch.values.clone().requires_grad_()
-        (macro.pool(x, sigma) * weight).sum().backward()
-        torch.testing.assert_close(x.grad, macro.weights(sigma) * macro.broadcast(weight))
-    x = batch.values.clone().requires_grad_()
-    (macro.sum(x) * weight).sum().backward()
-    assert torch.equal(x.grad, macro.broadcast(weight))
-    y = batch.steps().requires_grad_()
-    (macro.broadcast(y) * 2).sum().backward()
-    assert torch.equal(y.grad, 2.0 * macro.lengths)
-
-
 def test_select_keeps_width_and_to_keeps_all():
     macro = MacroActions.from_lengths([[2, 3], [1], []], T=6)
     one = macro.select([1])
@@ -140,3 +102,44 @@ def test_select_keeps_width_and_to_keeps_all():
     assert same(macro.to("cpu"), macro)
     with pytest.raises(AttributeError):
         macro.ids = None
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+@quick
+@given(partitions, st.integers(0, 3))
+def test_describe_matches_a_loop(lists, tail):
+    got = describe(MacroActions.from_lengths(lists, max(map(sum, lists), default=0) + tail))
+    flat = [n for row in lists for n in row]
+    assert got["responses"] == len(lists) and got["tokens"] == sum(flat) and got["macro_actions"] == len(flat)
+    assert got["macro_actions_per_response"] == (len(flat) / len(lists) if lists else 0)
+    assert got["mean_length"] == (sum(flat) / len(flat) if flat else 0)
+    assert got["single_share"] == (flat.count(1) / len(flat) if flat else 0)
+    assert got["histogram"] == {n: flat.count(n) for n in sorted(set(flat))}
+    assert list(got["histogram"]) == sorted(got["histogram"])
+    json.dumps(got)
+
+
+def cuts(lists):
+    return {(row, sum(one[:k])) for row, one in enumerate(lists) for k in range(1, len(one))}
+
+
+@quick
+@given(st.lists(st.integers(0, 12), max_size=5), st.data())
+def test_boundary_f1_matches_a_loop(totals, data):
+    def draw():
+        lists = []
+        for total in totals:
+            lists.append([])
+            while sum(lists[-1]) < total:
+                lists[-1].append(data.draw(st.integers(1, min(5, total - sum(lists[-1])))))
+        return lists
+
+    a, b = draw(), draw()
+    left, right = (MacroActions.from_lengths(lists, max(totals, default=0) + 1) for lists in (a, b))
+    mine, theirs = cuts(a), cuts(b)
+    # 2 P R / (P + R), micro-averaged: pooled over responses, not a mean of their scores
+    expected = 2 * len(mine & theirs) / (len(mine) + len(theirs)) if mine or theirs else 1.0
+    assert boundary_f1(left, right) == pytest.approx(expected) == boundary_f1(right, left)
+    assert boundary_f1(left, left) == 1.0

@@ -1,13 +1,26 @@
-"""Termination rules: fixed and randomized n-grams, the whole response."""
+"""Termination rules: n-grams, fixed, listed and randomized; the whole response; perplexity; the largest change."""
 
+import itertools
 import math
+from fractions import Fraction
 
+import pytest
 import reference_macro as ref
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.macro import FixedNGram, Listed, MacroActions, RandomizedNGram, Shuffled, Whole
+from marlhf_lite.macro import (
+    FixedNGram,
+    LargestChange,
+    Listed,
+    MacroActions,
+    Perplexity,
+    RandomizedNGram,
+    Shuffled,
+    Whole,
+    check_segmentation,
+)
 
 quick = settings(max_examples=60, deadline=None)
 ragged = st.tuples(st.lists(st.integers(0, 80), max_size=6), st.integers(0, 5))
@@ -122,3 +135,97 @@ def test_shuffled_keeps_each_responses_lengths():
     again = Shuffled(starts_124, seed=2)(mask, step=3)
     assert lengths_of(again) == lengths_of(macro)  # ... that seed and update tell
     assert lengths_of(Shuffled(starts_124, seed=3)(mask, step=3)) != lengths_of(macro)
+
+
+# -- perplexity -------------------------------------------------------------------------------------------------------
+
+
+RULES = ("macro", "prefix", "token")
+# Few distinct values, so that equal ones, where a perplexity stays the same, are common.
+nlls = st.lists(
+    st.lists(st.one_of(st.sampled_from([0.0, 0.1, 0.3, 1.0, 7.3]), st.floats(0, 30, width=32)), max_size=25), max_size=5
+)
+
+
+def mean(xs):
+    return sum(xs, Fraction(0)) / len(xs)
+
+
+def loop(rule, row):
+    """Lists of NLLs, one a macro action. A perplexity is exp of a mean NLL: comparing those is the same."""
+    row = [Fraction(float(torch.tensor(x))) for x in row]
+    out = []
+    for t, x in enumerate(row):
+        if t == 0:
+            rises = True
+        elif rule == "macro":
+            rises = mean([*out[-1], x]) > mean(out[-1])
+        elif rule == "prefix":
+            rises = mean(row[: t + 1]) > mean(row[:t])
+        else:
+            rises = x > row[t - 1]
+        if rises:
+            out.append([])
+        out[-1].append(x)
+    return out
+
+
+def batch(rows):
+    """mask and log-probabilities, NaN on padding."""
+    mask = mask_of([len(row) for row in rows], tail=2)
+    x = torch.full(mask.shape, math.nan)
+    x[mask] = -torch.tensor([v for row in rows for v in row])
+    return mask, x
+
+
+@settings(max_examples=300, deadline=None)
+@given(nlls, st.sampled_from(RULES))
+def test_perplexity_matches_a_loop(rows, rule):
+    mask, logprobs = batch(rows)
+    macro = Perplexity(rule)(mask, ref_logprobs=logprobs)
+    assert isinstance(macro, MacroActions) and torch.equal(macro.token_mask, mask)
+    assert lengths_of(macro) == [[len(w) for w in loop(rule, row)] for row in rows]
+
+
+@settings(max_examples=100, deadline=None)
+@given(nlls, st.sampled_from(RULES))
+def test_early_begins_one_token_before(rows, rule):
+    """As in the released code: all inner boundaries one token earlier, those at the second token fall away."""
+    mask, logprobs = batch(rows)
+    late = Perplexity(rule)(mask, ref_logprobs=logprobs).spans()
+    early = Perplexity(rule, early=True)(mask, ref_logprobs=logprobs).spans()
+    for row, a, b in zip(rows, late, early):
+        starts = sorted({s - 1 for s, _ in a[1:]} - {0})
+        assert [s for s, _ in b] == ([0, *starts] if row else [])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_equal_tokens_are_one_macro_action(rule):
+    """0.1 has no exact float: sums of it must not drift above or below their multiple."""
+    for value in (0.1, 0.7, 1 / 3, 13.37):
+        mask, logprobs = batch([[value] * 3000, [value] * 7])
+        assert lengths_of(Perplexity(rule)(mask, ref_logprobs=logprobs)) == [[3000], [7]]
+        assert lengths_of(Perplexity(rule)(mask, ref_logprobs=logprobs.bfloat16())) == [[3000], [7]]
+
+
+# -- the largest change of value or certainty -------------------------------------------------------------------------
+
+
+def starts_by_loop(signal, n, of):
+    """Rank all places but the first by the change there, and take the first ⌈length / n⌉ − 1."""
+    change = [abs(b - a) for a, b in itertools.pairwise(signal)] if of == "values" else [-x for x in signal[1:]]
+    order = sorted(range(1, len(signal)), key=lambda t: -change[t - 1])
+    return sorted([0, *order[: max(math.ceil(len(signal) / n) - 1, 0)]]) if signal else []
+
+
+@given(data=st.data(), n=st.sampled_from([1, 2, 3, 5, 8, math.inf]), of=st.sampled_from(["values", "logprobs"]))
+def test_largest_change_matches_a_loop(data, n, of):
+    lengths = data.draw(st.lists(st.integers(0, 17), min_size=1, max_size=4))
+    seed = data.draw(st.integers(0, 2**31))
+    mask = mask_of(lengths)
+    signal = torch.randn(mask.shape, generator=torch.Generator().manual_seed(seed))
+    macro = LargestChange(of, n)(mask, **{of: signal.masked_fill(~mask, math.nan)})
+    check_segmentation(macro, mask)
+    for spans, row, length in zip(macro.spans(), signal, lengths):
+        assert [a for a, _ in spans] == starts_by_loop(row[:length].tolist(), n, of)
+    assert torch.equal(macro.mask.sum(1), FixedNGram(n)(mask).mask.sum(1))  # as many as n-grams

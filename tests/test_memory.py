@@ -215,14 +215,6 @@ def test_parts_by_hand(folder):
     assert 2 * NUMBERS["vocab_size"] * d < four.weights < 0.75 * 2 * weights
 
 
-def test_more_work_needs_more_memory(folder):
-    small = estimate_memory(options(folder), gpu=False)
-    assert estimate_memory(options(folder, micro_batch_size=4), gpu=False).training < 0.7 * small.training
-    assert estimate_memory(options(folder, generation_batch_size=2), gpu=False).generation < 0.5 * small.generation
-    assert small.generation > ROWS * (PROMPT + LENGTH) * 4 * 2 * 2 * 64 * 4  # keys and values
-    assert estimate_memory(options(folder)).peak > small.peak
-
-
 def test_table_says_whether_it_fits(folder):
     memory = estimate_memory(options(folder), gpu=False)
     assert "fits a card of 80 GiB" in memory_table(memory, 80)

@@ -46,6 +46,7 @@ def installed(tmp_path_factory) -> Path:
             subprocess.run([*command, *map(str, wheel.glob("*.whl"))], check=True)
             for helper in ("figure_checks.py", "exercise_answers.py"):
                 shutil.copy(HERE / helper, target)
+            shutil.copytree(HERE / "data", target / "data")
             target.rename(shared)
     return shared
 

@@ -1,10 +1,7 @@
 """The parsers: embedded grammar, link-grammar, stanza's trees, Python. Those that are not installed skip."""
 
-import copy
-import pickle
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import Pieces
 
-from marlhf_lite.config.options import MacroConfig, ModelConfig
+from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base
 from marlhf_lite.parsing import (
     GrammarParser,
     Leaf,
@@ -35,7 +31,6 @@ from marlhf_lite.parsing.link_grammar import align, read_constituents
 from marlhf_lite.parsing.registry import make_parser, make_rule
 from marlhf_lite.parsing.stanza import read_sentence
 from marlhf_lite.tasks.tiny_tldr.grammar import detokenize
-from marlhf_lite.training.rollout import Sampling, generate
 
 needs_link = pytest.mark.skipif(
     shutil.which("link-parser") is None, reason="link-parser is not installed (apt-get install link-grammar)"
@@ -49,13 +44,6 @@ def check(sentences, text, whole=True):
         words, inside = leaves(s.tree), text[s.start : s.end]
         assert all(isinstance(w, Leaf) and w == inside[w.start : w.end] for w in words)
         assert not whole or "".join("".join(w.split()) for w in words) == "".join(inside.split())
-
-
-def test_leaf_is_a_string_that_survives_copies():
-    leaf = Leaf("cat", 4, 7)
-    for other in (leaf, copy.deepcopy(leaf), pickle.loads(pickle.dumps(leaf))):
-        assert other == "cat" and (other.start, other.end) == (4, 7) and isinstance(other, Leaf)
-    assert nltk.Tree("NP", [leaf]).pformat() == "(NP cat)"
 
 
 # The embedded grammar
@@ -99,17 +87,6 @@ def test_grammar_takes_any_text(grammar_parser, text):
         assert all(s.tree is None for s in grammar_parser(other))
 
 
-def test_sampled_sentences_are_parsed(tokenizer, grammar_parser):
-    """What the embedded model samples at the default temperature: at least 95 of 100 sentences have a tree."""
-    rng = random.Random(5)
-    torch.manual_seed(0)
-    base = load_base(ModelConfig(model=EMBEDDED_MODEL))
-    rollout = generate(base, tokenizer, [make_post(rng).prompt for _ in range(32)], Sampling(96))
-    rule = Parsing(grammar_parser)
-    rule(rollout.mask, token_ids=rollout.response_ids, tokenizer=tokenizer)
-    assert rule.metrics()["fallback_rate"] <= 0.05
-
-
 # link-grammar
 
 
@@ -145,34 +122,6 @@ def test_link_takes_any_sentence(link):
             assert "".join(found[0].tree.leaves()) == sentence
         number = str(len(sentence))
         assert link(f"It works, {number}.")[0].tree.leaves() == ["It", "works", ",", number, "."]  # still in step
-
-
-@pytest.fixture
-def runs(monkeypatch):
-    """The sentences of each process that is started."""
-    found, run = [], subprocess.run
-
-    def count(*arguments, input=b"", **options):
-        found.append([line.strip() for line in input.decode().splitlines() if not line.startswith("!")])
-        return run(*arguments, input=input, **options)
-
-    monkeypatch.setattr(subprocess, "run", count)
-    return found
-
-
-@needs_link
-def test_link_asks_once_for_a_batch(runs, monkeypatch):
-    monkeypatch.setattr("marlhf_lite.parsing.link_grammar.CACHE", 4)
-    parser = LinkGrammarParser(time_limit=20)
-    texts = ["One cat sat. Two cats sat.", "", "Two cats sat.\nThree cats sat. ", "Four cats sat. Five cats sat."]
-    parser.prepare(texts)
-    assert runs[1:] == [[f"{word} sat." for word in ("One cat", "Two cats", "Three cats", "Four cats", "Five cats")]]
-    for text in texts:
-        check(parser(text), text)
-        assert all(s.tree is not None for s in parser(text))
-    assert len(runs) == 2 and len(parser._trees) == 6
-    assert parser("Cats sat " * 300 + ".")[0].tree is None  # too long to ask, and the cache is full
-    assert len(runs) == 2 and len(parser._trees) == 1
 
 
 @needs_link
@@ -260,14 +209,6 @@ def python():
 
 
 PROGRAM = "def f(x):\n    # twice\n    return x * 2\n\nprint(f('é😀'), end=\"\")\n"
-
-
-def test_python_program(python):
-    (found,) = python(PROGRAM)
-    check([found], PROGRAM)
-    assert found.tree.label() == "module" and len(found.tree) == 2
-    assert [t.label() for t in found.tree] == ["function_definition", "expression_statement"]
-    assert found.tree.leaves()[:6] == ["def", "f", "(", "x", ")", ":"] and "# twice" in found.tree.leaves()
 
 
 @settings(max_examples=200)

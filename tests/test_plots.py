@@ -1,3 +1,6 @@
+"""Figures of training and of a reward model: the numbers that they show, their colours, and that all is in place."""
+
+import math
 from itertools import combinations
 
 import numpy as np
@@ -7,7 +10,12 @@ from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
-from marlhf_lite.lab.figures.programs import outcome_shares
+from marlhf_lite.evaluation.statistics import wilson
+from marlhf_lite.lab.figures.reward_model import (
+    bin_pairs,
+    correlation,
+    reliability_diagram,
+)
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import METHODS, OUTCOMES, PALE_SPANS, PROGRAMS, SERIES, SPANS, TABLE, method_styles
 
@@ -59,18 +67,6 @@ def test_every_figure_is_labelled_captioned_and_in_place(name, tmp_path):
         assert len(ax.get_xticks()) >= 3 and len(ax.get_yticks()) >= 3
     assert len(axes[0].figure.legends) == 1 and not any(ax.get_legend() for ax in axes)
     check_layout(axes[0].figure)
-
-
-def test_one_run_shows_raw_and_trailing_average():
-    ax = plots.reward_curves(ONE)
-    for name, (rows,) in ONE.items():
-        updates, scores = values(rows, "rm_score_mean")
-        assert len(updates) == 59
-        for bold, expected in ((False, scores), (True, smoothed(scores))):
-            (line,) = lines(ax, name, bold)
-            assert line == pytest.approx(np.array([updates, expected]))
-    (bold,) = lines(plots.reward_curves(ONE, smooth=1), "PPO")
-    assert bold[1] == pytest.approx(values(ONE["PPO"][0], "rm_score_mean")[1])
 
 
 def test_seeds_show_mean_band_and_each():
@@ -136,25 +132,6 @@ def test_methods_of_one_figure_are_told_apart_by_all_eyes_and_in_grey_print(name
         assert distance > 9, (a, b, distance)
 
 
-def test_a_method_looks_the_same_under_each_of_its_names():
-    same = {
-        "PPO": ["n=1", "E0", "blind PPO", "L32 first E0", "PPO rate 0.002 kl 0.02 lam 0.95"],
-        "MA-PPO": ["n=5", "E4", "seeing MA-PPO", "sigma equal", "fixed n=5"],
-        "n=inf": ["MA-PPO n=inf", "whole"],
-        "E1": ["PPO lam^(1/5)", "PPO lam^(1/n)"],
-        "lam=1": ["MC", "PPO lam=1"],
-        "E5": ["pooling mean", "MA-PPO mean 0.25"],
-        "parsing": ["MA-PPO parsing", "parsing C=8"],
-        "sentence": ["sentences"],
-        "lines": ["MA-PPO lines"],
-        "best-of-": ["best-of-8"],
-    }
-    for key, names in same.items():
-        colour, line, marker = METHODS[key]
-        expected = {"color": colour, "linestyle": line, "marker": marker}
-        assert all(method_styles([name], marker=True) == {name: expected} for name in [key, *names])
-
-
 def test_variants_share_a_colour_and_unknown_names_have_no_methods():
     variants = method_styles(["SFT", "PPO 0.05", "PPO 0.01", "PPO with early stop"])
     assert len({style["color"] for style in variants.values()}) == 2
@@ -172,16 +149,6 @@ def test_bad_input_is_named_and_leaves_no_figure():
     assert not plt.get_fignums()
 
 
-def test_caption_is_wrapped_and_replaced():
-    ax = plots.reward_curves(ONE)
-    long = "It costs $5 and $6 to read, and  goes on\nfor longer than one line has room at this width. " * 2
-    plots.caption(ax.figure, long)
-    (item,) = ax.figure.texts
-    assert item.get_text().count("\n") >= 2 and item.get_text().split() == long.split()
-    plots.caption(ax.figure, "Short.")
-    assert [text.get_text() for text in ax.figure.texts] == ["Short."]
-
-
 def test_norms_and_their_root_mean_squares_are_saved_as_the_same_bytes(tmp_path):
     axes = plots.l2_norms(ONE)
     for ax, metric in zip(axes.flat, ["advantage_norm", "q_norm", "advantage_rms", "q_rms"], strict=True):
@@ -194,17 +161,59 @@ def test_norms_and_their_root_mean_squares_are_saved_as_the_same_bytes(tmp_path)
     assert b"matplotlib" not in first.lower()
 
 
-def test_outcomes_of_programs_are_stacked_means():
-    def run(passed, late, updates):
-        rest = {"share_compile_error": 0.1, "share_runtime_error": 0.2, "share_timeout": late, "share_unsupported": 0.0}
-        rows = range(1, updates + 1)
-        return [{"update": u, **rest, "share_passed": passed, "share_failed": 0.7 - passed - late} for u in rows]
+# -- figures of a reward model ----------------------------------------------------------------------------------------
 
-    runs = {"PPO": [run(0.3, 0.1, 4), run(0.5, 0.1, 5)], "MA-PPO": [run(0.4, 0.0, 4)], "RLOO": [run(0.2, 0.0, 4)]}
-    axes = outcome_shares(runs)
-    assert len(axes) == 3 and not axes[0].figure.axes[3].axison
-    edges = [area.get_paths()[0].vertices for area in axes[0].collections]
-    assert [edge[:, 1].max() for edge in edges] == pytest.approx([0.4, 0.6, 0.9, 1.0])  # passed, failed, error, compile
-    assert [edge[:, 0].max() for edge in edges] == [4] * 4
-    assert axes[1].collections[2].get_paths()[0].vertices[:, 1].max() == pytest.approx(0.9)
-    check_layout(axes[0].figure)
+
+MARGINS = np.random.default_rng(0).normal(0.5, 1.2, 83)
+
+
+# -- measures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [None, np.random.default_rng(1).uniform(0, 5, 83)])
+def test_bins_against_a_loop(by):
+    gaps = [abs(m) for m in MARGINS] if by is None else list(by)
+    ordered = sorted(zip(gaps, MARGINS))
+    sizes, start = [21, 21, 21, 20], 0
+    for found, size in zip(bin_pairs(MARGINS, by, count=4), sizes, strict=True):
+        rows = ordered[start : start + size]
+        start += size
+        right = sum(m > 0 for _, m in rows)
+        assert found.pairs == size and found.right == pytest.approx(right / size)
+        assert found.gap == pytest.approx(sum(g for g, _ in rows) / size)
+        assert found.predicted == pytest.approx(sum(1 / (1 + math.exp(-abs(m))) for _, m in rows) / size)
+        assert (found.low, found.high) == wilson(right, size)[1:3]
+
+
+def test_correlation_against_closed_forms():
+    x, y, z = np.random.default_rng(2).normal(size=(3, 50)) + np.random.default_rng(3).normal(size=50)
+    r = np.corrcoef([x, y, z])
+    assert correlation(x, y) == pytest.approx(r[0, 1])
+    partial = (r[0, 1] - r[0, 2] * r[1, 2]) / math.sqrt((1 - r[0, 2] ** 2) * (1 - r[1, 2] ** 2))
+    assert correlation(x, y, given=z) == pytest.approx(partial)
+    assert correlation(x, 3 - 2 * x) == pytest.approx(-1)
+    for wrong in ([x, y[:9]], [x, 0 * x + 5.0], [x, y, x]):
+        fails(lambda: correlation(*wrong), "y" if len(wrong) == 2 else "x")  # noqa: B023
+
+
+# -- drawings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ax():
+    return plt.subplots()[1]
+
+
+def points(ax):
+    (container,) = ax.containers
+    return container.lines[0].get_xydata().T
+
+
+def test_reliability_points_and_intervals_are_the_bins(ax):
+    bins = bin_pairs(MARGINS, count=6)
+    reliability_diagram(MARGINS, ax, count=6)
+    np.testing.assert_allclose(points(ax), [[b.predicted for b in bins], [b.right for b in bins]])
+    segments = [sorted(segment[:, 1]) for segment in ax.containers[0].lines[2][0].get_segments()]
+    np.testing.assert_allclose(segments, [(b.low, b.high) for b in bins])
+    diagonal = ax.lines[0].get_xydata()
+    assert (diagonal[:, 0] == diagonal[:, 1]).all()

@@ -1,13 +1,12 @@
-"""Options of PPO: each against the equations in plain float64, a closed form, or the run it must equal."""
+"""Options of PPO: each against plain float64, a closed form, or the run it must equal; the optimizer."""
 
+import itertools
 import math
-import random
 from collections import Counter
 from itertools import chain, islice
 
 import pytest
 import torch
-from accelerate import Accelerator
 from conftest import PROMPTS, changed, snapshot
 from plain_update import (
     NAMES,
@@ -19,24 +18,17 @@ from plain_update import (
     restore,
     trainables,
 )
-from small_runs import batches, build, early_letters, timeless
+from small_runs import batches, build, same, timeless, watch
+from transformers import get_scheduler
 
-from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.options import MacroConfig, RolloutConfig
 from marlhf_lite.macro import FixedNGram, LargestChange
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
-
-@pytest.fixture
-def make(roles, tokenizer):
-    return lambda run=None, **changes: build(roles, tokenizer, run, **changes)
-
-
-# -- scores -----------------------------------------------------------------------------------------------------------
-
-
-# -- KL ---------------------------------------------------------------------------------------------------------------
+# -- a run's course ---------------------------------------------------------------------------------------------------
 
 
 def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, capsys):
@@ -53,38 +45,12 @@ def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, cap
     assert len(again.train(resume=True)) == last["update"] == len(run.metrics())
 
 
-# -- losses -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("most", [1e-3, 0.05, 1e9])
-def test_gradients_are_clipped_by_norm(moved, batch, most):
-    """The direction stays; a norm below the limit is left alone."""
-    made, whole = learner(moved, options(max_grad_norm=most)), learner(moved, options())
-    start, steps = trainables(moved), record(made)
-    row = made.learn(batch, FixedNGram(3)(batch.mask))
-    restore(moved, start)
-    plain = record(whole)
-    whole.learn(batch, FixedNGram(3)(batch.mask))
-    for name in NAMES:
-        ours, theirs = (torch.cat([g.flatten() for g in x[name][0][0]]).double() for x in (steps, plain))
-        norm = theirs.norm()
-        assert row[f"{name}_grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-        torch.testing.assert_close(ours, theirs * min(1.0, most / norm), rtol=1e-3, atol=1e-9)
-
-
 @pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}, {"critic_epochs": 3}])
 def test_critic_warm_up_trains_the_critic_alone(make, changes):
-    trainer, moves = make(updates=4, critic_warmup=2, **changes), []
-    update = trainer.update
-
-    def watched(prompts):
-        before = {name: snapshot(getattr(trainer.models, name)) for name in NAMES}
-        row = update(prompts)
-        moves.append([bool(changed(getattr(trainer.models, name), before[name])) for name in NAMES])
-        return row
-
-    trainer.update = watched
+    trainer = make(updates=4, critic_warmup=2, **changes)
+    seen = watch(trainer, lambda: [snapshot(getattr(trainer.models, name)) for name in NAMES])
     history = trainer.train()
+    moves = [[not same(*weights) for weights in zip(*pair)] for pair in itertools.pairwise(seen)]
     assert moves == [[False, True], [False, True], [True, True], [True, True]]
     assert [row["kl_k3"] < 1e-6 for row in history] == [True, True, True, False]
     steps = [int(trainer.optimizer.state[trainer.parameters[name][0]]["step"]) for name in NAMES]
@@ -97,23 +63,17 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
     """With and without a critic that learns alone first, the policy has the same rates; the critic counts on."""
 
     def rates(updates, critic_warmup):
-        small = dict(
-            policy_learning_rate=1e-6, critic_learning_rate=1e-6
-        )  # the next trainer starts near the reference, too
+        small = {
+            "policy_learning_rate": 1e-6,
+            "critic_learning_rate": 1e-6,
+        }  # the next trainer starts there, too
+        small |= {"num_ppo_epochs": 2, "num_mini_batches": 2}  # rates change by update, not by optimizer step
         options = dict(updates=updates, critic_warmup=critic_warmup, warmup_updates=3, rl_lr_scheduler_type=kind)
         trainer = make(**options, **small)
-        seen, update = [], trainer.update
-
-        def watched(prompts):
-            row = update(prompts)
-            seen.append(
-                {g["name"]: g["lr"] / trainer.learning_rates[g["name"]] for g in trainer.optimizer.param_groups}
-            )
-            return row
-
-        trainer.update = watched
+        groups, full = trainer.optimizer.param_groups, trainer.learning_rates
+        seen = watch(trainer, lambda: {group["name"]: group["lr"] / full[group["name"]] for group in groups})
         trainer.train()
-        return [[row[name] for row in seen] for name in NAMES]
+        return [[row[name] for row in seen[1:]] for name in NAMES]
 
     (policy, critic), (later, counted_on) = rates(4, 0), rates(6, 2)
     assert later[2:] == pytest.approx(policy) and policy[:3] == pytest.approx([1 / 3, 2 / 3, 1])
@@ -244,14 +204,13 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("ppo", [{}, {"num_ppo_epochs": 2}])
-def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer, ppo):
+def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer):
     """Is the run that was given it."""
     histories = []
     for asked, rows in ((0, 2), (2, 99)):
         roles = build_models(base, sft, rm)
         small_memory(roles, rows)
-        trainer = build(roles, tokenizer, micro_batch_size=asked, updates=2, **ppo)
+        trainer = build(roles, tokenizer, micro_batch_size=asked, updates=2, num_ppo_epochs=2)
         histories.append(timeless(trainer.train()))
         assert trainer.micro_batch_size == 2
     assert histories[0] == histories[1]
@@ -283,32 +242,45 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, batch):
         learner(moved, options(micro_batch_size=2)).learn(batch, FixedNGram(3)(batch.mask))
 
 
-# -- wiring -----------------------------------------------------------------------------------------------------------
+# -- optimizer and learning rates -------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_option_runs_together(make):
-    """Combinations drawn by chance: finite, and of the promised number of updates."""
-    draw = random.Random(0)
-    choices = {
-        "num_ppo_epochs": [1, 2],
-        "num_mini_batches": [1, 2],
-        "loss_mean": ["token", "response"],
-        "lam_alpha": [0.0, 0.3],
-        "critic_lam": [None, 1.0],
-        "critic_epochs": [1, 2],
-        "weight_decay": [0.0, 0.1],
-        "rl_lr_scheduler_type": ["constant", "linear", "cosine"],
-        "rollouts": [1, 2],
-        "kl_estimator": ["k1", "k3"],
-        "whiten": [False, True],
-        "critic_warmup": [0, 1],
-        "logprobs_at_temperature": [False, True],
-        "cliprange_value": [0.0, 0.2],
-    }
-    trainer = make(gold=early_letters, accelerator=Accelerator())
-    for _ in range(4):
-        drawn = {name: draw.choice(values) for name, values in choices.items()}
-        trainer = make(updates=2, length=4, **drawn)
-        for row in trainer.train():
-            assert all(math.isfinite(x) for x in row.values()), drawn
-            assert row["skipped_steps"] == 0
+def shares(total, **options):
+    config = RolloutConfig(**options)
+    return [learning_rate_share(config, update, total) for update in range(total)]
+
+
+def test_warm_up_then_constant():
+    assert shares(6, warmup_updates=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert shares(4, warmup_updates=0) == [1.0] * 4
+    assert shares(10, warmup_updates=0.4) == shares(10, warmup_updates=4)
+    assert shares(3, warmup_updates=200) == [1 / 200, 2 / 200, 3 / 200]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [1, 7, 20])
+def test_decay_is_that_of_transformers(kind, warmup):
+    """Theirs begins with a step at rate 0, which would be lost: ours is one step ahead."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_scheduler(kind, optimizer, num_warmup_steps=warmup, num_training_steps=41)
+    rates = []
+    for _ in range(41):
+        rates.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    assert rates[0] == 0.0
+    assert shares(40, warmup_updates=warmup, rl_lr_scheduler_type=kind) == pytest.approx(rates[1:], abs=1e-12)
+
+
+def test_weight_decay_is_for_matrices():
+    """One step with a zero gradient: AdamW shrinks by rate times decay what decays, and nothing else."""
+    matrix, vector = (torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 2), (2,)))
+    config = RolloutConfig(weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.95)
+    optimizer = make_optimizer({"policy": [matrix, vector]}, {"policy": 0.5}, config)
+    for parameter in (matrix, vector):
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.allclose(matrix, torch.full((2, 2), 0.95)) and torch.equal(vector, torch.ones(2))
+    assert {group["name"] for group in optimizer.param_groups} == {"policy"}
+    assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
+    assert len(make_optimizer({"policy": [matrix, vector]}, {"policy": 0.5}, RolloutConfig()).param_groups) == 1

@@ -101,17 +101,6 @@ def test_a_task_without_tests(tmp_path):
 # Through the pipeline
 
 
-def test_ppo_with_macro_actions_of_python(problems, tiny, sft, tmp_path):
-    """Most texts of a random model are no programs: the parser cuts them all the same."""
-    ready("monty")
-    common = ["--dataset", problems, "--model", tiny.model, "--reward", "gold", "--output_dir", str(tmp_path / "run")]
-    small = "--updates 1 --batch_size 4 --micro_batch_size 4 --max_response_length 12 --critic_init sft".split()
-    rule = "--termination parsing --parser python".split()
-    assert main(["ppo", "--sft", str(sft), *common, *small, *rule]) == 0
-    (row,) = RunFolder.open(tmp_path / "run" / "ppo").metrics()
-    assert "share_passed" not in row and 0 <= row["gold_mean"] <= 1
-
-
 @pytest.mark.long
 def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tiny, tmp_path, capsys):
     """SFT, PPO with unit tests, evaluation: --preset codegemma-2b/apps on a file and the random two-layer Gemma."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 from conftest import ready
 
 from marlhf_lite.tasks.programs import Test, TestRunner
@@ -23,103 +24,15 @@ from marlhf_lite.tasks.programs.bubblewrap import _command
 SECONDS = 1.0
 FAULTS = {"runtime_error", "timeout", "unsupported"}
 
-# Programs that do not get to their end, and those that may.
-STOPPED = {
-    "fork bomb": "import os\ndef f():\n    while True:\n        os.fork()",
-    "fork bomb that catches": "import os\ndef f():\n    while True:\n        try:\n            os.fork()\n"
-    "        except Exception:\n            pass",
-    "memory bomb": "def f():\n    x = []\n    while True:\n        x.append('a' * 10**6)",
-    "memory bomb at once": "def f():\n    return [0] * 10**10",
-    "memory in files": "def f():\n    for i in range(10**6):\n        with open(f'/tmp/{i}', 'w') as file:\n"
-    "            file.write('a' * 10**6)",
-    "recursion without a limit": "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()",
-    "nested value": "def f():\n    x = []\n    for _ in range(10**5):\n        x = [x]\n    return x",
-    "value that holds itself": "def f():\n    x = []\n    x.append(x)\n    return x",
-    "large power": "def f():\n    return 10**10**8",
-    "squares without end": "def f():\n    x = 7\n    while True:\n        x = x * x",
-    "much output": "def f():\n    for _ in range(10**4):\n        print('x' * 10**5)",
-    "much output at the start": "for _ in range(10**4):\n    print('x' * 10**5)\ndef f():\n    return 0",
-    "network": "import socket\ndef f():\n    return socket.create_connection(('1.1.1.1', 53), 5).recv(9)",
-    "exit at once": "import os\nos._exit(0)",
-    "exit inside": "import os\ndef f():\n    os._exit(0)",
-    "crash": "import ctypes\ndef f():\n    return ctypes.string_at(0)",
-    "threads left behind": "import threading, time\ndef run():\n    while True:\n        time.sleep(1)\n"
-    "threading.Thread(target=run).start()\ndef f():\n    return 0",
-    "processes left behind": "import subprocess\nsubprocess.Popen(['sleep', '60'])\ndef f():\n    return 0",
-}
-MAY_RUN = {
-    "large value": "def f():\n    return [7] * 10**7",
-    "kill the parent": "import os, signal\ndef f():\n    os.kill(os.getppid(), signal.SIGKILL)",
-    "kill everybody": "import os\ndef f():\n    os.kill(-1, 9)",
-    "equal to everything": "class A:\n    def __eq__(self, other):\n        return True\n"
-    "    def __hash__(self):\n        return 0\ndef f():\n    return A()",
-    "text equal to everything": "class A(str):\n    def __eq__(self, other):\n        return True\n"
-    "    __hash__ = str.__hash__\ndef f():\n    return A('x')",
-    "overwritten builtins": "import builtins\n"
-    "builtins.len = builtins.all = builtins.sum = builtins.type = lambda *a: True\n"
-    "builtins.map = builtins.print = lambda *a: []\ndef f():\n    return 1",
-    "overwritten modules": "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\n"
-    "def f():\n    return 1",
-    "overwritten encoder": "import sys\ndef marlhf_encode(value):\n    return 'x'\ndef f():\n    return 1",
-    "written report": "import os\nfor fd in range(64):\n    try:\n"
-    "        os.write(fd, b'ran true\\nran null\\nend\\n')\n    except OSError:\n        pass\n"
-    "def f():\n    os._exit(0)",
-}
+GIVEN = yaml.safe_load((Path(__file__).parent / "data" / "attacks.yaml").read_text(encoding="utf-8"))
+ENDS = {"stopped": FAULTS, "may run": FAULTS | {"ran"}, "endless": {"timeout"}}
 # Name: (program, statuses that may come of it).
-ATTACKS = {name: (program, FAULTS) for name, program in STOPPED.items()}
-ATTACKS |= {name: (program, FAULTS | {"ran"}) for name, program in MAY_RUN.items()}
-ATTACKS |= {
-    "endless loop": ("def f():\n    while True:\n        pass", {"timeout"}),
-    "loop that catches everything": (
-        "def f():\n    while True:\n        try:\n            while True:\n                pass\n"
-        "        except BaseException:\n            pass",
-        {"timeout"},
-    ),
-    "endless loop at the start": ("while True:\n    pass", {"timeout"}),
-    "sleep": ("import time\ndef f():\n    time.sleep(60)", {"timeout"}),
+ATTACKS = {name: (program, ends) for kind, ends in ENDS.items() for name, program in GIVEN[kind].items()} | {
     "recursion": ("def f():\n    return f()", {"runtime_error"}),
     "null byte": ("def f():\n    return 1\0", {"compile_error"}),
     "half a surrogate pair": ("def f():\n    return '\ud800'", FAULTS | {"compile_error", "ran"}),
     "nested source": ("x = " + "(" * 10**4 + ")" * 10**4, FAULTS | {"compile_error"}),
 }
-# What may hold the secret: each expression is tried, and its text is returned.
-PLACES = (
-    "open('/etc/passwd').read()",
-    "open('/proc/self/environ').read()",
-    "open('/proc/1/environ').read()",
-    "open('/proc/1/cmdline').read()",
-    "__import__('os').environ",
-    "__import__('os').listdir('/tmp')",
-    "__import__('os').listdir('/root')",
-    "__import__('sys').argv",
-    "__import__('sys').stdin.read()",
-    "open(0).read()",
-    "[str(f.f_locals) + str(f.f_globals) for f in frames()]",
-    "__import__('gc').get_objects()",
-    "[c.__init__.__globals__ for c in ().__class__.__base__.__subclasses__() if hasattr(c.__init__, '__globals__')]",
-    "globals()",
-    "[__import__('os').read(fd, 10**6) for fd in range(3, 64)]",
-    "__import__('inspect').stack()",
-    "marlhf_input",
-)
-HARVEST = """
-def frames():
-    import sys
-    frame, found = sys._getframe(), []
-    while frame:
-        found.append(frame)
-        frame = frame.f_back
-    return found
-
-def f(*arguments):
-    found = []
-    for place in PLACES:
-        try:
-            found.append(str(eval(place))[:50000])
-        except BaseException as error:
-            found.append("nothing")
-    return "".join(found)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +70,8 @@ def test_the_expected_output_is_nowhere(executor, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("SECRET", secret)
     (tmp_path / "secret").write_text(secret)
     file = str(tmp_path / "secret")
-    program, test = f"PLACES = {[*PLACES, f'open({file!r}).read()']!r}\n{HARVEST}", Test([told], secret, "f")
+    places = [*GIVEN["places"], f"open({file!r}).read()"]
+    program, test = f"PLACES = {places!r}\n{GIVEN['harvest']}", Test([told], secret, "f")
     if kind == "stdin":
         program += "\nprint(f())\ntry:\n    print(input())\nexcept Exception:\n    pass"
         test = Test(told, secret)
@@ -205,22 +119,7 @@ def test_a_server_on_this_machine_is_out_of_reach(executor):
     assert not reached and outcome.status in FAULTS and not any(outcome.passed)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "import sys\nsys.stdin.close()\nprint(input())",
-        "import os\nos.close(0)\nos.close(1)\nprint('x')",
-        "import sys\nsys.stdout.close()\nsys.stdout = None",
-        "import sys\nsys.stdout.buffer.write(bytes(range(128, 256)))",
-        "print('x' * 10**9)",
-        "while True:\n    print('x' * 10**5)",
-        "while True:\n    input()",
-        "import os\nos._exit(0)",
-        "raise SystemExit(1)",
-        "print('\\0\\ud800')",
-        "",
-    ],
-)
+@pytest.mark.parametrize("program", GIVEN["streams"])
 def test_streams(executor, program):
     tests = [Test("a\n", "b\n"), Test("\0", "\ufffd" * 128 + "?"), Test("", "c")]
     outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
@@ -246,7 +145,8 @@ def test_new_namespaces_are_refused():
         pytest.skip("this bubblewrap is too old for --disable-userns")
     program = "import ctypes\ndef f(flag):\n    return ctypes.CDLL(None).unshare(flag)"
     tests = [Test([flag], -1, "f") for flag in (0x10000000, 0x20000, 0x40000000)]  # users, mounts, network
-    assert TestRunner("bubblewrap", SECONDS, workers=1).run([program], [tests])[0].passed == [True] * 3
+    seconds = 20.0  # a busy machine is slow
+    assert TestRunner("bubblewrap", seconds, workers=1).run([program], [tests])[0].passed == [True] * 3
 
 
 def test_one_test_does_not_change_the_next(executor):

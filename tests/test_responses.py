@@ -7,7 +7,6 @@ import pytest
 import torch
 from conftest import fails, nudge
 
-from marlhf_lite.config.options import EvaluationConfig
 from marlhf_lite.evaluation import responses as module
 from marlhf_lite.evaluation.responses import ResponseStore, answer, evaluate_checkpoints, fingerprint, restore
 from marlhf_lite.evaluation.scores import Scorers, to_frame
@@ -185,14 +184,6 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
 
 
 # Options
-
-
-def test_numbers_from_options():
-    assert EvaluationConfig().temperatures == EvaluationConfig(best_of="  ").sizes == ()
-    options = EvaluationConfig(eval_temperatures="1, 0,0.4,1.0", eval_samples=8, best_of="8,1")
-    assert (options.temperatures, options.sizes) == ((0.0, 0.4, 1.0), (1, 8))
-    for name, value in (("eval_temperatures", "-0.5"), ("best_of", "2.5"), ("best_of", "0"), ("best_of", "1,32")):
-        fails(lambda: EvaluationConfig(**{name: value}), f"--{name} {value}")  # noqa: B023
 
 
 # Answers of a loaded policy

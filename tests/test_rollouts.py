@@ -12,21 +12,17 @@ import torch
 from conftest import changed, snapshot
 from small_tokenizers import NAMES, small_tokenizer
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad, pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
-    Rollout,
     Sampling,
     from_texts,
     generate,
     merged_adapter,
 )
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 ODD = dict(temperature=0.1, top_k=3, top_p=0.2, min_p=0.9, typical_p=0.3, epsilon_cutoff=0.1, eta_cutoff=0.1)
 ODD |= dict(repetition_penalty=7.0, no_repeat_ngram_size=1, return_dict_in_generate=True, output_scores=True)
 ODD |= dict(max_length=3, min_length=90, min_new_tokens=9, suppress_tokens=list(range(3, 200)), use_cache=False)
@@ -80,12 +76,6 @@ def test_several_end_tokens(either):
     assert rollout.lengths.tolist() == [2, 2, 3] and rollout.ended.tolist() == [True, True, False]
 
 
-def test_end_tokens_are_passed_on(tokenizer):
-    model = Scripted([[20]], [30])
-    generate(model, tokenizer, ["a"], Sampling(8))
-    assert model.seen["eos_token_id"] == sorted({30, tokenizer.eos_token_id})
-
-
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
@@ -114,13 +104,6 @@ def test_names_of_special_tokens_in_data_stay_text(name, tokenizer, tiny, tmp_pa
         assert tokenizer.eos_token_id in AutoTokenizer.from_pretrained(tmp_path)(HOSTILE)["input_ids"]
 
 
-def test_pad_either_side():
-    ids, mask = pad([[5], [6, 7, 8], []], 9, left=True)
-    assert ids.tolist() == [[9, 9, 5], [6, 7, 8], [9, 9, 9]] and mask.tolist() == [[0, 0, 1], [1, 1, 1], [0, 0, 0]]
-    ids, mask = pad([[5], [6, 7, 8]], 9, left=False)
-    assert ids.tolist() == [[5, 9, 9], [6, 7, 8]] and mask.tolist() == [[1, 0, 0], [1, 1, 1]]
-
-
 def test_from_texts(either, texts):
     rollout = from_texts(either, texts.prompts, texts.responses, limit=6)
     for i, (prompt, response) in enumerate(zip(texts.prompts, texts.responses)):
@@ -131,88 +114,6 @@ def test_from_texts(either, texts):
         assert rollout.ended[i] == (expected[-1] == either.eos_token_id)
     assert rollout.responses[0] == texts.responses[0] and rollout.responses[1] == ""
     assert not rollout.ended.all() and rollout.ended.any()
-
-
-# -- what models say, padded and alone --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def absolute(tokenizer, tmp_path):
-    """Policy and critic on a model with learned absolute positions, where a shift by padding shows."""
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=2, eos_token_id=1
-    )
-    base = GPT2LMHeadModel(config).requires_grad_(False).eval()
-    with torch.no_grad():
-        base.transformer.wpe.weight.mul_(30)
-    new_policy(base, ModelConfig(lora_r=2)).save_pretrained(tmp_path)
-    return PolicyModel(load_policy(base, tmp_path)).eval(), ScalarHeadModel(new_reward_model(base, tmp_path)).eval()
-
-
-def test_padding_shifts_no_absolute_position(absolute, tokenizer, texts):
-    policy, critic = absolute
-    rollout, seen = from_texts(tokenizer, texts.prompts, texts.responses, limit=12), []
-    rows = [slice(i, i + 1) for i in range(len(rollout))]
-    with torch.no_grad():
-        for part in [rollout, *(rollout.select(row).trim() for row in rows)]:
-            logprobs = policy(part.tokens, part.attention_mask, part.mask.shape[1])[0]
-            values = part.before_tokens(critic(part.tokens, part.attention_mask))
-            both = torch.cat([logprobs, values]) * part.mask.repeat(2, 1)
-            seen.append(rollout.widen(both).unflatten(0, (2, -1)))
-    torch.testing.assert_close(seen[0], torch.cat(seen[1:], 1), **CLOSE)
-
-
-def test_where_scores_are_read(tokenizer):
-    """On numbered columns: the last token itself, EOS included; values one column to the left of each token."""
-    e = tokenizer.eos_token_id
-    rollout = answer(tokenizer, [[20, 21, e], [e], [20, 21, 22]])
-    width = rollout.prompt_width
-    columns = torch.arange(rollout.tokens.shape[1]).expand(3, -1).float()
-    assert rollout.at_last_token(columns).tolist() == [width + 2, width, width + 2]
-    assert rollout.tokens[0, width + 2] == e and rollout.tokens[1, width] == e
-    assert rollout.before_tokens(columns)[0].tolist() == [width - 1, width, width + 1]
-
-
-# -- views ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def whole(either, texts):
-    rollout = from_texts(either, texts.prompts, texts.responses, limit=12)
-    rows, T = rollout.mask.shape
-    noise = torch.randn(2, rows, T, generator=torch.Generator().manual_seed(0))
-    fields = {f: getattr(rollout, f) for f in ("prompts", "responses", "tokens", "attention_mask", "mask", "ended")}
-    return Rollout(**fields, ref_logprobs=noise[0], scores=noise[1, :, 0], gold=noise[1, :, 1])
-
-
-def test_trim_changes_nothing_that_is_asked(moved, whole):
-    part = whole.select(torch.tensor([0, 4]))
-    cut = part.trim()
-    assert cut.prompt_width < part.prompt_width and cut.mask.shape[1] == part.lengths.max() < part.mask.shape[1]
-    assert torch.equal(part.widen(cut.response_ids * cut.mask), part.response_ids * part.mask)
-    assert torch.equal(part.widen(cut.ref_logprobs * cut.mask), part.ref_logprobs * part.mask)
-    assert cut.attention_mask[:, : cut.prompt_width].sum(1).max() == cut.prompt_width
-    with torch.no_grad():
-        for role, read in (
-            (moved.policy, lambda r: part.widen(moved.policy(r.tokens, r.attention_mask, r.mask.shape[1])[0] * r.mask)),
-            (moved.critic, lambda r: part.widen(r.before_tokens(moved.critic(r.tokens, r.attention_mask)) * r.mask)),
-            (moved.critic, lambda r: r.at_last_token(moved.critic(r.tokens, r.attention_mask))),
-        ):
-            role.eval()
-            torch.testing.assert_close(read(cut), read(part), **CLOSE)
-    assert whole.trim().prompt_width == whole.prompt_width
-
-
-def test_select_takes_the_same_rows_of_everything(whole):
-    for rows in (slice(1, 3), slice(4, 99), torch.tensor([5, 0, 2])):
-        index = torch.arange(len(whole))[rows].tolist()
-        part = whole.select(rows)
-        assert len(part) == len(index) and part.mask.shape[1] == whole.mask.shape[1]
-        assert part.prompts == [whole.prompts[i] for i in index]
-        assert part.responses == [whole.responses[i] for i in index]
-        for name in ("tokens", "attention_mask", "mask", "ended", "ref_logprobs", "scores", "gold"):
-            assert torch.equal(getattr(part, name), torch.stack([getattr(whole, name)[i] for i in index])), name
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 import datetime
 import json
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from marlhf_lite.utils import run_folder
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, environment
+from marlhf_lite.utils.run_folder import RunFolder, environment
 
 CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
 
@@ -39,17 +38,13 @@ def test_config_is_written_in_order_with_what_ran(run):
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
 
 
-def test_git_commit_and_dirty(tmp_path, monkeypatch):
+def test_git_commit_and_dirty(git, tmp_path, monkeypatch):
     """Results of studies, untracked files and another project's commit do not count."""
     copy, result = tmp_path / "package" / "records.py", tmp_path / "data" / "results" / "result.json"
     for file in (copy, result):
         file.parent.mkdir(parents=True)
         file.write_text("")
     monkeypatch.setattr(run_folder, "__file__", str(copy))
-
-    def git(*arguments):
-        names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        return subprocess.run(["git", *names, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
 
     def found():
         return environment()["git_commit"], environment()["git_dirty"]
@@ -60,7 +55,7 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     assert found() == (None, None)
     git("add", ".")
     git("commit", "-m", "this project")
-    commit = git("rev-parse", "HEAD").stdout.strip()
+    commit = git("rev-parse", "HEAD")
     (tmp_path / "untracked").write_text("")
     result.write_text("of another run")
     assert found() == (commit, False)
@@ -68,43 +63,6 @@ def test_git_commit_and_dirty(tmp_path, monkeypatch):
     assert found() == (commit, True)
     monkeypatch.setenv("PATH", "")
     assert found() == (None, None)
-
-
-def test_the_folder_of_a_new_run(run, tmp_path):
-    """One that is empty, or with `overwrite` a run: no file, nothing of anybody's, and nothing that the run needs."""
-    (run.path / "sft").mkdir()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    others = {"letter.txt": "dear", "config.yaml": "site: mine"}, {"config.yaml": "[: broken"}
-    for i, files in enumerate(others):
-        (tmp_path / f"other{i}").mkdir()
-        for name, text in files.items():
-            (tmp_path / f"other{i}" / name).write_text(text)
-    for path, overwrite, inputs in (
-        (run.path, False, []),
-        (tmp_path / "file", True, []),
-        (tmp_path / "other0", True, []),
-        (tmp_path / "other1", True, []),
-        (run.path, True, [tmp_path / "elsewhere", run.path / "sft"]),
-        (run.path, True, [run.path]),
-    ):
-        with pytest.raises(InputError, match=f"--output_dir {path}"):
-            check_output_dir(path, overwrite, inputs)
-    check_output_dir(run.path, overwrite=True, inputs=["google/gemma-2b"])
-    check_output_dir(tmp_path / "new", inputs=[tmp_path])
-    assert RunFolder.create(tmp_path / "empty", {}).config.keys() == {"environment"}
-
-
-def test_logs_are_cut_back_to_a_position(run):
-    run.log("metrics", [{"update": 1}])
-    position = run.position()
-    run.log("metrics", [{"update": 2}])
-    run.log("tests", [{"update": 2}])
-    run.truncate_logs(position)
-    assert run.metrics() == [{"update": 1}] and run.tests() == []
-    run.truncate_logs({"metrics.jsonl": 0})
-    with pytest.raises(InputError, match="metrics.jsonl"):
-        run.truncate_logs(position)
 
 
 def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marlhf_lite.evaluation import sampling as module
 from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded
 from marlhf_lite.training.rollout import Sampling, generate
 
@@ -78,24 +77,6 @@ def test_a_response_is_the_same_in_any_batch(draw):
     assert [mixed.responses[order.index(i)] for i in range(6)] == together.responses
     pair = draw(["", ""], ["x", "y"])  # BOS alone: nothing to read ahead
     assert pair.responses == [draw([""], [name]).responses[0] for name in ("x", "y")]
-
-
-def test_repeated_prompts_are_read_once(draw, policy, monkeypatch):
-    """The rollout is whole, masks and tokens included, though the model reads each prompt once."""
-    widths, forward = [], type(policy).forward
-
-    def noted(self, *args, **kwargs):
-        widths.append(tuple(kwargs["input_ids"].shape))
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(policy), "forward", noted)
-    shared = draw()
-    (rows, columns), widths = widths[0], widths[1:]
-    assert (rows, columns) == (3, shared.prompt_width - 1)
-    monkeypatch.setattr(module, "read_all_but_last", lambda *args: None)
-    plain = draw()
-    for name in ("tokens", "attention_mask", "mask", "ended"):
-        assert torch.equal(getattr(shared, name), getattr(plain, name))
 
 
 def test_first_tokens_come_as_often_as_the_model_says(draw, policy, tokenizer):

@@ -1,12 +1,12 @@
-"""Summaries and tables of responses, by hand-made rows with known numbers."""
+"""Summaries and tables of responses, distributions and shifts, by hand-made rows with known numbers."""
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import fails
 
+from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary, shifts
 from marlhf_lite.evaluation.scores import (
-    name_temperatures,
     prompt_ids,
     score_matrix,
     summarise,
@@ -14,7 +14,7 @@ from marlhf_lite.evaluation.scores import (
     to_frame,
     to_records,
 )
-from marlhf_lite.evaluation.statistics import paired_bootstrap
+from marlhf_lite.evaluation.statistics import bootstrap_mean, paired_bootstrap, wilson
 
 SCORES = {"SFT": [0.0, 1.0, 2.0, 3.0], "PPO": [1.0, 2.0, 3.0, 4.0], "MA-PPO": [0.0, 3.0, 2.0, 5.0]}
 
@@ -56,17 +56,6 @@ def test_scores_only_where_all_have_them():
         fails(lambda: summarise(rows_of(SCORES | {"PPO": [1.0] * count})), "PPO")  # noqa: B023
 
 
-def test_samples_count_by_their_mean_and_temperatures_apart():
-    rows = [
-        {"id": id, "prompt": id, "method": m, "temperature": t, "sample": k, "rm_score": k + 10.0 * (id == "b") + t}
-        for m in ("SFT", "PPO") for t in (0.0, 0.8) for id in "ab" for k in range(3 if t else 1)
-    ]  # fmt: skip
-    summary = summarise(rows)
-    assert [row["method"] for row in summary] == ["SFT T=0.0", "SFT T=0.8", "PPO T=0.0", "PPO T=0.8"]
-    assert [row["rm_score"] for row in summary] == pytest.approx([5, 6.8, 5, 6.8]) and summary[0]["prompts"] == 2
-    assert [row["rm_score_gain"]["mean"] for row in summary[1:]] == pytest.approx([1.8, 0, 1.8])
-
-
 # Frames
 
 
@@ -81,14 +70,6 @@ def test_rows_without_ids_go_by_prompt():
     assert frame["response"].tolist()[:6] == ["né\ud83d"] * 6 and frame["temperature"].isna().sum() == 6
     assert to_frame(frame).equals(frame) and frame["id"][2] == f"{frame['id'][1]}-2"
     assert to_records(frame)[0] == rows[0] | {"id": frame["id"][0], "sample": 0}
-
-
-def test_temperatures_are_named_where_there_are_several():
-    rows = [row(method=m, temperature=t) for m in ("SFT", "PPO") for t in (0.4, 1.0)]
-    assert name_temperatures(rows)["method"].tolist() == ["SFT T=0.4", "SFT T=1.0", "PPO T=0.4", "PPO T=1.0"]
-    assert name_temperatures(rows[::2])["method"].tolist() == ["SFT", "PPO"]
-    unknown = name_temperatures([rows[0], {"prompt": "x", "method": "DPO"}])
-    assert unknown["method"].tolist() == ["SFT T=0.4", "DPO T=?"]
 
 
 def test_matrix_is_ordered_by_prompt_and_sample():
@@ -113,3 +94,64 @@ def test_tables_mark_what_is_missing_and_show_intervals():
     own = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
     lines = table(own, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")
     assert lines == ["| rater | wins |", "| --- | --- |", "| a | 0.50 [0.25, 0.75] |", "| b | - |"]
+
+
+# -- distributions and shifts -----------------------------------------------------------------------------------------
+
+
+SFT = np.random.default_rng(0).normal(0, 1, (40, 3))
+PPO = SFT + np.random.default_rng(1).normal(1, 0.2, (40, 3))
+
+
+def rows(method, table, ids=None):
+    cells = [(i, k) for i in (range(len(table)) if ids is None else ids) for k in range(len(table[i]))]
+    plain = {"prompt": "x", "method": method, "response": ""}
+    return [{"id": f"p{i}", "sample": k, "rm_score": float(table[i][k])} | plain for i, k in cells]
+
+
+def frame(**methods):
+    index = pd.MultiIndex.from_product([[f"p{i}" for i in range(40)], range(3)], names=["id", "sample"])
+    return pd.DataFrame({name: values.ravel() for name, values in methods.items()}, index=index)
+
+
+def test_tables_have_the_same_prompts_in_the_same_order():
+    table = score_table(rows("SFT", SFT) + rows("PPO", PPO, reversed(range(40))))
+    pd.testing.assert_frame_equal(table, frame(SFT=SFT, PPO=PPO), check_index_type=False)
+
+
+def test_distributions():
+    sft, ppo = distributions(frame(SFT=SFT, PPO=PPO))
+    low, quarter = np.quantile(SFT, [0.05, 0.25])
+    for found, values in ((sft, SFT), (ppo, PPO)):
+        assert found["mean"] == pytest.approx(bootstrap_mean(values.mean(1))._asdict())
+        assert found["std"] == pytest.approx(values.std())
+        assert found["quantiles"] == pytest.approx({q: np.quantile(values, q) for q in (0.05, 0.25, 0.5, 0.75, 0.95)})
+        for below, threshold in zip(found["below"], (low, quarter)):
+            assert below["threshold"] == pytest.approx(threshold)
+            assert below["share"] == pytest.approx(wilson((values < threshold).sum() / 3, 40)._asdict())
+    assert "change" not in sft["below"][0]
+    change = paired_bootstrap((quarter > PPO).mean(1), (quarter > SFT).mean(1))
+    assert ppo["below"][1]["change"] == pytest.approx(change._asdict()) and change.high < 0
+    for names, base in (({"PPO": PPO, "SFT": SFT}, SFT), ({"PPO": PPO, "DPO": SFT}, PPO)):  # SFT, else the first
+        assert distributions(frame(**names))[0]["below"][0]["threshold"] == pytest.approx(np.quantile(base, 0.05))
+
+
+def test_shifts_are_by_prompt_and_sample():
+    moved = shifts(frame(PPO=PPO, SFT=SFT))
+    assert list(moved) == ["PPO"] and np.array_equal(moved["PPO"], (PPO - SFT).ravel())
+    (found,) = shift_summary(frame(SFT=SFT, PPO=PPO))
+    assert found["mean"] == pytest.approx(paired_bootstrap(PPO.mean(1), SFT.mean(1))._asdict())
+    assert found["quantiles"][0.5] == pytest.approx(np.quantile(PPO - SFT, 0.5))
+    assert found["below"][0]["share"]["mean"] == pytest.approx((PPO - SFT < 0).mean())
+    assert shift_summary(frame(SFT=SFT)) == []
+
+
+def test_methods_that_cannot_be_compared_are_refused():
+    others = (
+        rows("PPO", PPO[:39]),
+        rows("PPO", PPO[:, :2]),
+        rows("PPO", PPO, range(1, 40)),
+        [{"prompt": "x", "method": "SFT"}],
+    )
+    for other in others:
+        fails(lambda: score_table(rows("SFT", SFT) + other), "SFT")  # noqa: B023

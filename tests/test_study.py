@@ -22,10 +22,11 @@ from made_up_results import made_up
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study as study_module
-from marlhf_lite.lab.studies.results import read_result
+from marlhf_lite.lab.studies.results import read_result, write_result
 from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, run_study
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.shipped import shipped
 
 SMALL = yaml.safe_load("""{size: 40, sft_epochs: 0.3, sft_batch_size: 4, rm_epochs: 0.3, rm_batch_size: 8, updates: 2,
@@ -105,6 +106,10 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold .*critic_init: sft"),
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
+    *(  # with unit tests for a reward there is no reward model
+        ({"shared": {"dataset": "tiny-code", "reward": "tests"}, "methods": {"A": method}}, "method A: ")
+        for method in ({"command": "dpo"}, METHODS["best-of-3"], PPO | {"options": {"critic_init": "rm"}})
+    ),
 ]
 
 
@@ -121,14 +126,9 @@ def test_faulty_options():
     fails(lambda: run_study(StudyCommand(seeds="1,x")), "--seeds 1,x")
 
 
-def test_a_study_of_the_project_starts_from_a_committed_protocol(tmp_path, monkeypatch, capsys):
+def test_a_study_of_the_project_starts_from_a_committed_protocol(git, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study_module, "STUDIES", tmp_path)
     path = tmp_path / "small.yaml"
-
-    def git(*words):
-        names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-        subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True)
-
     git("init")
     git("commit", "--allow-empty", "-m", "empty")
     for text in ("first", "second"):
@@ -149,9 +149,7 @@ def fill(name, folder, seeds=(0,), **changes):
     """Result files of every run of a study, made up."""
     for run in plan(load_study(name), seeds):
         result = made_up(run.method, run.seed, [0.1 * len(run.method)] * 4) | {"options": run.options}
-        path = Path(folder) / f"{run.name}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(result | changes))
+        write_result(Path(folder) / f"{run.name}.json", result | changes)
 
 
 def options(name, tmp_path, **changes):
@@ -271,7 +269,7 @@ def place(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     model = {"model": tiny.model, "lora_r": tiny.lora_r, "lora_alpha": tiny.lora_alpha}
     methods = METHODS | {"bad": {"command": "sft", "options": {"eval_prompts": 500}}}
-    write(folder / "small.yaml", seeds=[0], methods=methods, shared=SMALL | model)
+    write(folder / "small.yaml", seeds=[0], methods=methods, shared=SMALL | model, first_prompt=1)
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
         patch.setattr(Commands, "run", run_here)
@@ -288,7 +286,7 @@ def read(folder):
 
 def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(place):
     folder, shown = place
-    assert "bad-seed0: 500 held-out prompts" in shown and "the table needs 1 more, such as bad-seed0" in shown
+    assert "bad-seed0: 501 held-out prompts" in shown and "the table needs 1 more, such as bad-seed0" in shown
     assert {path.name for path in (folder / "results").iterdir()} == {f"{name}-seed0.json" for name in METHODS}
     found = read(folder)
     for result in found.values():
@@ -300,10 +298,13 @@ def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(pl
         assert result["seconds_total"] == pytest.approx(seconds, rel=1e-3)
         counts = zip(*(final[f"gold_{part.name}"] for part in fields(Report)), strict=True)
         assert final["gold"] == pytest.approx([Report(*row).score for row in counts], rel=1e-4, abs=1e-4)
+    (answers,) = folder.glob("runs/study-small/SFT-seed0-*/evaluation/samples.jsonl")
+    later = [row["rm_score"] for row in read_lines(answers)][1:]  # the protocol begins at the second prompt
+    assert found["SFT"]["final"]["rm_score"] == pytest.approx(later, rel=1e-3, abs=1e-4)
     assert [row["update"] for row in found["PPO"]["curve"]] == [1, 2]
     assert found["PPO"]["curve"][0].keys() >= {"rm_score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
-    scores = [row["rm_score_mean"] for row in found["DPO"]["curve"]]
-    assert scores[0] is None and scores[-1] is not None  # of tests on held-out prompts
+    first, *_, last = found["DPO"]["curve"]
+    assert "rm_score_mean" not in first and "rm_score_mean" in last  # of tests on held-out prompts
     assert found["SFT"]["curve"] == [] and set(found["SFT"]["final"]["kl"]) == {0.0}
     best, one = (np.array(found[name]["final"]["rm_score"]) for name in ("best-of-3", "SFT"))
     assert (best >= one).all() and "kl" not in found["best-of-3"]["final"]  # the first of the three is SFT's own
@@ -328,16 +329,3 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
         assert first[0] == first[1]  # the first update was not made again
         assert timeless(read(Path())["PPO"]) == timeless(read(place[0])["PPO"])
-
-
-def test_a_study_may_begin_at_a_later_prompt(place, tmp_path):
-    """In a process of its own. The first prompts are answered too, with the same noise, and not counted."""
-    shutil.copytree(place[0], tmp_path / "again")
-    with contextlib.chdir(tmp_path / "again"):
-        protocol = yaml.safe_load(Path("small.yaml").read_text()) | {"first_prompt": 1}
-        protocol["shared"]["eval_prompts"] = 2
-        write(Path("small.yaml"), **protocol)
-        run_study(StudyCommand(name="small.yaml", output_dir="later", only="SFT", workers=1))
-        later, before = json.loads(Path("later/SFT-seed0.json").read_text()), read(place[0])["SFT"]
-    assert later["final"]["rm_score"] == before["final"]["rm_score"][1:]
-    assert later["samples"] == before["samples"][1:]

@@ -1,6 +1,5 @@
 """The number of threads from the machine's load, with loads that are made up."""
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -60,7 +59,3 @@ def test_a_user_s_own_choice_wins(machine, monkeypatch):
     before = torch.get_num_threads()
     FreeCores().use()
     assert torch.get_num_threads() == before
-
-
-def test_on_this_machine():
-    assert 1 <= threads.choose_threads() <= os.cpu_count()

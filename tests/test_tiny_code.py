@@ -2,20 +2,19 @@
 
 import json
 import random
-import re
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import fails, ready
+from conftest import ready
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.lab.corpora.tiny_code import FAMILIES, make_problem, write, write_with_bug
+from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lite.lab.studies.results import read_result
-from marlhf_lite.lab.studies.study import load_study, plan, run_study
+from marlhf_lite.lab.studies.study import run_study
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.programs import TestRunner, read_problem
@@ -55,19 +54,6 @@ def test_both_sandboxes_agree():
     tests = [read_problem(problem.tests).tests for problem in made]
     outcomes = [TestRunner(name).run(programs, tests) for name in ("monty", "bubblewrap")]
     assert [o.passed for o in outcomes[0]] == [o.passed for o in outcomes[1]]
-
-
-def test_form_of_prompts_programs_and_tests():
-    rng, made = problems(500, 2)
-    assert {problem.family.words for problem in made} == {family.words for family in FAMILIES}
-    for problem in made:
-        program, tests = write(rng, problem), read_problem(problem.tests).tests
-        assert re.fullmatch(rf"f\({problem.family.argument}\): .*\. f\(.*\) is .*\. f\(.*\) is .*\.", problem.prompt)
-        assert program.startswith(f"\ndef f({problem.family.argument}):\n    ") and program == program.rstrip()
-        assert 1 <= program.count("\n") - 1 <= 6
-        assert len(tests) == 5 and not any(test.unwrap for test in tests)
-        assert all(f"f({argument!r})" in problem.prompt for argument in problem.arguments[:2])
-        assert not {repr(test.input[0]) for test in tests} & {repr(x) for x in problem.arguments[:2]}
 
 
 def test_the_task():
@@ -112,18 +98,11 @@ def test_run_takes_the_tests_for_a_reward(start):
     assert all(0 <= line["pass@1"]["mean"] <= line["pass@5"]["mean"] <= 1 for line in rates)
 
 
-@pytest.mark.parametrize("command", ["ppo", "rloo", "grpo"])
-def test_methods_start_from_its_sft_model(start, tmp_path, command):
-    names = ["size", "updates", "batch_size", "micro_batch_size", "max_response_length"]
-    names += ["num_generations"] if command != "ppo" else []
-    assert main([command, "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")]) == 0
-    (row,) = RunFolder.open(tmp_path / "run" / command).metrics()
+def test_rloo_starts_from_its_sft_model(start, tmp_path):
+    names = ["size", "updates", "batch_size", "micro_batch_size", "max_response_length", "num_generations"]
+    assert main(["rloo", "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")]) == 0
+    (row,) = RunFolder.open(tmp_path / "run" / "rloo").metrics()
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
-    if command == "ppo":  # the others go the same way
-        policies = [f"--policies=PPO={tmp_path / 'run'}", "--eval_samples=5", *words("size", "eval_prompts")]
-        assert main(["evaluate", "--sft", str(start), *policies, "--output_dir", str(tmp_path / "evaluation")]) == 0
-        rates = json.loads((tmp_path / "evaluation" / "pass.json").read_text())
-        assert [line["method"] for line in rates if line["difficulty"] == "all"] == ["SFT", "PPO"]
 
 
 STUDY = {
@@ -133,17 +112,12 @@ STUDY = {
 }
 
 
-def protocol(tmp_path, **changes):
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(STUDY | changes))
-    return str(path)
-
-
 @pytest.mark.long
 def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, capsys):
     ready("monty")
     monkeypatch.chdir(tmp_path)
-    run_study(StudyCommand(name=protocol(tmp_path), output_dir="results", workers=1))
+    Path("small.yaml").write_text(yaml.safe_dump(STUDY))
+    run_study(StudyCommand(name="small.yaml", output_dir="results", workers=1))
     assert not list(tmp_path.glob("runs/**/rm"))
     result = read_result(Path("results") / "PPO-seed0.json")
     (row,) = result["curve"]
@@ -155,11 +129,3 @@ def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, ca
         assert sorted(result["final"][f"pass@{k}"]) == pytest.approx(sorted(expected))
     assert "RM score" not in (Path("results") / "table.md").read_text()
     assert (Path("results") / "figures" / "outcomes.png").is_file()
-
-
-@pytest.mark.parametrize(
-    "method",
-    [{"command": "dpo"}, {"command": "best_of_n", "samples": 2}, {"command": "ppo", "options": {"critic_init": "rm"}}],
-)
-def test_methods_that_need_a_reward_model_are_refused(tmp_path, method):
-    fails(lambda: plan(load_study(protocol(tmp_path, methods={"A": method}))), "method A: ")

@@ -3,7 +3,6 @@
 import random
 import re
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 import torch
@@ -13,11 +12,7 @@ from hypothesis import strategies as st
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.lab.corpora.tiny_steps import (
-    CARRY_SLIPS,
-    OTHER_SLIP,
-    STEPS,
     demonstrate,
     make_problem,
     one_slip,
@@ -29,7 +24,6 @@ from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, f
 from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
 from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.outputs import ModelOutputs
@@ -97,21 +91,6 @@ def test_a_slip_is_found_at_its_step(seed, at):
     assert steps_of(slipped).index(False) == at and gold_scores([problem.prompt], [slipped]) == [0.0]
 
 
-def test_demonstrations_slip_at_the_stated_rates():
-    """Counted with carries worked out digit by digit."""
-    counts = {}
-    for row in make_rows("tiny-steps", 3000, 1):
-        for line in row["demonstration"].split("\n")[:-1]:
-            sign, k, value, result = re.fullmatch(r".([+*-])(\d):(\d+)>(\d+)", line).groups()
-            ones = eval(f"{value[-1]}{sign}{k}")
-            kind = sign if not 0 <= ones <= 9 else ""
-            wrong, total = counts.get(kind, (0, 0))
-            counts[kind] = wrong + (eval(f"{value}{sign}{k}") % 100 != int(result)), total + 1
-    for kind, rate in {**CARRY_SLIPS, "": OTHER_SLIP}.items():
-        wrong, total = counts[kind]
-        assert wrong / total == pytest.approx(rate, abs=4 * (rate * (1 - rate) / total) ** 0.5), kind
-
-
 # Faults
 
 
@@ -155,17 +134,6 @@ def test_any_text_is_taken(prompt, response):
 
 
 # Task
-
-
-def test_task():
-    task = load_task("tiny-steps", size=600)
-    prompts = [prompt for rows in task.splits.values() for prompt in rows["prompt"]]
-    assert {len(read_prompt(prompt).operations) for prompt in prompts} == set(STEPS) == {4, 8, 16}
-    for part, rows in task.splits.items():
-        assert rows.column_names == ["prompt", "chosen", "rejected"]
-        chosen = mean(task.gold(rows["prompt"], rows["chosen"]))
-        assert chosen == 1 if part != "sft" else 0.3 < chosen < 0.6  # teachers slip
-        assert not any(task.gold(rows["prompt"], rows["rejected"]))
 
 
 # Blame

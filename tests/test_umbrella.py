@@ -1,26 +1,18 @@
 """The umbrella task: its texts, its gold score and its parts."""
 
-import random
 import re
 from statistics import mean, pstdev
 
 import pytest
-import torch
 from conftest import fails
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.lab.credit.signal_kept import decisive_token
-from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
 from marlhf_lite.tasks.tiny_umbrella.stories import (
     LENGTHS,
     load_tiny_umbrella,
-    make_prompt,
     parse_part,
 )
-from marlhf_lite.training.rollout import Sampling, generate
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
 RAIN = "Forecast for Mia on Monday: rain. Write 1 line, umbrella first:"
@@ -80,12 +72,6 @@ def test_gold(response, place, score):
     assert gold_scores([RAIN], [response], place) == [score]
 
 
-@given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(PLACES))
-@settings(max_examples=50)
-def test_gold_takes_any_text(prompt, response, place):
-    assert gold_scores([prompt, RAIN], [response, " Take the umbrella."], place) == [-1, 1]
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
     task = load_tiny_umbrella(600, 0, f"L{length}-first-noise")
@@ -100,16 +86,3 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
 @pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
 def test_faulty_parts(part):
     fails(lambda: load_tiny_umbrella(None, 0, part), f"--part {part}")
-
-
-def test_the_model_tells_stories_of_the_asked_length_and_is_undecided():
-    options = ModelConfig(model="tiny-gemma-umbrella")
-    tokenizer, base = load_tokenizer(options.model), load_base(options)
-    rng = random.Random(1)
-    for length, place in ((8, "first"), (32, "last")):
-        prompts = [make_prompt(rng, length // 8, place) for _ in range(64)]
-        torch.manual_seed(0)
-        rollout = generate(base, tokenizer, prompts, Sampling(length + 16))
-        assert (rollout.lengths == length + 5).float().mean() > 0.9  # decision of four tokens, and EOS
-        assert mean(decision(text, place) is not None for text in rollout.responses) > 0.9
-        assert 0.3 < right_share(rollout.responses, place) < 0.7

@@ -1,4 +1,4 @@
-"""GAE against the backward recursion, and whitening."""
+"""Rewards of macro actions, GAE against the backward recursion, and whitening."""
 
 import math
 
@@ -6,7 +6,35 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import MacroActions, border_lam, gae, whiten
+from marlhf_lite.macro import MacroActions, border_lam, gae, kl_rewards, macro_rewards, whiten
+
+NAN = math.nan
+POOLS = [{"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("options", [{}, *({"rho": rho} for rho in (0.9, 0.0)), *POOLS])
+def test_rewards_match_loops(seed, options):
+    batch = ref.Batch(seed)
+    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    r = kl_rewards(batch.old_logprobs, batch.ref_logprobs, batch.mask, 0.05)
+    scores = batch.scores.masked_fill(torch.tensor(batch.counts) == 0, NAN)  # the score of nothing is not used
+    got = macro_rewards(r, scores, macro, **options)
+    rows = zip(batch.rows(batch.old_logprobs), batch.rows(batch.ref_logprobs), batch.scores.double(), batch.parts)
+    expected = [ref.rewards([-0.05 * (a - b) for a, b in zip(x, y)], s, n, **options) for x, y, s, n in rows]
+    torch.testing.assert_close(got.double(), ref.padded(expected, got.shape[1]), rtol=1e-6, atol=1e-6)
+
+
+def test_kl_rewards():
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    new, old = torch.full((2, 3), NAN), torch.full((2, 3), math.inf)
+    new[0, :2], old[0, :2] = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    assert kl_rewards(new, old, mask, 0.1).tolist() == [pytest.approx([-0.05, 0.1, 0.0]), [0.0, 0.0, 0.0]]
+    assert (kl_rewards(new, old, mask, 0) == 0).all()
+    assert kl_rewards(new.bfloat16(), old.double(), mask, 0.1).dtype == torch.float32
+
+
+# -- advantages and returns -------------------------------------------------------------------------------------------
 
 
 def steps(counts, tail, seed):
@@ -29,21 +57,6 @@ def test_gae_matches_the_recursion(counts, gamma, lam):
         assert got.dtype == torch.float32 and (got[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_gae_with_a_lam_for_each_step_or_response(seed):
-    rewards, values, mask = steps([70, 1, 0, 33, 8], 2, seed)
-    drawn = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed))
-    for lam in (drawn, drawn[:, :1]):
-        got = gae(rewards, values, mask, 0.9, lam)
-        lams = lam.expand_as(drawn).double().tolist()
-        rows = [
-            ref.gae(r[:n].tolist(), v[:n].tolist(), 0.9, one[:n])
-            for r, v, one, n in zip(rewards, values, lams, mask.sum(1).tolist())
-        ]
-        for ours, theirs in zip(got, zip(*rows)):
-            torch.testing.assert_close(ours.double(), ref.padded(theirs, mask.shape[1]), rtol=2e-6, atol=1e-5)
-
-
 def test_lam_at_borders_alone_counts_macro_actions():
     """SAE (arXiv 2601.07320): with a constant critic a token keeps λ to the number of borders that follow it."""
     macro = MacroActions.from_lengths([[2, 3, 1], [4], []], T=7)
@@ -55,18 +68,6 @@ def test_lam_at_borders_alone_counts_macro_actions():
     assert advantages.tolist() == [[0.25, 0.25, 0.5, 0.5, 0.5, 1, 0], [1, 1, 1, 1, 0, 0, 0], [0] * 7]
     each = border_lam(macro, torch.tensor([[0.5], [0.25], [0.0]]))
     assert each[1].tolist() == [1, 1, 1, 0.25, 1, 1, 1]
-
-
-def test_gae_by_hand():
-    rewards, values = torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[0.5, 0.25, 9.0]])
-    mask = torch.tensor([[True, True, False]])
-    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.5)
-    # δ_1 = 2 − 0.25, the value after the end being 0; δ_0 = 1 + 0.25 − 0.5
-    assert advantages.tolist() == [[0.75 + 0.5 * 1.75, 1.75, 0.0]]
-    assert returns.tolist() == [[1.625 + 0.5, 2.0, 0.0]]
-    plain = gae(rewards, values, mask, lam=1.0)
-    assert plain[1].tolist() == [[3.0, 2.0, 0.0]]  # λ=1: the sum of the rewards to come
-    assert torch.equal(gae(rewards, values, mask)[0], gae(rewards, values, mask, 1.0, 0.95)[0])
 
 
 @pytest.mark.parametrize("shift, scale", [(0.0, 1.0), (100.0, 1e-2), (-3.0, 1e4), (0.0, 1e-6)])

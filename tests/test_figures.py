@@ -1,12 +1,60 @@
-"""The case study as a browser reads it: parsed, not searched."""
+"""Coloured spans, trees with their cut, and the case study as a browser reads it."""
 
 from html.parser import HTMLParser
 
+import nltk
 import pytest
-from conftest import fails
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marlhf_lite.lab.figures.case_study import case_study
-from marlhf_lite.macro import FixedNGram, Whole
+from marlhf_lite.lab.figures.macro_actions import spans_html
+from marlhf_lite.lab.figures.trees import tree_cut, tree_text
+from marlhf_lite.macro import FixedNGram, MacroActions, Whole
+from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.parsing import GrammarParser, Parsing
+
+PIECES = [" My", " sis", "ter", " left", " <b>", "&", "\n", "$x$", ""]
+TREE = nltk.Tree.fromstring(
+    "(S (NP (PRP$ My) (NN sister) (NNP Marla)) (VP (VBD moved) (PP (IN to) (NP (NNP Tolwick)))) (. .))"
+)
+
+
+def test_html_is_escaped_and_needs_nothing_from_outside():
+    page = spans_html(PIECES, {"<i>rule</i>": MacroActions.from_lengths([[9]])})
+    assert "<b>" not in page and "&lt;b&gt;" in page and "&amp;" in page
+    assert "<i>" not in page and "<script" not in page
+    assert not any(word in page for word in ("http", "src=", "url(", "class="))
+    assert 'title="9 tokens"' in page
+    assert ";color:#" not in page, "text keeps the colour of the page, light or dark"
+
+
+# Trees
+
+
+@given(st.integers(1, 20), st.lists(st.integers(1, 5), min_size=7, max_size=7))
+def test_cut_is_a_partition_and_the_text_tells_the_same(most, counts):
+    ends, runs = tree_cut(TREE, counts, most)
+    assert [leaf for run in runs for leaf in range(*run)] == list(range(7))
+    lines = tree_text(TREE, counts, most).splitlines()
+    assert sum("■" in line for line in lines) == len(runs)
+    assert sum("■" in line or "+" in line for line in lines) == len(ends)
+
+
+@pytest.mark.parametrize("cutoff", [2, 4, 6, 9, 30])
+def test_cut_is_that_of_the_rule(cutoff):
+    tokenizer, text = load_tokenizer("tiny-gemma"), " My sister Marla moved to Tolwick and waited 34 days."
+    tree = GrammarParser()(text)[0].tree
+    counts = [len(tokenizer.tokenize(("" if leaf == "." else " ") + leaf)) for leaf in tree.leaves()]
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    rule = Parsing(GrammarParser(), cutoff)
+    macro = rule(torch.ones_like(ids, dtype=torch.bool), token_ids=ids, tokenizer=tokenizer)
+    assert [sum(counts[a:b]) for a, b in tree_cut(tree, counts, cutoff - 1)[1]] == macro.lengths[0].tolist()
+
+
+# -- the case study ---------------------------------------------------------------------------------------------------
+
 
 METHODS = ("SFT", "PPO", "MA-PPO", "SFT best-of-8")
 NASTY = ' <script>alert("1 & 2")</script> it\'s'
@@ -77,8 +125,3 @@ def test_macro_actions_are_those_of_the_rule(rows, tokenizer):
     assert page.titles[1:] == lengths and len(page.titles) == 1 + len(lengths)
     assert f"{len(lengths)} macro actions" in page.text and "<eos>" in page.text
     assert page.tags.count("table") == 1 + 2
-
-
-def test_faults_are_named(rows, tokenizer):
-    fails(lambda: case_study([*rows, rows[1]], tokenizer), "PPO")
-    fails(lambda: case_study(rows[:-1], tokenizer, prompts=5), "p4")
