@@ -4,8 +4,6 @@
 the specification names. What a program gives is found by running it: all are short and filled from that file.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class Part:
     words: str
     code: str
 
-    def of(self, k: int | str) -> Part:
+    def of(self, k: int | str) -> "Part":
         """The part with this value in its open place."""
         return Part(self.words.format(k=k), self.code.format(k=k))
 

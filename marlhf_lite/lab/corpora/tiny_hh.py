@@ -4,8 +4,6 @@ The human tells of six plans, and asks in the second turn what to do about five 
 the things, some with a wrong value, and put chatter, unasked or harmful advice between them.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -72,7 +70,7 @@ class Quality:
     harmful: float
 
     @classmethod
-    def sample(cls, rng: random.Random) -> Quality:
+    def sample(cls, rng: random.Random) -> "Quality":
         rates = (0.0, 0.0, 0.1, 0.3), (0.0, 0.1, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)
         return cls(rng.uniform(0.4, 1.0), *map(rng.choice, rates))
 

@@ -4,8 +4,6 @@ An early slip ruins all that follows, and the first wrong step is known (`verify
 they forget the carry of an addition, the borrow of a subtraction, or the carry of a doubling, at rates of their own.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -5,8 +5,6 @@ fillers of their own. Labels are drawn from the Bradley-Terry model on the gold 
 better than its raters, and optimising it too hard shows as gold falling while the reward still rises.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -55,7 +53,7 @@ class Quality:
     filler: float
 
     @classmethod
-    def sample(cls, rng: random.Random) -> Quality:
+    def sample(cls, rng: random.Random) -> "Quality":
         return cls(rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0))
 
 

@@ -6,8 +6,6 @@ The raters check only part of the statements, trust the rest, and like what soun
 score that is not the true one.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 
@@ -71,7 +69,7 @@ class Quality:
     repeat: float
 
     @classmethod
-    def sample(cls, rng: random.Random) -> Quality:
+    def sample(cls, rng: random.Random) -> "Quality":
         rates = (0.0, 0.2, 0.5), (0.0, 0.0, 0.1, 0.4), (0.0, 0.0, 0.2)
         return cls(rng.uniform(0.3, 1.0), *map(rng.choice, rates))
 

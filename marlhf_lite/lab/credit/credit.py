@@ -4,8 +4,6 @@ Shapes: B responses, T response tokens, C cuts of a response, K continuations of
 a bootstrap over responses; NaN where the variance that divides is not above its noise: sample more continuations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ held-out prompts tells what share of the credit the critic sees, and how far eac
 unbiased one. Nothing else is trained. One JSON file a seed goes to data/results/diagnosis.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -8,8 +8,6 @@ that falls on the first wrong step, and on the steps before it, by estimator; al
 the values of the run's critic. RLOO's share is the step's share of the tokens. Shapes: B responses, T response tokens.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

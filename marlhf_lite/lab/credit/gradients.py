@@ -15,8 +15,6 @@ Each of P prompts is answered K times; the k-th answers to all prompts are repli
 replicates are free of noise in their mean, so that no length of a gradient is overestimated by its noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 

@@ -8,8 +8,6 @@ noise in its mean, a square has.
 Shapes: B responses, C cuts of a response, N states, K continuations of a state. Scores are the reward's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

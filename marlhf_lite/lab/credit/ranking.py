@@ -1,7 +1,5 @@
 """Does the critic know which of k next tokens is best? VinePPO (arXiv 2410.01679) asks critics this."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

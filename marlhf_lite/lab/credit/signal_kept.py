@@ -10,8 +10,6 @@ Adam takes away the scale of an advantage, so a share says little by itself: wha
 of the advantage. Noise that arrives with the score is kept like credit that the critic does not see, λ^k (`seen` = 0).
 """
 
-from __future__ import annotations
-
 import math
 
 from marlhf_lite.tasks.tiny_umbrella.stories import parse_part

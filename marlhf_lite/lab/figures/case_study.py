@@ -1,7 +1,5 @@
 """The same prompts answered by several methods: scores and macro actions side by side (paper: Tables 11 to 14)."""
 
-from __future__ import annotations
-
 import html
 import random
 from collections.abc import Mapping, Sequence

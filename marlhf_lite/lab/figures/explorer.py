@@ -3,8 +3,6 @@
 Without a browser that can answer widgets (nbconvert, nbclient, papermill), the first picture comes as a static figure.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable, Mapping
 from functools import cache

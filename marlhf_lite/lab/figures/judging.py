@@ -3,8 +3,6 @@
 Judgments go to the same files, so that one may begin here and go on in a terminal.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from pathlib import Path

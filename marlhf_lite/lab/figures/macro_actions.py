@@ -4,8 +4,6 @@ Neighbouring macro actions alternate between two colours that colour-blind reade
 nothing else, gaps and underlines carry the same on paper.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Mapping, Sequence
 

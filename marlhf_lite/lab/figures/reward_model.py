@@ -4,8 +4,6 @@ A margin is the score of the response that the raters chose minus that of the on
 right where it is above 0. Each drawing goes into Axes that are given, and returns them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A constituency tree with its cut, as a figure and as text (§3.2.1, Figure 12)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ All of it is read from files and from git's history. What cannot be read there, 
 `data/results/history.yaml`: study -> fact -> note; a fact without a note is a fault.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

@@ -3,8 +3,6 @@
 None was a study's primary outcome, so each is exploration, whatever its interval says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

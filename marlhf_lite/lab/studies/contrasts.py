@@ -5,8 +5,6 @@ outcome and decides its claim; all others are exploration, unless the protocol g
 are called equal.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

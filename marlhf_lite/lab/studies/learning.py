@@ -4,8 +4,6 @@ For a study with a `threshold`. Its outcome is the gold score of the training ba
 training. Each group of `figures` is compared in itself, with its first method as the reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path

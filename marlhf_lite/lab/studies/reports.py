@@ -1,7 +1,5 @@
 """The report of a study: tables, a summary file and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Every seed has a reward model of its own, so RM scores have another zero and ano
 differences and costs are therefore computed within a seed and then averaged over seeds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

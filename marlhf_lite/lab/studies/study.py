@@ -5,8 +5,6 @@ same SFT model and reward model, which are trained first. Runs that have a resul
 was interrupted resumes when it is started again.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import hashlib
@@ -364,7 +362,7 @@ def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path,
     return jobs + [pool.submit(make_result, *given) for given in waiting]
 
 
-def make_start(run: Run, folder: Path, commands: Commands, reward_model: bool = True) -> Path:
+def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool = True) -> Path:
     """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
@@ -375,7 +373,7 @@ def make_start(run: Run, folder: Path, commands: Commands, reward_model: bool = 
     return folder
 
 
-def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: Commands) -> None:
+def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: "Commands") -> None:
     """Train and evaluate one method with one seed, and write the result. `start` is a future of `make_start`."""
     models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
