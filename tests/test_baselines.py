@@ -355,13 +355,32 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
     assert whole[1:4] == resumed[1:4] and same(whole[4], resumed[4])
 
 
-def interrupting(update):
-    """`Recorder.on_step_begin` that raises KeyboardInterrupt when an update begins."""
+@pytest.mark.parametrize("method, rows", [("rloo", 8), ("grpo", 8), ("dpo", 2)])
+def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
+    work, base, sft, model_reward, method, rows, monkeypatch
+):
+    """From the last checkpoint on; `rows` a pass do not fit from update 2 on, and half of them do."""
+    options = {"updates": 3, "checkpoint_every": 1, "dpo_epochs": 1}
+    found = []
+    for size in (99, rows):
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        monkeypatch.setattr(pipeline.Recorder, "on_step_begin", interrupting(2, error, size))
+        folder = STAGES[method](work(method=method, **options), sft, model_reward).policy
+        found.append((RunFolder.open(folder.parent).metrics(), adapter(load_policy(base, folder))))
+    (whole, weights), (halved, others) = found
+    assert [row["update"] for row in halved] == [row["update"] for row in whole] == [1, 2, 3]
+    for name in ("policy_loss", "policy_grad_norm"):
+        assert [row[name] for row in halved] == pytest.approx([row[name] for row in whole], rel=1e-3, abs=1e-5)
+    assert all(torch.allclose(weights[name], others[name], atol=1e-4) for name in weights)
+
+
+def interrupting(update, error=KeyboardInterrupt, rows=0):
+    """`Recorder.on_step_begin` that raises `error` when an update begins, if it has as many rows a pass."""
     original = pipeline.Recorder.on_step_begin
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step + 1 == update:
-            raise KeyboardInterrupt
+        if state.global_step + 1 == update and args.per_device_train_batch_size >= rows:
+            raise error
         original(self, args, state, control, **kwargs)
 
     return on_step_begin

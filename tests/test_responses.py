@@ -14,6 +14,7 @@ from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.errors import InputError
 
 
 @pytest.fixture(scope="session")
@@ -138,6 +139,26 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(evaluate, generated, mon
         assert [row[name] for row in again] == pytest.approx([row[name] for row in whole], abs=1e-4)
     stored = sum(generated[:batches]) + 2 - 1
     assert sum(generated) - before == 48 - stored
+
+
+def test_where_memory_ends_fewer_at_a_time_give_the_same(evaluate, generated, monkeypatch, tmp_path):
+    """Batches of 5 do not fit, nor do those of 2; of one, all fit, or none does."""
+    whole, generate = evaluate(out=tmp_path / "whole"), module.generate_seeded
+
+    def allocate(limit):
+        def some(model, tokenizer, prompts, *rest):
+            if len(prompts) > limit:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return generate(model, tokenizer, prompts, *rest)
+
+        monkeypatch.setattr(module, "generate_seeded", some)
+
+    allocate(1)
+    del generated[:]
+    assert responses(evaluate()) == responses(whole) and set(generated) == {1}
+    allocate(0)
+    with pytest.raises(InputError, match="out of memory .*--max_response_length"):
+        evaluate(out=tmp_path / "none")
 
 
 def test_another_reward_model_scores_the_same_responses_anew(evaluate, generated, rm2, tmp_path):

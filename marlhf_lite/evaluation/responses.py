@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 import torch
+from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from marlhf_lite.evaluation.sampling import generate_seeded
@@ -161,9 +163,12 @@ def answer(
     batch, so that comparisons by prompt are tighter.
     """
     policy.eval()
-    chunks = tqdm(_batches(_keyed(prompts, 1, seed), batch_size), desc=f"answers of {name}", leave=False)
-    score = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold)
-    rows = [_generate(policy, tokenizer, chunk, name, sampling, score) for chunk in chunks]
+    score, rows = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold), []
+
+    def work(wanted: pd.Series) -> None:
+        rows.append(_generate(policy, tokenizer, wanted, name, sampling, score))
+
+    _in_batches(work, _keyed(prompts, 1, seed), batch_size, f"answers of {name}")
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
@@ -182,8 +187,25 @@ def _keyed(prompts: Sequence[str], samples: int, seed: int) -> pd.Series:
     return pd.Series(np.repeat(np.array(prompts, dtype=object), samples), index=index, dtype=object)
 
 
-def _batches(rows: pd.Series | pd.DataFrame, size: int) -> list:
-    return [rows.iloc[start : start + size] for start in range(0, len(rows), size)]
+def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
+    """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
+    done, progress = 0, tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False)
+    while done < len(rows):
+        try:
+            work(rows.iloc[done : done + size])
+        except RuntimeError as error:
+            if not should_reduce_batch_size(error):
+                raise
+            if size == 1 or PartialState().num_processes > 1:  # another process may wait in the middle of a pass
+                fix = "shorten --max_response_length, or use a smaller model"
+                raise InputError(f"out of memory with {size} responses at a time: {fix}") from error
+            size = min(size, len(rows) - done) // 2 or 1
+        else:
+            done += size
+            progress.update(size)
+            continue
+        clear_device_cache(garbage_collection=True)
+        tqdm.write(f"out of memory: {size} responses at a time from here on; they stay the same")
 
 
 def _generate(
@@ -272,10 +294,13 @@ def _fill(
     # Prompts of like length together, so that padding is little; the most memory is needed at once.
     lengths = [-len(ids) for ids in encode_prompts(tokenizer, missing.tolist())] if len(missing) else []
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
-    todo = _batches(stored[~fresh], size) + _batches(missing, size)
-    for chunk in tqdm(todo, desc=f"{method}, T={sampling.temperature:g}", disable=not todo, leave=False):
-        if isinstance(chunk, pd.DataFrame):
-            rollout = restore(tokenizer, chunk, next(load().parameters()).device)
-            store.replace(chunk.assign(**pd.DataFrame(score(rollout), index=chunk.index, dtype=object)))
-        else:
-            store.add(_generate(load(), tokenizer, chunk, method, sampling, score, engine))
+
+    def score_again(rows: pd.DataFrame) -> None:
+        rollout = restore(tokenizer, rows, next(load().parameters()).device)
+        store.replace(rows.assign(**pd.DataFrame(score(rollout), index=rows.index, dtype=object)))
+
+    def add(rows: pd.Series) -> None:
+        store.add(_generate(load(), tokenizer, rows, method, sampling, score, engine))
+
+    _in_batches(score_again, stored[~fresh], size, f"{method}, T={sampling.temperature:g}, scores")
+    _in_batches(add, missing, size, f"{method}, T={sampling.temperature:g}")

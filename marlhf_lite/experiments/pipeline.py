@@ -8,11 +8,12 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, set_seed
@@ -43,7 +44,7 @@ from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
-from marlhf_lite.training.sft import train_sft
+from marlhf_lite.training.sft import fewer_rows, train_sft
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.progress import Job
@@ -256,10 +257,13 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
     options, pairs = context.options, context.task.splits["rm"]
 
-    def make(model: PeftModel, logger: RunLogger) -> Trainer:
-        return dpo_trainer(model, context.tokenizer, pairs, options, logger.run.path)
+    def train(context: RunContext[commands.DPOCommand]) -> Trained:
+        def make(model: PeftModel, logger: RunLogger) -> Trainer:
+            return dpo_trainer(model, context.tokenizer, pairs, context.options, logger.run.path)
 
-    return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
+        return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
+
+    return _with_less_memory(context, train, "per_device_train_batch_size", options.dpo_batch_size)
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
@@ -270,12 +274,29 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     """
     options, prompts = context.options, context.task.splits["ppo"]["prompt"]
 
-    def make(model: PeftModel, logger: RunLogger) -> Trainer:
-        scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
-        return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
-
     method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
-    return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, options))
+
+    def train(context: RunContext) -> Trained:
+        def make(model: PeftModel, logger: RunLogger) -> Trainer:
+            scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
+            return group_trainer(model, context.tokenizer, prompts, scored, context.options, logger.run.path)
+
+        return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, options))
+
+    return _with_less_memory(context, train, "micro_batch_size", options.batch_size)
+
+
+def _with_less_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
+    """Return `train(context)`; where memory ends, it goes on from its last checkpoint with half the rows a pass."""
+    share = batch // PartialState().num_processes
+    while True:
+        size = min(getattr(context.options, option) or share, share)
+        try:
+            return train(context)
+        except RuntimeError as error:
+            options = replace(context.options, **{option: fewer_rows(error, size, share, option)})
+        clear_device_cache(garbage_collection=True)
+        context = replace(context, options=options, resume=True)
 
 
 def _train_baseline(

@@ -61,27 +61,35 @@ def with_less_memory(
     `batch` rows make a step, over all processes. Raises `InputError` where one row does not fit, and where several
     processes would have to start again together.
     """
-    state = PartialState()
-    share = batch // state.num_processes
+    share = batch // PartialState().num_processes
     size = config.per_device_train_batch_size or share
     start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
     while True:
         try:
             return train(replace(config, per_device_train_batch_size=size))
         except RuntimeError as error:
-            if not should_reduce_batch_size(error):
-                raise
-            smaller = next((n for n in range(size // 2, 0, -1) if share % n == 0), 0)
-            if not smaller or state.num_processes > 1:
-                fix = f"give {smaller}" if smaller else "shorten the texts or use a smaller model"
-                raise InputError(f"out of memory with --per_device_train_batch_size {size}: {fix}") from error
+            size = fewer_rows(error, size, share, "per_device_train_batch_size")
         clear_device_cache(garbage_collection=True)
-        tqdm.write(f"out of memory with {size} rows a pass: again with {smaller}, gradients stay the same")
-        size = smaller
         with torch.no_grad():
             for parameter, value in start:
                 parameter.copy_(value)
                 parameter.grad = None
+
+
+def fewer_rows(error: RuntimeError, size: int, share: int, option: str) -> int:
+    """Return at most half of `size` rows a pass, a divisor of a process's share of a step, where memory ended.
+
+    Raises `error` where it says something else, and `InputError` where one row does not fit, and where several
+    processes would have to start again together.
+    """
+    if not should_reduce_batch_size(error):
+        raise error
+    smaller = next((n for n in range(size // 2, 0, -1) if share % n == 0), 0)
+    if not smaller or PartialState().num_processes > 1:
+        fix = f"give {smaller}" if smaller else "shorten the texts or use a smaller model"
+        raise InputError(f"out of memory with --{option} {size}: {fix}") from error
+    tqdm.write(f"out of memory with {size} rows a pass: again with {smaller}, gradients stay the same")
+    return smaller
 
 
 def shared_arguments(
