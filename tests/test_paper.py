@@ -1,0 +1,50 @@
+"""The paper's claims beside the stored results: verdicts, counterparts, and links into lesson 15."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from marlhf_lite.lab.studies import paper
+from marlhf_lite.lab.studies.results import stored_results, study_table
+
+LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "15_report.ipynb"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "sign", "size", "words"),
+    [
+        (0.1, 0.5, 1, None, "agrees"),
+        (0.1, 0.5, -1, None, "contradicts"),
+        (-0.5, -0.1, -1, None, "agrees"),
+        (-0.2, 0.3, 1, 0.2, "no difference seen"),
+        (-0.2, 0.3, 1, 0.4, "no difference seen, claimed size excluded"),
+        (-0.2, 0.3, -1, -0.4, "no difference seen, claimed size excluded"),
+    ],
+)
+def test_a_verdict_is_what_the_interval_says(low, high, sign, size, words):
+    assert paper.verdict({"mean": 0.0, "low": low, "high": high}, sign, size) == words
+    assert paper.verdict(None, sign, size) == "not measured"
+
+
+def test_a_counterpart_is_a_difference_of_the_study_s_table():
+    row = next(row for row in study_table(stored_results("main")) if row["method"] == "DPO")
+    found = row["rm_score_difference"]
+    assert paper.compare("main", "DPO", "PPO") == pytest.approx(
+        {key: found[key] for key in ("mean", "low", "high", "level")}
+    )
+    text, words = paper.evidence("main: DPO < PPO")
+    assert f"{found['mean']:+.2f} [" in text and words == "agrees"
+    assert paper.evidence("main: DPO > PPO")[1] == "contradicts"
+    assert paper.evidence("-") == ("-", "not measured")
+    assert paper.compare("main", "PPO", "no such method") is None
+
+
+def test_each_claim_leads_to_a_section_of_the_lesson():
+    cells = json.loads(LESSON.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    headings = {heading.replace(" ", "-") for heading in re.findall(r"^### ([A-Z] · .*)$", text, re.M)}
+    ten, every = paper.overview("ten"), paper.overview()
+    assert len(ten) == 10 and len(every) > 40
+    assert {re.search(r"\(#(.*)\)$", row["in"])[1] for row in ten + every} <= headings
