@@ -201,6 +201,7 @@ def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
         time.sleep(1)
 
     endpoint.script = [None, None, interrupt]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with pytest.raises(KeyboardInterrupt):
         judge_pairs(judge(workers=2), PAIRS, tmp_path)
     assert 3 <= len(stored(tmp_path)) == len(endpoint.requests) <= 9

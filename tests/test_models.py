@@ -56,7 +56,7 @@ def adapter(model):
 # -- what is shared ---------------------------------------------------------------------------------------------------
 
 
-def test_roles_share_every_base_weight_and_buffer(base, roles):
+def test_roles_share_every_base_weight_and_buffer_and_train_what_is_their_own(base, roles):
     pointers = {v.data_ptr() for v in [*base.parameters(), *base.buffers()]}
     for name in NAMES:
         model = getattr(roles, name).model
@@ -65,6 +65,8 @@ def test_roles_share_every_base_weight_and_buffer(base, roles):
         missing = pointers - here
         assert not missing, f"{name} copied {len(missing)} tensors of the base"
         assert here - pointers == own, f"{name} holds something that is neither base, adapter nor head"
+        trains = {k for k, p in model.named_parameters() if p.requires_grad}
+        assert trains == (set(adapter(model)) if name in ("policy", "critic") else set())
 
 
 def test_no_two_roles_share_a_weight_of_their_own(roles):

@@ -125,6 +125,19 @@ def pair_loss(chosen, rejected, i, j):
     return sum(terms) / len(terms) if terms else 0.0
 
 
+@pytest.mark.parametrize("fill", [0, 7])
+def test_loss_over_all_tokens_against_loops(fill):
+    """Also with a pad token that is an ordinary last token (7), where only the masks tell the rows apart."""
+    pairs = [([1, 2, 3, 7], [1, 2, 4, 5, 7]), ([1, 2, 7], [1, 2, 7, 7]), ([5, 6, 7], [5, 6, 7]), ([5, 6], [8])]
+    scores = torch.randn(2, len(pairs), 6, generator=torch.Generator().manual_seed(0)).double()
+    ids, masks = torch.full((2, len(pairs), 6), fill), torch.zeros(2, len(pairs), 6, dtype=torch.bool)
+    for k, pair in enumerate(pairs):
+        for side, row in enumerate(pair):
+            ids[side, k, : len(row)], masks[side, k, : len(row)] = torch.tensor(row), True
+    expected = sum(pair_loss(*both.tolist(), *pair) for both, pair in zip(scores.unbind(1), pairs)) / len(pairs)
+    assert rm_module.bradley_terry_all(*scores, *ids, masks=masks).item() == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("loss", ["last", "all"])
 @pytest.mark.parametrize("pads", ["own", "eos"])
 def test_loss_is_that_of_each_pair_alone(start, tokenizer, pad_is_eos, caught, loss, pads):
