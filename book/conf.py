@@ -54,7 +54,7 @@ def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
     lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
     solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
-    reference = [f"docs/{page}" for page in ("results", "provenance", "guide", "teaching", "tasks", "scaling")]
+    reference = [f"docs/{page}" for page in ("start", "results", "provenance", "guide", "teaching", "tasks", "scaling")]
     reference += ["benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
     return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())

@@ -1,4 +1,5 @@
-"""Write study times and processor times at the top of the lessons, and README's tables: `python book/times.py`.
+"""Write study times and processor times at the top of the lessons, and in README's and docs/start.md's tables:
+`python book/times.py`.
 
 A lesson's core is all that stands before "For the careful reader"; exercises and symbols are not counted.
 """
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+TABLES = (ROOT / "README.md", ROOT / "docs" / "start.md")
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
 WORDS, LINES = 200, 12  # of prose and of code that a student reads in a minute
 
@@ -87,9 +88,9 @@ def lesson_page(path: Path, times: Times) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def readme(times: dict[str, Times]) -> str:
-    """README with times in the tables of lessons and of courses."""
-    text = README.read_text(encoding="utf-8")
+def with_tables(path: Path, times: dict[str, Times]) -> str:
+    """The page with times in its tables of lessons and of courses."""
+    text = path.read_text(encoding="utf-8")
     for number, row in times.items():
         cells = f" {row.core} | {row.all} | {row.processor} |"
         text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
@@ -101,9 +102,10 @@ def readme(times: dict[str, Times]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What lessons and README should be."""
+    """What lessons, README and docs/start.md should be."""
     times = {path.name[:2]: measure(path) for path in LESSONS}
-    return {path: lesson_page(path, times[path.name[:2]]) for path in LESSONS} | {README: readme(times)}
+    lessons = {path: lesson_page(path, times[path.name[:2]]) for path in LESSONS}
+    return lessons | {path: with_tables(path, times) for path in TABLES}
 
 
 if __name__ == "__main__":
