@@ -21,7 +21,7 @@ from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import number
 
 SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
-TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic")  # studies with one goal for all methods
+TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")  # one goal for all methods
 BUDGET = 30  # updates of a run that never reaches the goal
 
 
@@ -125,8 +125,9 @@ def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrell
 
 
 def turned() -> dict:
-    """How far MA-PPO − PPO moves, in updates to the goal, from a blind critic to one that sees (study `critic`)."""
-    gap = {c: updates("critic", f"{c} MA-PPO") - updates("critic", f"{c} PPO") for c in ("blind", "seeing")}
+    """How far MA-PPO − PPO moves, in updates to the goal, from a blind critic to one that sees."""
+    study = "critic_confirm"
+    gap = {c: updates(study, f"{c} MA-PPO") - updates(study, f"{c} PPO") for c in ("blind", "seeing")}
     return t_interval((gap["seeing"] - gap["blind"]).tolist())
 
 

@@ -56,7 +56,7 @@ def read_result(path: Path) -> dict | None:
     """Read a result file; None if there is none. Raises `InputError` where it is damaged."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        columns = result["curve"]
+        columns = result.get("curve", {})  # a measurement has none
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     except FileNotFoundError:
         return None
