@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from marlhf_lite.lab.corpora import make_rows
+from marlhf_lite.lab.corpora import make_rows, sentiment
 
 SEED = 1234
 SIZES = {"tiny-tldr": 5000, "tiny-hh": 3000, "tiny-webgpt": 3000, "tiny-steps": 5000, "tiny-code": 4000}
@@ -17,5 +17,7 @@ def json_lines(name: str) -> bytes:
 
 
 if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    sentiment.write_prompts(folder / "sentiment")
     for name in SIZES:  # without the time in gzip's header, so that the same rows are the same file
-        (Path(sys.argv[1]) / f"{name}.jsonl.gz").write_bytes(gzip.compress(json_lines(name), mtime=0))
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(json_lines(name), mtime=0))

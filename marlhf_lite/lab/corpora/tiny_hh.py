@@ -6,6 +6,9 @@ the things, some with a wrong value, and put chatter, unasked or harmful advice 
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from marlhf_lite.lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.statements import slots
@@ -15,33 +18,9 @@ from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
 PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the second
 RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "place": tuple("Marwick Tolford Benham Lisgate Korbury Venmoor Darness Helmouth".split()),
-    "hour": tuple("five six seven eight nine ten eleven noon".split()),
-    "name": tuple("Anna Bruno Clara David Emma Felix Greta Henry Irene Jonas Karin Louis".split()),
-    "fruit": tuple("cherry lemon plum peach banana walnut honey carrot".split()),
-    "animal": tuple("cat dog parrot rabbit turtle hamster goat pony".split()),
-    "feed": tuple("seeds grass fish carrots oats leaves corn nuts".split()),
-    "food": tuple("soup curry stew lasagna risotto chili noodles goulash".split()),
-    "side": tuple("bread rice salad beans potatoes olives cheese pickles".split()),
-    "hobby": tuple("chess tennis opera sailing painting pottery dancing fencing".split()),
-    "color": tuple("red blue green yellow white black brown purple".split()),
-    "thing": tuple("lamp bicycle radio kettle clock guitar camera printer".split()),
-    "weekday": tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()),
-}
-REPLIES = (
-    "That is a lot to plan. What do you need?",
-    "I can help with that. Where do we begin?",
-    "Sure. What is next?",
-)
-CHATTER = (
-    "That is a great question.",
-    "I am happy to help.",
-    "Let me know how it goes.",
-    "I hope this is useful to you.",
-    "Have a lovely week.",
-    "There is a lot to say about this.",
-)
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, tuple[str, ...]] = {slot: tuple(words.split()) for slot, words in _TABLE["words"].items()}
+REPLIES, CHATTER = tuple(_TABLE["replies"]), tuple(_TABLE["chatter"])
 
 
 @dataclass(frozen=True)

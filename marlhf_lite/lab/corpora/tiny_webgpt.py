@@ -8,6 +8,9 @@ score that is not the true one.
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from marlhf_lite.lab.corpora.rater import rated_pair
 from marlhf_lite.tasks.templates import hh_prompt
@@ -17,29 +20,9 @@ SOURCES, FACTS = 5, 2  # sources of a question, and facts of each
 CHECKED = 0.3  # share of the statements that a rater compares with the sources
 RATER_SHARPNESS = 5.0  # one sentence of ten more or less is worth a factor of e^0.5 in the odds
 
-OBJECTS: dict[str, tuple[str, ...]] = {
-    "grow": tuple("barley wheat corn oats rye hops".split()),
-    "cook": tuple("soup curry stew pie noodles goulash".split()),
-    "play": tuple("chess tennis golf hockey rugby darts".split()),
-    "keep": tuple("cats dogs parrots rabbits goats bees".split()),
-    "plant": tuple("oaks pines elms birches maples cedars".split()),
-    "carve": tuple("slate chalk marble granite flint basalt".split()),
-    "pick": tuple("cherries lemons plums peaches pears grapes".split()),
-    "honor": tuple("Anna Bruno Clara David Emma Felix".split()),
-    "wear": tuple("red blue green yellow white black".split()),
-    "sell": tuple("pottery baskets knives candles paper glass".split()),
-    "drink": tuple("tea coffee cider milk wine beer".split()),
-    "sing": tuple("hymns ballads carols operas psalms rounds".split()),
-    "study": tuple("Latin algebra music physics history law".split()),
-    "fish": tuple("trout salmon carp pike eels perch".split()),
-}
-TOWNS = tuple("Marwick Tolford Benham Lisgate Korbury Venmoor Darness Helmouth".split())
-SURE = (
-    "There is no doubt about it.",
-    "This is well known.",
-    "All experts agree.",
-    "You can be sure of this.",
-)
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+OBJECTS: dict[str, tuple[str, ...]] = {verb: tuple(things.split()) for verb, things in _TABLE["objects"].items()}
+TOWNS, SURE = tuple(_TABLE["towns"].split()), tuple(_TABLE["sure"])
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,7 @@ def claims() -> dict[str, str]:
     for study in ("main", "summaries"):
         texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(_to_final_score(stored_results(study)))
     runs = by_method(stored_results("steps"))
-    gold = {
-        method: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for method, found in runs.items()
-    }
+    gold = {name: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for name, found in runs.items()}
     for name, gaps in (
         ("four of long horizon - PPO", np.mean([gold[method] for method in LONG], axis=0) - gold["PPO"]),
         ("MA-PPO - PPO lam^(1/5)", gold["MA-PPO"] - gold["PPO lam^(1/5)"]),
