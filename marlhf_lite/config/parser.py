@@ -206,7 +206,7 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
         for name, value in theirs.items():
             if name in SAME and found.get(name, value) != value:
                 other = f"but {origin[name]} has --{name} {found[name]}"
-                raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give what belongs together")
+                raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
             found.setdefault(name, value)
             origin.setdefault(name, f"--{option} {run}")
     return found
