@@ -194,6 +194,8 @@ def test_stages_say_how_many_rows_fit(folder):
     few = replace(given, gpu=estimate_stage(given, "sft", 6).peak / GIB * 1.001)
     sft, rm = stages_table(few).splitlines()
     assert "24 rows" in sft and ", 6 would fit" in sft and "24 rows" in rm and "would fit" in rm
+    almost = replace(given, gpu=estimate_stage(given, "sft", 8).peak / GIB * 1.001)  # after 24 and 12 comes 6, not 8
+    assert ", 6 would fit" in stages_table(almost)
     assert stages_table(replace(given, gpu=0.1)).count(", not one would fit") == 2 and "fit" not in stages_table(given)
 
 

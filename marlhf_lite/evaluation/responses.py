@@ -189,23 +189,25 @@ def _keyed(prompts: Sequence[str], samples: int, seed: int) -> pd.Series:
 
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
     """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
-    done, progress = 0, tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False)
-    while done < len(rows):
-        try:
-            work(rows.iloc[done : done + size])
-        except RuntimeError as error:
-            if not should_reduce_batch_size(error):
-                raise
-            if size == 1 or PartialState().num_processes > 1:  # another process may wait in the middle of a pass
-                fix = "shorten --max_response_length, or use a smaller model"
-                raise InputError(f"out of memory with {size} responses at a time: {fix}") from error
-            size = min(size, len(rows) - done) // 2 or 1
-        else:
-            done += size
-            progress.update(size)
-            continue
-        clear_device_cache(garbage_collection=True)
-        tqdm.write(f"out of memory: {size} responses at a time from here on; they stay the same")
+    done = 0
+    with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
+        while done < len(rows):
+            part = rows.iloc[done : done + size]
+            try:
+                work(part)
+            except RuntimeError as error:
+                if not should_reduce_batch_size(error):
+                    raise
+                if len(part) == 1 or PartialState().num_processes > 1:  # another process may wait in a pass
+                    fix = "shorten --max_response_length, or use a smaller model"
+                    raise InputError(f"out of memory with {len(part)} responses at a time: {fix}") from error
+                size = len(part) // 2
+            else:
+                done += len(part)
+                progress.update(len(part))
+                continue
+            clear_device_cache(garbage_collection=True)
+            tqdm.write(f"out of memory: {size} responses at a time from here on; they stay the same")
 
 
 def _generate(

@@ -187,13 +187,21 @@ def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     return "\n".join(lines)
 
 
+def smaller_pass(rows: int, share: int) -> int:
+    """Return the rows a pass that are tried next where memory ended with `rows`: the most within half of them that
+    divide `share`, a process's rows of a step; 0 where one row did not fit."""
+    return next((n for n in range(rows // 2, 0, -1) if share % n == 0), 0)
+
+
 def stages_table(options: MemoryCommand) -> str:
     """Format the peaks of SFT and of the reward model, and where they do not fit the card how many rows a pass do."""
     lines = []
     for stage, name in (("sft", "SFT"), ("rm", "reward model")):
         batch = getattr(options, f"{stage}_batch_size")
         asked = options.per_device_train_batch_size or batch
-        tried = [rows for rows in range(asked, 0, -1) if rows == asked or (rows <= asked // 2 and batch % rows == 0)]
+        tried = [asked]
+        while smaller := smaller_pass(tried[-1], batch):
+            tried.append(smaller)
         peaks = {rows: estimate_stage(options, stage, rows).peak for rows in tried}
         line = f"{name:<12} {peaks[asked] / GIB:7.2f} GiB  with {asked} rows a pass"
         if options.gpu and peaks[asked] > options.gpu * GIB:

@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import torch
 from accelerate import PartialState
+from accelerate.state import GradientState
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
 from torch import nn
@@ -16,6 +17,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import options as o
+from marlhf_lite.models.memory import smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.utils.errors import InputError
@@ -84,7 +86,8 @@ def fewer_rows(error: RuntimeError, size: int, share: int, option: str) -> int:
     """
     if not should_reduce_batch_size(error):
         raise error
-    smaller = next((n for n in range(size // 2, 0, -1) if share % n == 0), 0)
+    GradientState().sync_gradients = True  # it may have ended between two passes of a step; all trainers share this
+    smaller = smaller_pass(size, share)
     if not smaller or PartialState().num_processes > 1:
         fix = f"give {smaller}" if smaller else "shorten the texts or use a smaller model"
         raise InputError(f"out of memory with --{option} {size}: {fix}") from error
