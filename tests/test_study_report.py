@@ -130,6 +130,7 @@ def test_an_interval_has_the_digits_that_its_ends_need():
     texts = {(0.005, -0.0005, 0.0105): "+0.005 [-0.001, +0.011]", (1.0, 0.5, 1.5): "+1.00 [+0.50, +1.50]"}
     for ends, text in (texts | {(2.0, 2.0, 2.0): "+2.00", (2.0, None, None): "+2.00"}).items():
         assert interval(dict(zip(("mean", "low", "high"), ends, strict=True)), "+.2f") == text
+    assert interval({"mean": 0.1, "low": -0.001, "high": 0.29}, "+.0%") == "+10.0% [-0.1%, +29.0%]"
 
 
 def leaves(value, path=""):

@@ -64,7 +64,8 @@ def macro_rewards(
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
     """An estimate of KL(π || π_ref) for each token: with d = log π − log π_ref, k1 is d, k3 is exp(−d) − 1 + d.
 
-    k1 has no bias and can be negative; k3 is never negative. Differentiable in both.
+    k1 has no bias for samples at temperature 1 without top-k, and can be negative; k3 is never negative. Both are
+    differentiable.
 
     Args:
         logprobs, ref_logprobs: [B,T] floating, natural logarithms.

@@ -32,7 +32,7 @@ def interval(value: Mapping, form: str = ".2f") -> str:
     mean, low, high = (value[name] for name in ("mean", "low", "high"))
     if low is None or low == high:
         return number(mean, form)
-    least = min(abs(end) for end in (low, high, (high - low) / 4) if end)
+    least = min(abs(end) for end in (low, high, (high - low) / 4) if end) * (100 if form.endswith("%") else 1)
     sign, digits = form[: form.index(".")], int(form[form.index(".") + 1 : -1])
-    form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}f"
+    form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}{form[-1]}"
     return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"

@@ -60,9 +60,9 @@ class Chain:
 
 @dataclass(frozen=True)
 class Critic:
-    """A critic with given errors: V̂(s_t) = sees·V(s_t) + offset + noise·ε_t.
+    """A critic with given errors: V̂(s_t) = sees·V(s_t) + offset + noise·z_t.
 
-    ε is standard normal, independent of the tokens. Neighbours have correlation `smooth` (0 to below 1), tokens k apart
+    z is standard normal, independent of the tokens. Neighbours have correlation `smooth` (0 to below 1), tokens k apart
     smooth^k.
     """
 
