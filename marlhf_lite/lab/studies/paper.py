@@ -18,7 +18,7 @@ from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
-from marlhf_lite.utils.tables import number
+from marlhf_lite.utils.tables import interval
 
 SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
 TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")  # one goal for all methods
@@ -36,10 +36,7 @@ def stored(study: str) -> list[dict]:
 
 def say(found: Mapping | None, form: str = "+.2f") -> str:
     """An interval as text."""
-    if found is None:
-        return "-"
-    mean, low, high = (number(found[end], form) for end in ("mean", "low", "high"))
-    return f"{mean} [{low}, {high}]"
+    return "-" if found is None else interval(found, form)
 
 
 def verdict(found: Mapping | None, sign: int = 1, size: float | None = None) -> str:
