@@ -2,6 +2,7 @@ import datetime
 import json
 import os
 import sys
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_config_is_written_in_order_with_what_ran(run):
     assert os.listdir(run.path) == ["config.yaml"]
     versions = found["environment"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3])) and versions["processor"]
-    assert (versions["torch"], versions["threads"]) == (torch.__version__, torch.get_num_threads())
+    assert (versions["torch"], versions["threads"]) == (metadata.version("torch"), torch.get_num_threads())
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(versions["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
 
