@@ -23,8 +23,7 @@ from cells import RESULTS, Cells
 
 from marlhf_lite import cli, macro
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.lab.studies.contrasts import t_interval
-from marlhf_lite.lab.studies.results import EXPLAINED
+from marlhf_lite.lab.studies.results import EXPLAINED, t_interval
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.training.outputs import Batch
 from marlhf_lite.training.ppo import PPOTrainer
@@ -52,12 +51,10 @@ class ReplayTrainer(PPOTrainer):
 
     def critic_step(self, batch: Batch, returns: torch.Tensor) -> None:
         """One optimizer step toward returns [B, S] of an earlier rollout."""
+        tokens = batch.steps.token_mask.sum()
         for rows in self._micro_batches(batch):
             part = batch.select(rows)
-            trimmed = part.rollout.trim()
-            values = trimmed.before_tokens(self.models.critic(trimmed.tokens, trimmed.attention_mask))
-            values = part.rollout.widen(values.masked_fill(~trimmed.mask, 0.0))
-            tokens = batch.steps.token_mask.sum()
+            values = self.compute_outputs(part.rollout).values
             loss, _ = macro.value_loss(values, values, returns[rows], part.steps, clip=None, normalizer=tokens)
             loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters["critic"], self.config.max_grad_norm)
@@ -75,7 +72,8 @@ def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
     pipeline.PPOTrainer = ReplayTrainer
     marlhf("ppo", seed=seed, n=1, sft=sft, rm=rm, output_dir=place, **options)
     curve = [row[EXPLAINED] for row in RunFolder.open(place / "ppo").metrics()]
-    return {"curve": curve, "mean": sum(curve[shared["critic_warmup"] :]) / len(curve[shared["critic_warmup"] :])}
+    learning = curve[shared["critic_warmup"] :]
+    return {"curve": curve, "mean": sum(learning) / len(learning)}
 
 
 def marlhf(command: str, **options) -> None:

@@ -183,18 +183,18 @@ def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
     for place, row in zip(places, rows.values(), strict=True):
         seeds = row["updates"]["by_seed"]
         for seed, updates in enumerate(seeds):
-            beside = place + 0.12 * (seed - (len(seeds) - 1) / 2)
+            beside = place + 0.7 * ((seed + 0.5) / len(seeds) - 0.5)
             axes[0].plot(beside, updates or budget, "." if updates else "x", color="0.35", markersize=4)
     colour = METHODS["MA-PPO"].colour
     medians = [row["updates"]["median"] or np.nan for row in rows.values()]
-    axes[0].plot(places, medians, "_", color=colour, markersize=11, markeredgewidth=1.6)
+    axes[0].plot(places, medians, "_", color=colour, markersize=9, markeredgewidth=1.6)
     for share, (name, style) in enumerate({"nothing": "o-", "what it saw": "s--", "all": "^:"}.items()):
         kept = [row["kept"][share] for row in rows.values()]
         axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
     axes[0].set(ylabel="updates to threshold", ylim=(None, budget + 1))
     axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
-    place = {"loc": "center right", "bbox_to_anchor": (1, 0.32)}
-    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small", **place)
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
+    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small", **above)
     for ax in axes:
         ax.set(xlabel="n (tokens in a macro action)")
         ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize="small")
