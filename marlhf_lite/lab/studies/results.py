@@ -30,8 +30,8 @@ EXPLAINED = "score_explained_variance"  # the metric that tells whether there is
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
-    "update rm_score_mean gold_mean kl_k1 kl_k3 response_length eos_rate advantage_norm advantage_rms q_norm q_rms "
-    "explained_variance score_explained_variance credit_seen value_noise macro_length accuracy generated_tokens "
+    "update rm_score_mean gold_mean kl_k1 response_length advantage_norm advantage_rms q_norm q_rms "
+    "explained_variance score_explained_variance credit_seen macro_length accuracy generated_tokens "
     "seconds share_compile_error share_runtime_error share_timeout share_unsupported share_failed share_passed"
 ).split()
 FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]
@@ -70,7 +70,8 @@ def write_result(path: Path, result: dict) -> None:
     names = [name for name in CURVE if any(name in row for row in result["curve"])]
     columns = {name: [row.get(name) for row in result["curve"]] for name in names}
     parts = to_jsonable(result | {"curve": columns}, path.name).items()
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(part)}" for name, part in parts)
+    texts = ((name, json.dumps(part, separators=(",", ":"))) for name, part in parts)
+    lines = ",\n".join(f"{json.dumps(name)}: {text}" for name, text in texts)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, f"{{\n{lines}\n}}\n".encode())
 
