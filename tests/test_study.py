@@ -106,6 +106,7 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold .*critic_init: sft"),
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
+    ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
     *(  # with unit tests for a reward there is no reward model
         ({"shared": {"dataset": "tiny-code", "reward": "tests"}, "methods": {"A": method}}, "method A: ")
         for method in ({"command": "dpo"}, METHODS["best-of-3"], PPO | {"options": {"critic_init": "rm"}})

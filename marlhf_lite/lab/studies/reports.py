@@ -8,6 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from marlhf_lite.lab.figures.programs import outcome_shares
+from marlhf_lite.lab.studies.equal_kl import equal_kl_line, score_over_kl
 from marlhf_lite.lab.studies.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.utils.jsonl import write_json
@@ -27,9 +28,12 @@ COST_LEGEND = (
 def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     rows = study_table(results, study.baseline, study.target_method)
-    text = markdown(rows, study.baseline, study.target_method)
+    text, drawn = markdown(rows, study.baseline, study.target_method), study_figures(study, results, rows)
+    if study.equal_kl:
+        text += f"\n\n{equal_kl_line(results, *study.equal_kl)}"
+        drawn["score_over_kl"] = score_over_kl(results, study.equal_kl)
     write_report({"study": study.name, "methods": rows}, text, folder)
-    save_figures(study_figures(study, results, rows), figures)
+    save_figures(drawn, figures)
     return text
 
 

@@ -65,6 +65,7 @@ class Study:
     # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D. The first
     # one is the primary outcome, the others are exploration; within a factor of `margin` two methods are called equal.
     contrasts: dict[str, dict] = field(default_factory=dict)
+    equal_kl: list[str] = field(default_factory=list)  # [A, B]: also report A's score minus B's at equal KL
 
     @property
     def reward_model(self) -> bool:
@@ -73,7 +74,13 @@ class Study:
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
-KEYS |= {"figures": dict, "threshold": float, "window": int, "contrasts": dict}  # key of a protocol -> its type
+KEYS |= {
+    "figures": dict,
+    "threshold": float,
+    "window": int,
+    "contrasts": dict,
+    "equal_kl": list,
+}  # key of a protocol -> its type
 
 
 def protocol_file(name: str) -> Path:
@@ -130,6 +137,8 @@ def _check(study: Study, path: Path) -> None:
     for figure, names in study.figures.items():
         if not isinstance(names, list) or not set(names) <= set(study.methods):
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
+    if study.equal_kl and (len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)):
+        raise InputError(f"{path}: equal_kl: {study.equal_kl}: give two methods, as [MA-PPO, PPO]")
     for name, contrast in study.contrasts.items():
         ratio = contrast.get("ratio", []) if isinstance(contrast, dict) else []
         if len(ratio) not in (2, 4) or not set(ratio) <= set(study.methods) or study.threshold is None:

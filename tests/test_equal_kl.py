@@ -1,0 +1,52 @@
+"""Scores at equal KL, against closed forms."""
+
+import numpy as np
+import pytest
+from made_up_results import made_up
+
+from marlhf_lite.lab.studies import equal_kl
+from marlhf_lite.lab.studies.results import student
+from marlhf_lite.plotting import training as plots
+
+
+def run(method, seed, kls, slope):
+    """A run whose score is `slope` times its KL."""
+    result = made_up(method, seed, [0.0])
+    rows = [{"update": u, "kl_k1": kl, "gold_mean": slope * kl} for u, kl in enumerate(kls, 1)]
+    return result | {"curve": rows, "options": {}}
+
+
+@pytest.fixture
+def results():
+    """MA-PPO goes twice as far; its score per nat is higher by 1, 2 and 3."""
+    pairs = zip((0, 1, 2), (2.0, 3.0, 4.0), strict=True)
+    found = [run("MA-PPO", seed, np.linspace(0, 4, 30), slope) for seed, slope in pairs]
+    return found + [run("PPO", seed, np.linspace(0, 2, 20), 1.0) for seed in (2, 0, 1)]
+
+
+def test_difference_against_its_closed_form(results):
+    end = np.linspace(0, 2, 20)[-equal_kl.WINDOW :].mean()  # of PPO's path; of a line the mean is in the middle
+    expected = np.array([1, 2, 3]) * 0.75 * end
+    found = equal_kl.difference_at_kl(results, "MA-PPO", "PPO")
+    assert found["kl"] == pytest.approx([end] * 3)
+    assert found["by_seed"] == pytest.approx(expected)
+    half = student(2) * expected.std(ddof=1) / 3**0.5
+    assert [found["low"], found["high"]] == pytest.approx([expected.mean() - half, expected.mean() + half])
+    turned = equal_kl.difference_at_kl(results, "PPO", "MA-PPO")
+    assert turned["mean"] == pytest.approx(-found["mean"])
+
+
+def test_where_a_kl_falls_the_path_stays(results):
+    kl, score = equal_kl.path_of(run("PPO", 0, [0, 1, 2, 3, 4, 0, 0, 0, 0, 0, 9], 1.0))
+    assert (np.diff(kl) >= 0).all() and kl[4] == kl[9] == 2.0
+    assert score[9] == 0.0 and score[-1] == pytest.approx(9 / 5)
+
+
+def test_line_and_figure(results):
+    line = equal_kl.equal_kl_line(results, "MA-PPO", "PPO")
+    assert "MA-PPO minus PPO: +" in line and "(1.8; 1.8; 1.8 nats)" in line
+    ax = equal_kl.score_over_kl(results, ["PPO", "MA-PPO"])
+    assert len(ax.lines) == 2 * (3 + 1)
+    longest = [max(line.get_xdata()) for line in ax.lines if line.get_label() in ("PPO", "MA-PPO")]
+    assert longest[1] > 1.9 * longest[0]
+    plots.plt.close(ax.figure)
