@@ -5,7 +5,7 @@ changes is time and memory: losses and gradients are the same but for rounding. 
 
     python benchmarks/real_update.py --model FOLDER --data PAIRS.jsonl.gz
 
-Writes JSON, round by round.
+Writes JSON, round by round; at last a profile of each phase, which tells what its time goes to.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.training.ppo import PPOTrainer
 
 SIZES, PROMPTS, LONGEST, RESPONSE = (16, 8, 4, 2), 16, 64, 64
+BEST = 8  # responses a pass in the profile
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 
 
 def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
@@ -39,6 +41,43 @@ def one_round(trainer: PPOTrainer, prompts: list[str]) -> dict:
         _, seconds[f"training {size}"] = timed(trainer.forward_backward, batch, trainer.loss_normalizers(batch))
         trainer.optimizer.zero_grad()
     return seconds
+
+
+def profile_of(trainer: PPOTrainer, prompts: list[str]) -> dict:
+    """For each phase: shares of its time by operation, the ten largest, and the rate of its matrix products.
+
+    The rate is in units of that of one product of two matrices of 2,048 rows and columns.
+    """
+    trainer.micro_batch_size = trainer.reward.micro_batch_size = BEST
+    square = torch.randn(2048, 2048)
+    large = rate_of_products(profiled(torch.mm, square, square)[1])
+    rollout, found = profiled(trainer.generate_rollout, prompts)
+    phases = {"generation": found}
+    scored, phases["scoring"] = profiled(trainer.score, rollout)
+    batch = trainer.objective.batch(scored, trainer.segment(scored))
+    _, phases["training"] = profiled(trainer.forward_backward, batch, trainer.loss_normalizers(batch))
+    return {phase: shares(found) | {"rate": rate_of_products(found) / large} for phase, found in phases.items()}
+
+
+def profiled(run: Callable, *args) -> tuple:
+    """What `run` returns, and its operations with their own time and their floating-point operations."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as profiler:
+        result = run(*args)
+    return result, profiler.key_averages()
+
+
+def shares(operations) -> dict:
+    """Name of an operation -> its share of all time, largest first, and that of all matrix products."""
+    total = sum(op.self_cpu_time_total for op in operations)
+    largest = sorted(operations, key=lambda op: -op.self_cpu_time_total)[:10]
+    products = sum(op.self_cpu_time_total for op in operations if op.key in PRODUCTS)
+    return {"products": products / total, "largest": {op.key: op.self_cpu_time_total / total for op in largest}}
+
+
+def rate_of_products(operations) -> float:
+    """Floating-point operations of matrix products in a microsecond of their own time."""
+    found = [op for op in operations if op.key in PRODUCTS]
+    return sum(op.flops for op in found) / sum(op.self_cpu_time_total for op in found)
 
 
 def timed(run: Callable, *args) -> tuple:
@@ -71,8 +110,9 @@ def main() -> None:
     trainer = make_trainer(ModelConfig(model=args.model), prompts, FixedNGram(5), ppo, RESPONSE)
     cells = Cells(args.out, args)
     rounds = [cells.measure(f"round {i}", one_round, trainer, prompts) for i in range(args.rounds)]
+    profile = cells.measure("profile", profile_of, trainer, prompts)
     cells.finish(**summary(rounds))
-    print(summary(rounds))
+    print(summary(rounds), profile)
 
 
 if __name__ == "__main__":
