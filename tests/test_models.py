@@ -173,6 +173,8 @@ def test_saved_adapters_load_back_identically(base, tokenizer, moved, tmp_path):
 def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
     fails(lambda: load_policy(base, tmp_path), "no adapter_config.json")
     fails(lambda: model_path("/nowhere/at/all"), "no such folder")
+    (tmp_path / "model.gguf").touch()
+    fails(lambda: model_path(str(tmp_path / "model.gguf")), "model.gguf: a file")
     fails(lambda: model_path(str(sft)), "it holds an adapter")
     (tmp_path / "config.json").write_text("{}")
     fails(lambda: model_path(str(tmp_path)), "no tokenizer")

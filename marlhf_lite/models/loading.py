@@ -45,6 +45,8 @@ def model_path(name: str) -> str:
     if folder.is_dir():
         _check_folder(folder)
         return str(folder)
+    if folder.is_file():  # such as one in GGUF form
+        raise InputError(f"--model {name}: a file: give a folder with config.json, as save_pretrained writes it")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(EMBEDDED_MODELS)
         raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
