@@ -7,6 +7,9 @@ run. Chosen: the rate with the smallest held-out loss (SFT: nats a response toke
 pair); of rates within 0.01 of it the smallest rate. A best rate at an edge of its grid is said to be one. The reward
 models start from the SFT model of the chosen rate. This table chooses, and claims nothing.
 
+Added on 2026-11-23, when the table was there: all four reward models have the loss of a coin (0.690 to 0.694), so the
+rule's choice, the smallest rate, says nothing. The preset takes SFT's rate from here, and not the reward model's.
+
     python benchmarks/default_rates.py --model FOLDER --data PAIRS.jsonl.gz
 
 Writes JSON, rate by rate; an interrupted table goes on where it stopped.
