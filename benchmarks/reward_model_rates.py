@@ -1,0 +1,117 @@
+"""Which learning rate of the reward model serves a pretrained model, where it has something to learn?
+
+On 256 pairs of HH-RLHF no rate taught SmolLM2-135M-Instruct anything (`default_rates.py`). Here a known score ranks
+each pair: of two answers of the model itself to a question of `data/sentiment`, the chosen one is friendlier by VADER.
+
+Fixed before the first run. Answers of 48 tokens to all 400 questions and to the 100 held-out ones, two to each; pairs
+with equal scores are left out. LoRA as the library's, batches of 16, one pass, seed 141, which no study uses; every
+rate has one run. Chosen: the rate with the smallest held-out Bradley-Terry loss a pair; of rates within 0.01 of it the
+smallest. A best rate at an edge of its grid is said to be one. If no loss is below 0.68, nothing is chosen. This table
+chooses, and claims nothing.
+
+    python benchmarks/reward_model_rates.py --model FOLDER
+
+Writes JSON, rate by rate; an interrupted table goes on where it stopped.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import datasets
+import torch
+from cells import RESULTS, Cells
+from torch.nn.functional import softplus
+
+from marlhf_lite.config.commands import RunCommand
+from marlhf_lite.config.options import RewardModelConfig, TrainerConfig
+from marlhf_lite.experiments.context import RunContext, open_context
+from marlhf_lite.experiments.pipeline import sft_stage
+from marlhf_lite.lab.corpora.sentiment import all_words
+from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.models.loading import load_policy, new_reward_model, share
+from marlhf_lite.training.reward_model import train_reward_model
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import from_texts, generate, generate_in_batches
+from marlhf_lite.utils.jsonl import append_lines, read_lines
+
+RATES, SEED, BATCH, PASS, NEAR, LEARNED = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3), 141, 16, 4, 0.01, 0.68
+DATA = Path(__file__).parents[1] / "data" / "sentiment"
+
+
+def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
+    """Two answers to each question of a part, ranked; made once, and kept in the run's folder."""
+    file = context.path / f"{part}.jsonl"
+    if not file.is_file():
+        torch.manual_seed(SEED)
+        policy = load_policy(context.base, sft, trainable=False)
+        asked = [prompt for prompt in context.task.splits[part]["prompt"] for _ in range(2)]
+        rollout = generate_in_batches(generate, BATCH, policy, context.tokenizer, asked, context.sampling)
+        answers = list(zip(all_words(rollout.prompts, rollout.responses), rollout.responses, strict=True))
+        rows = []
+        for prompt, *two in zip(asked[::2], answers[::2], answers[1::2], strict=True):
+            (worse, rejected), (better, chosen) = sorted(two)
+            rows += [{"prompt": prompt, "chosen": chosen, "rejected": rejected}] if worse < better else []
+        append_lines(file, rows)
+    return read_lines(file)
+
+
+def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
+    """Loss and accuracy on the held-out pairs of a reward model that was trained at this rate."""
+    rows, held_out = (datasets.Dataset.from_list(make_pairs(context, sft, part)) for part in ("ppo", "test"))
+    model, begin = new_reward_model(share(context.base), sft, SEED), time.time()
+    config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
+    passes = TrainerConfig(per_device_train_batch_size=PASS)
+    train_reward_model(
+        model, context.tokenizer, rows, config, context.options, context.path / f"rm-{rate}", SEED, passes
+    )
+    reward = ModelReward(ScalarHeadModel(model), PASS)
+    sides = [
+        reward(from_texts(context.tokenizer, held_out["prompt"], held_out[side], context.limit))
+        for side in ("chosen", "rejected")
+    ]
+    margins = sides[0] - sides[1]
+    accuracy = (torch.sign(margins) / 2 + 0.5).mean().item()
+    found = {"loss": softplus(-margins).mean().item(), "accuracy": accuracy, "seconds": time.time() - begin}
+    return found | {"pairs": len(rows), "held_out": len(held_out)}
+
+
+def choose(losses: Sequence[float]) -> float | None:
+    """The smallest rate whose held-out loss is within `NEAR` of the best; None where none has learned."""
+    near = [rate for rate, loss in zip(RATES, losses, strict=True) if loss <= min(losses) + NEAR]
+    return near[0] if min(losses) < LEARNED else None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
+    folder = Path(tempfile.gettempdir()) / "reward_model_rates"
+    parser.add_argument("--folder", type=Path, default=folder, help="of pairs and adapters")
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_reward_model_rates.json")
+    args = parser.parse_args()
+    there = {"resume": str(args.folder)} if (args.folder / "config.yaml").is_file() else {}
+    options = RunCommand(
+        model=args.model,
+        dataset=str(DATA),
+        output_dir=str(args.folder),
+        reward="marlhf_lite.lab.corpora.sentiment:all_words",  # the questions come without answers to rank
+        critic_init="sft",
+        max_response_length=48,
+        temperature=1.0,
+        seed=SEED,
+        **there,
+    )
+    context, cells = open_context(options), Cells(args.out, args)
+    sft = sft_stage(context)
+    losses = []
+    for rate in RATES:
+        found = cells.measure(f"rm {rate}", one_rate, context, sft, rate)
+        print("rm", rate, found, flush=True)
+        losses.append(found["loss"])
+    cells.finish(chosen=choose(losses))
+
+
+if __name__ == "__main__":
+    main()
