@@ -66,10 +66,8 @@ class Grid:
         config = RewardModelConfig(rm_epochs=1, rm_batch_size=BATCH, rm_learning_rate=rate)
         output = self.folder / f"rm-{rate}"
         train_reward_model(model, self.tokenizer, self.rows["rm"], config, LENGTHS, output, SEED, self.training)
-        reward = ModelReward(ScalarHeadModel(model), PASS)
-        margins = reward(self.held_out("chosen")) - reward(self.held_out("rejected"))
-        accuracy = (torch.sign(margins) / 2 + 0.5).mean().item()
-        return {"loss": softplus(-margins).mean().item(), "accuracy": accuracy, "seconds": time.time() - begin}
+        found = pair_loss(model, self.held_out("chosen"), self.held_out("rejected"))
+        return found | {"seconds": time.time() - begin}
 
     def held_out(self, side: str) -> Rollout:
         """The held-out responses of one side."""
@@ -85,6 +83,13 @@ def response_loss(model, rollout: Rollout) -> float:
         logprobs, _ = policy(part.tokens, part.attention_mask, part.mask.shape[1])
         total -= (logprobs * part.mask).sum().item()
     return total / rollout.mask.sum().item()
+
+
+def pair_loss(model, chosen: Rollout, rejected: Rollout) -> dict:
+    """Bradley-Terry loss of a reward model, in nats a pair, and the share of pairs ranked right; a tie is half."""
+    reward = ModelReward(ScalarHeadModel(model), PASS)
+    margins = reward(chosen) - reward(rejected)
+    return {"loss": softplus(-margins).mean().item(), "accuracy": (torch.sign(margins) / 2 + 0.5).mean().item()}
 
 
 def choose(cells: dict[str, dict], stage: str, rates: Sequence[float]) -> float:

@@ -17,27 +17,24 @@ Writes JSON, rate by rate; an interrupted table goes on where it stopped.
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import datasets
 import torch
 from cells import RESULTS, Cells
-from torch.nn.functional import softplus
+from default_rates import BATCH, PASS, choose, pair_loss
 
 from marlhf_lite.config.commands import RunCommand
 from marlhf_lite.config.options import RewardModelConfig, TrainerConfig
 from marlhf_lite.experiments.context import RunContext, open_context
 from marlhf_lite.experiments.pipeline import sft_stage
 from marlhf_lite.lab.corpora.sentiment import all_words
-from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, new_reward_model, share
 from marlhf_lite.training.reward_model import train_reward_model
-from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts, generate, generate_in_batches
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
-RATES, SEED, BATCH, PASS, NEAR, LEARNED = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3), 141, 16, 4, 0.01, 0.68
+RATES, SEED, LEARNED = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3), 141, 0.68
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
 
 
@@ -67,21 +64,12 @@ def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
     train_reward_model(
         model, context.tokenizer, rows, config, context.options, context.path / f"rm-{rate}", SEED, passes
     )
-    reward = ModelReward(ScalarHeadModel(model), PASS)
-    sides = [
-        reward(from_texts(context.tokenizer, held_out["prompt"], held_out[side], context.limit))
+    sides = (
+        from_texts(context.tokenizer, held_out["prompt"], held_out[side], context.limit)
         for side in ("chosen", "rejected")
-    ]
-    margins = sides[0] - sides[1]
-    accuracy = (torch.sign(margins) / 2 + 0.5).mean().item()
-    found = {"loss": softplus(-margins).mean().item(), "accuracy": accuracy, "seconds": time.time() - begin}
+    )
+    found = pair_loss(model, *sides) | {"seconds": time.time() - begin}
     return found | {"pairs": len(rows), "held_out": len(held_out)}
-
-
-def choose(losses: Sequence[float]) -> float | None:
-    """The smallest rate whose held-out loss is within `NEAR` of the best; None where none has learned."""
-    near = [rate for rate, loss in zip(RATES, losses, strict=True) if loss <= min(losses) + NEAR]
-    return near[0] if min(losses) < LEARNED else None
 
 
 def main() -> None:
@@ -105,12 +93,10 @@ def main() -> None:
     )
     context, cells = open_context(options), Cells(args.out, args)
     sft = sft_stage(context)
-    losses = []
     for rate in RATES:
-        found = cells.measure(f"rm {rate}", one_rate, context, sft, rate)
-        print("rm", rate, found, flush=True)
-        losses.append(found["loss"])
-    cells.finish(chosen=choose(losses))
+        print("rm", rate, cells.measure(f"rm {rate}", one_rate, context, sft, rate), flush=True)
+    learned = min(cell["loss"] for cell in cells.cells.values()) < LEARNED
+    cells.finish(chosen=choose(cells.cells, "rm", RATES) if learned else None)
 
 
 if __name__ == "__main__":
