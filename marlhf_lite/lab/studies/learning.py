@@ -156,6 +156,8 @@ def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mappi
         ax.set(title=group)
         many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
         ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))
+    low, high = axes[0].get_ylim()
+    axes[0].set_ylim(low - 0.4 * (high - low), high)  # room for the legends
     text = f"Training batches, mean of the last {WINDOW}. Thick: mean over seeds with ±1 std; thin: each seed."
     plots.caption(axes[0].figure, text)
     return axes
