@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import exercise_answers
@@ -51,15 +53,32 @@ def installed(tmp_path_factory) -> Path:
     return shared
 
 
+@pytest.fixture(scope="session")
+def warm(installed):
+    """The socket of a process that forks kernels; it ends with the tests."""
+    folder = tempfile.TemporaryDirectory(prefix="warm")  # a socket's path must be short
+    path = Path(folder.name) / "socket"
+    command = [sys.executable, "-P", str(HERE / "warm_kernel.py"), "serve", str(path)]
+    environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, env=environment)
+    while server.poll() is None and not path.exists():
+        time.sleep(0.1)
+    yield path
+    server.terminate()
+    server.wait()
+    folder.cleanup()
+
+
 @pytest.fixture
-def execute(monkeypatch, tmp_path, installed):
+def execute(monkeypatch, tmp_path, installed, warm):
     """Executes a notebook in the smoke profile: from an empty folder, with this very interpreter and the wheel.
 
     The kernel has a name that no notebook asks for, as those of course servers and conda environments have.
     """
     kernels = tmp_path / "kernels"
     (kernels / "course").mkdir(parents=True)
-    kernel = {"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "language": "python"}
+    started = [sys.executable, "-P", str(HERE / "warm_kernel.py"), str(warm), "{connection_file}"]
+    kernel = {"argv": started, "language": "python"}
     (kernels / "course" / "kernel.json").write_text(json.dumps(kernel | {"display_name": "A course"}))
     empty = tmp_path / "empty"
     empty.mkdir()
