@@ -1,5 +1,6 @@
 """The audit of stored results: its facts, from a small history, and the page that the project keeps of its own."""
 
+import gzip
 import json
 import subprocess
 
@@ -20,9 +21,9 @@ def project(git, tmp_path):
 
     def commit(hour, **files):
         for name, text in files.items():
-            path = tmp_path / (PROTOCOL if name == "protocol" else f"data/results/s/{name}.json")
+            path = tmp_path / (PROTOCOL if name == "protocol" else f"data/results/s/{name}.json.gz")
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_bytes(text.encode() if name == "protocol" else gzip.compress(text.encode()))
         git("init", "-q")
         git("add", ".")
         git("commit", "-q", "--allow-empty", "-m", "-", f"--date=2030-01-01T{hour}:00+00:00")
@@ -76,7 +77,7 @@ def test_every_departure_is_a_fact(project, tmp_path):
 def test_the_page_has_every_stored_study_and_is_what_the_history_says():
     """And every fact has its note."""
     stored = (ROOT / audit.PAGE).read_text(encoding="utf-8")
-    studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json")}
+    studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json.gz")}
     assert all(f"\n| {study} | " in stored for study in studies)
     shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
     if shallow.returncode:

@@ -22,7 +22,7 @@ from made_up_results import made_up
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study as study_module
-from marlhf_lite.lab.studies.results import read_result, write_result
+from marlhf_lite.lab.studies.results import RESULT, read_result, write_result
 from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, run_study
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
@@ -150,7 +150,7 @@ def fill(name, folder, seeds=(0,), **changes):
     """Result files of every run of a study, made up."""
     for run in plan(load_study(name), seeds):
         result = made_up(run.method, run.seed, [0.1 * len(run.method)] * 4) | {"options": run.options}
-        write_result(Path(folder) / f"{run.name}.json", result | changes)
+        write_result(Path(folder) / f"{run.name}{RESULT}", result | changes)
 
 
 def options(name, tmp_path, **changes):
@@ -162,8 +162,8 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
     name = small()
     results = tmp_path / "results"
     fill(name, results)
-    (results / "PPO-seed0.json").write_text('{"method": "PP')
-    fails(lambda: run_study(options(name, tmp_path)), "PPO-seed0.json: damaged")
+    (results / "PPO-seed0.json.gz").write_text('{"method": "PP')
+    fails(lambda: run_study(options(name, tmp_path)), "PPO-seed0.json.gz: damaged")
     fill(name, results)
     before = {path.name: path.stat().st_mtime_ns for path in results.iterdir()}
     run_study(options(name, tmp_path))
@@ -176,14 +176,14 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
 def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(small(), tmp_path / "results")
-    (tmp_path / "results" / "DPO-seed0.json").unlink()
+    (tmp_path / "results" / "DPO-seed0.json.gz").unlink()
     methods = METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}}
     changed = small(methods=methods, shared=SMALL | {"save_total_limit": 1})
     run_study(options(changed, tmp_path, dry_run=True))
     *lines, last = capsys.readouterr().out.splitlines()
     states = [line.split(maxsplit=2)[2] for line in lines]
     assert sorted(states) == ["done"] * 3 + ["n was 1, now 3", "to do"] and last == "5 runs, 3 done"
-    fails(lambda: run_study(options(changed, tmp_path)), "PPO-seed0.json: n was 1, now 3")
+    fails(lambda: run_study(options(changed, tmp_path)), "PPO-seed0.json.gz: n was 1, now 3")
     assert not (tmp_path / "runs").exists()
 
 
@@ -282,17 +282,17 @@ def place(tiny, tmp_path_factory):
 
 def read(folder):
     """Method -> its result."""
-    return {name: read_result(next((folder / "results").glob(f"{name}-seed0.json"))) for name in METHODS}
+    return {name: read_result(next((folder / "results").glob(f"{name}-seed0.json.gz"))) for name in METHODS}
 
 
 def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(place):
     folder, shown = place
     assert "bad-seed0: 501 held-out prompts" in shown and "the table needs 1 more, such as bad-seed0" in shown
-    assert {path.name for path in (folder / "results").iterdir()} == {f"{name}-seed0.json" for name in METHODS}
+    assert {path.name for path in (folder / "results").iterdir()} == {f"{name}-seed0.json.gz" for name in METHODS}
     found = read(folder)
     for result in found.values():
         final, first = result["final"], found["SFT"]
-        assert list(result) == list(json.loads((shipped("results/main") / "PPO-seed0.json").read_text()))
+        assert list(result) == list(read_result(shipped("results/main") / "PPO-seed0.json.gz"))
         assert (final["prompts"], result["start"]) == (first["final"]["prompts"], first["start"])
         assert {len(final[name]) for name in ("rm_score", "gold", "tokens", "ended")} == {len(result["samples"])} == {3}
         seconds = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
@@ -325,7 +325,7 @@ def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):
         shutil.rmtree(run / "evaluation")
         (run / "training/ppo/checkpoints/update-000002.pt").unlink()
         shutil.rmtree(run / "training/ppo/policy")
-        Path("results/PPO-seed0.json").unlink()
+        Path("results/PPO-seed0.json.gz").unlink()
         run_study(StudyCommand(name="small.yaml", output_dir="results", only="PPO", workers=1))
         first = [row["seconds"] for result in (read(place[0]), read(Path())) for row in result["PPO"]["curve"]][::2]
         assert first[0] == first[1]  # the first update was not made again

@@ -21,7 +21,7 @@ from marlhf_lite.experiments.context import RunContext, start_processes
 from marlhf_lite.experiments.pipeline import make_reward
 from marlhf_lite.lab.credit import credit, gradients, monte_carlo
 from marlhf_lite.lab.credit.ranking import rank_next_tokens
-from marlhf_lite.lab.studies.results import rounded
+from marlhf_lite.lab.studies.results import RESULT, rounded, write_result
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.adapters import resolve_adapter_dir
@@ -32,7 +32,6 @@ from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward, text_reward
 from marlhf_lite.training.rollout import Rollout, prompt_batches
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
@@ -89,7 +88,7 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
                 trainer.update(next(batches))
             result["curves"][name] = [{key: row[key] for key in CURVE if key in row} for row in trainer.history]
             if done in sizes.moments:
-                write_json(folder / f"diagnosis-seed{seed}.json", rounded(result))
+                write_result(folder / f"diagnosis-seed{seed}{RESULT}", rounded(result))
     return result
 
 

@@ -5,6 +5,8 @@ All of it is read from files and from git's history. What cannot be read there, 
 """
 
 import datetime
+import gzip
+import io
 import json
 import re
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from marlhf_lite.lab.studies.results import RESULT
 from marlhf_lite.lab.studies.study import STUDIES, run_name
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import markdown
@@ -64,8 +67,8 @@ def audit(root: Path) -> list[dict]:
     stored = _stored(root)
     folders: dict[Path, dict] = {}
     for path in sorted(stored):
-        if path.is_file():
-            folders.setdefault(path.parent, {})[path.stem] = stored[path]
+        if path.with_name(path.name + RESULT).is_file():
+            folders.setdefault(path.parent, {})[path.name] = stored[path]
     return [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
 
 
@@ -153,16 +156,24 @@ def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
 
 
 def _stored(root: Path) -> dict[Path, list[dict]]:
-    """Path of a result -> environments of its versions in history, oldest first, and of the file that is there."""
+    """Path of a result without suffix -> environments of its versions in history, oldest first, and of the file."""
     log = _git(
         root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS
     ).splitlines()
-    blobs = [(line.split()[3], line.split("\t")[1]) for line in log if re.search(r"[AM]\t.*-seed\d+\.json$", line)]
-    answer = _git(root, "cat-file", "--batch", given="".join(f"{blob}\n" for blob, _ in blobs))
-    texts = re.split(r"^[0-9a-f]{40} blob \d+\n", answer, flags=re.MULTILINE)[1:]
+    written = [line for line in log if re.search(r"[AM]\t.*-seed\d+\.json(\.gz)?$", line)]
+    blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
+    texts = _contents(root, [blob for blob, _ in blobs])
     pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
-    pairs += [(path, path.read_text("utf-8")) for path in sorted((root / RESULTS).rglob("*-seed*.json"))]
+    pairs += [(path, path.read_bytes()) for path in sorted((root / RESULTS).rglob(f"*-seed*{RESULT}"))]
     found: dict[Path, list[dict]] = {}
     for path, text in pairs:
-        found.setdefault(path, []).append(json.loads(text)["environment"])
+        run = path.with_name(path.name.split(".json")[0])
+        text = gzip.decompress(text) if path.suffix == ".gz" else text
+        found.setdefault(run, []).append(json.loads(text)["environment"])
     return found
+
+
+def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
+    command, asked = ["git", "-C", str(root), "cat-file", "--batch"], "\n".join(blobs).encode()
+    answer = io.BytesIO(subprocess.run(command, check=True, capture_output=True, input=asked).stdout)
+    return [answer.read(int(answer.readline().split()[2]) + 1)[:-1] for _ in blobs]

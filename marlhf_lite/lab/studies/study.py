@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import parse, preset_file
-from marlhf_lite.lab.studies.results import collect_result, read_result, rounded, write_result
+from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import CONFIG, read_yaml
@@ -287,14 +287,14 @@ def run_study(options: StudyCommand) -> None:
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
     results = Path(options.output_dir or f"data/results/{study.name}")
-    stored = {run.name: read_result(results / f"{run.name}.json") for run in runs}
+    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
     changed = {run.name: changed_option(run, stored[run.name]) for run in runs if stored[run.name]}
     if options.dry_run:
         print(_listing(runs, stored, changed))
         return
     for name, what in changed.items():
         if what:
-            raise InputError(f"{results / name}.json: {what}: delete it, or give another folder with --output_dir")
+            raise InputError(f"{results / name}{RESULT}: {what}: delete it, or give another folder with --output_dir")
     todo = [run for run in runs if not stored[run.name]]
     if todo:
         check_committed(protocol_file(options.name))
@@ -321,7 +321,7 @@ def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
 
 def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     """Print and write the study's table and figures, once all its results are there."""
-    found = {run.name: read_result(results / f"{run.name}.json") for run in runs}
+    found = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
     missing = [name for name, result in found.items() if result is None]
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
@@ -407,7 +407,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
         found["seconds_evaluation"] = seconds
         found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
     result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
-    write_result(results / f"{run.name}.json", result | rounded(found))
+    write_result(results / f"{run.name}{RESULT}", result | rounded(found))
 
 
 def _check_prompts(run: Run, models: Path) -> None:
