@@ -23,6 +23,8 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     ("critic", SEEING + BLIND, 0.8, 3),
     ("umbrella_noise", ["L32 first noise E4", "L32 first noise E3"], 0.8, 3),
     ("n_sweep", ["n=2", "n=inf"], 0.8, 3),
+    ("tuned_steps", ["PPO", "MA-PPO"], 0.6, 5),
+    ("tuned_steps", ["PPO lam=0.95", "MA-PPO"], 0.6, 5),
 ]
 
 
