@@ -60,12 +60,11 @@ def warm(installed):
     path = Path(folder.name) / "socket"
     command = [sys.executable, "-P", str(HERE / "warm_kernel.py"), "serve", str(path)]
     environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, env=environment)
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
     while server.poll() is None and not path.exists():
         time.sleep(0.1)
     yield path
-    server.terminate()
-    server.wait()
+    server.communicate()  # ends its standard input, and waits
     folder.cleanup()
 
 

@@ -1,6 +1,7 @@
 """Kernels that fork from one process with the large imports done: each notebook starts some seconds earlier.
 
-    python -P warm_kernel.py serve SOCKET            loads the libraries and forks one kernel for each connection
+    python -P warm_kernel.py serve SOCKET            loads the libraries, forks a kernel for each connection, and ends
+                                                     with its standard input
     python -P warm_kernel.py SOCKET CONNECTION_FILE  is what Jupyter starts: lives as long as its kernel does
 
 The package itself is not loaded here: every kernel imports it anew.
@@ -9,6 +10,7 @@ The package itself is not loaded here: every kernel imports it anew.
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -25,6 +27,9 @@ def serve(path: str) -> None:
         server.bind(path)
         server.listen()
         while True:
+            ready, _, _ = select.select([server, sys.stdin], [], [])
+            if sys.stdin in ready:
+                return
             connection, _ = server.accept()
             if os.fork() == 0:
                 break
