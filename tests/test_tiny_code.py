@@ -119,7 +119,7 @@ def test_a_study_with_unit_tests_needs_no_reward_model(tmp_path, monkeypatch, ca
     Path("small.yaml").write_text(yaml.safe_dump(STUDY))
     run_study(StudyCommand(name="small.yaml", output_dir="results", workers=1))
     assert not list(tmp_path.glob("runs/**/rm"))
-    result = read_result(Path("results") / "PPO-seed0.json")
+    result = read_result(Path("results") / "PPO-seed0.json.gz")
     (row,) = result["curve"]
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
     rows = read_lines(next(Path("runs").glob("**/responses/policy*/samples.jsonl")))

@@ -49,7 +49,7 @@ def claims() -> dict[str, str]:
         texts[f"steps: {name}, accuracy"] = interval(crossed_interval(gaps)._asdict(), "+.3f")
     for first, last in ((21, 45), (51, 60)):
         found = _between(stored_results("tuned_steps"), first, last)
-        texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found, "+.3f")
+        texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(score), "+.3f")
     return texts
