@@ -27,7 +27,7 @@ from marlhf_lite.utils.jsonl import read_lines, to_jsonable, write_atomically
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
-RESULT = ".json.gz"  # compressed: a quarter of the room; `zcat` shows a file
+RESULT = ".json.gz"  # compressed: less than half the room; `zcat` shows a file
 SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
 EXPLAINED = "score_explained_variance"  # the metric that tells whether there is a critic to speak of
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
