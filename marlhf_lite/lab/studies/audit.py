@@ -129,38 +129,36 @@ def _short(date: str) -> str:
 # Git
 
 
-def _git(root: Path, *arguments: str, given: str | None = None) -> str:
+def _git(root: Path, *arguments: str, given: str = "") -> bytes:
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    answer = subprocess.run(command, check=False, capture_output=True, input=given, text=True, encoding="utf-8")
+    answer = subprocess.run(command, check=False, capture_output=True, input=given.encode())
     if answer.returncode:
-        raise InputError(
-            f"--audit: git {arguments[0]}: {answer.stderr.strip()}: run it in a clone with all its history"
-        )
+        reason = answer.stderr.decode().strip()
+        raise InputError(f"--audit: git {arguments[0]}: {reason}: run it in a clone with all its history")
     return answer.stdout
 
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str]]:
     """(Date, path, text) of a file's versions, oldest first, through renames; none where it was never committed."""
     found = []
-    for entry in _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).split("\0")[1:]:
+    log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
+    for entry in log.split("\0")[1:]:
         (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
         utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
-        found.append((utc, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}")))
+        found.append((utc, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
         if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
             break
     return found[::-1]
 
 
 def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
-    return " blob " in _git(root, "cat-file", "--batch-check", given="".join(f"{commit}:{p}\n" for p in set(paths)))
+    return b" blob " in _git(root, "cat-file", "--batch-check", given="".join(f"{commit}:{p}\n" for p in set(paths)))
 
 
 def _stored(root: Path) -> dict[Path, list[dict]]:
     """Path of a result without suffix -> environments of its versions in history, oldest first, and of the file."""
-    log = _git(
-        root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS
-    ).splitlines()
-    written = [line for line in log if re.search(r"[AM]\t.*-seed\d+\.json(\.gz)?$", line)]
+    log = _git(root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS).decode()
+    written = [line for line in log.splitlines() if re.search(r"[AM]\t.*-seed\d+\.json(\.gz)?$", line)]
     blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
     texts = _contents(root, [blob for blob, _ in blobs])
     pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
@@ -174,6 +172,5 @@ def _stored(root: Path) -> dict[Path, list[dict]]:
 
 
 def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
-    command, asked = ["git", "-C", str(root), "cat-file", "--batch"], "\n".join(blobs).encode()
-    answer = io.BytesIO(subprocess.run(command, check=True, capture_output=True, input=asked).stdout)
+    answer = io.BytesIO(_git(root, "cat-file", "--batch", given="\n".join(blobs)))
     return [answer.read(int(answer.readline().split()[2]) + 1)[:-1] for _ in blobs]
