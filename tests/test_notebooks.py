@@ -60,7 +60,7 @@ def warm(installed):
     path = Path(folder.name) / "socket"
     command = [sys.executable, "-P", str(HERE / "warm_kernel.py"), "serve", str(path)]
     environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
     while server.poll() is None and not path.exists():
         time.sleep(0.1)
     yield path

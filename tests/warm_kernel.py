@@ -45,7 +45,6 @@ def kernel(connection: socket.socket) -> None:
     lines = connection.makefile()
     asked = json.loads(lines.readline())
     threading.Thread(target=lambda: (lines.read(), os._exit(1)), daemon=True).start()
-    os.setpgid(0, 0)
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
