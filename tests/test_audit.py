@@ -77,7 +77,9 @@ def test_every_departure_is_a_fact(project, tmp_path):
 def test_the_page_has_every_stored_study_and_is_what_the_history_says():
     """And every fact has its note."""
     stored = (ROOT / audit.PAGE).read_text(encoding="utf-8")
-    studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json.gz")}
+    studies = {
+        path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json.gz")
+    }
     assert all(f"\n| {study} | " in stored for study in studies)
     shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
     if shallow.returncode:

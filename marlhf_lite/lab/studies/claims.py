@@ -69,7 +69,10 @@ def _between(results: Sequence[Mapping], first: int, last: int) -> dict:
     """MA-PPO - PPO in the mean gold score of the training batches of these updates, with its 95 % t-interval."""
     runs = by_method(results)
     means = [
-        [np.mean([row["gold_mean"] for row in runs[name][seed]["curve"][first - 1 : last]]) for seed in sorted(runs[name])]
+        [
+            np.mean([row["gold_mean"] for row in runs[name][seed]["curve"][first - 1 : last]])
+            for seed in sorted(runs[name])
+        ]
         for name in ("MA-PPO", "PPO")
     ]
     return t_interval(np.subtract(*means).tolist())
