@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
-from marlhf_lite.lab.studies.contrasts import exp, ratio_of_updates
+from marlhf_lite.evaluation.statistics import final_score, trailing_mean, updates_to_reach
+from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates
+from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval
 
@@ -50,6 +51,9 @@ def claims() -> dict[str, str]:
     for first, last in ((21, 45), (51, 60)):
         found = _between(stored_results("tuned_steps"), first, last)
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
+    texts["tuned_steps: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results("tuned_steps")))
+    for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
+        texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(score), "+.3f")
     return texts
@@ -76,6 +80,25 @@ def _between(results: Sequence[Mapping], first: int, last: int) -> dict:
         for name in ("MA-PPO", "PPO")
     ]
     return t_interval(np.subtract(*means).tolist())
+
+
+def _same_kl(results: Sequence[Mapping]) -> dict:
+    """MA-PPO - PPO in the mean gold score of updates whose KL is in the range of `difference_at_kl`, by seed."""
+    runs, gaps = by_method(results), []
+    for seed, end in zip(sorted(runs["PPO"]), difference_at_kl(results, "MA-PPO", "PPO")["kl"], strict=True):
+        means = []
+        for method in ("MA-PPO", "PPO"):
+            rows = curve_of(runs[method][seed])
+            kl, score = (np.array(trailing_mean([row[key] for row in rows], WINDOW)) for key in ("kl_k1", "gold_mean"))
+            means.append(score[(kl >= end / 2) & (kl <= end)].mean())
+        gaps.append(means[0] - means[1])
+    return t_interval(gaps)
+
+
+def _last_ten(study: str, method: str) -> dict:
+    """Mean gold score of the training batches of the last ten updates, with its 95 % t-interval over seeds."""
+    runs = [run for run in stored_results(study) if run["method"] == method]
+    return t_interval([np.mean([row["gold_mean"] for row in curve_of(run)[-10:]]) for run in runs])
 
 
 def at_equal_kl(score: str) -> dict:
