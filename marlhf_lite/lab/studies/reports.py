@@ -197,7 +197,7 @@ def _point(ax: Axes, value: Mapping, place: int, colour: str) -> None:
     ax.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=3)
     if mean is None:
         text, there = f"never: {len(value['by_seed']) - len(seeds)} of {len(value['by_seed'])}", (0.98, place - 0.12)
-        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize="medium")
+        ax.annotate(text, there, xycoords=("axes fraction", "data"), ha="right", va="center", fontsize="small")
         return
     low, high = value.get("low"), value.get("high")
     sides = (value.get("std") or 0.0,) * 2 if low is None else (mean - low, high - mean)
