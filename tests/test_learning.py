@@ -17,7 +17,7 @@ GROUPS = {"L8": ["L8 E0", "L8 E4"]}
 
 def result(method, seed, scores, **options):
     seen = {"credit_seen": 0.5, "score_explained_variance": 0.1}
-    curve = [{"update": u, "gold_mean": score} | seen for u, score in enumerate(scores, 1)]
+    curve = [{"update": u, "gold_mean": score, "kl_k1": u / 10} | seen for u, score in enumerate(scores, 1)]
     return {"method": method, "seed": seed, "curve": curve, "options": OPTIONS | options}
 
 
@@ -58,13 +58,16 @@ def test_ratios_of_updates(results):
 def test_report_begins_with_the_primary_outcome(results, tmp_path):
     contrasts = {"E0 over E4": {"ratio": GROUPS["L8"]}, "equal": {"ratio": GROUPS["L8"][::-1], "margin": 1.6}}
     keys = {"methods": {name: {"command": "ppo"} for name in GROUPS["L8"]}, "figures": GROUPS, "contrasts": contrasts}
+    keys["equal_kl"] = GROUPS["L8"]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({"seeds": [0, 1, 2], "threshold": 0.8} | keys))
     text = learning_report(load_study(str(tmp_path / "small.yaml")), results, tmp_path, tmp_path / "figures")
     first, second = text.split("\n")[2:4]
     assert "primary outcome | 1.50 (1.50; 1.50) | above 1" in first and "equal within 1.6 |" in second
     assert "2 of 3 planned seeds" in text and "never (6; never)" in text and "4 (4; 4)" in text
     assert json.loads((tmp_path / "summary.json").read_text())["threshold"] == 0.8
-    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == ["differences.png", "learning_curves.png"]
+    assert "L8 E0 minus L8 E4: -" in text.split("\n")[-1]
+    figures = {"differences.png", "learning_curves.png", "score_over_kl.png"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == figures
 
 
 def test_numbers_found_afterwards_stand_in_the_docs():

@@ -172,11 +172,12 @@ def rounded(value):
 def by_method(results: Sequence[Mapping]) -> dict[str, dict[int, Mapping]]:
     """Sort results: method -> seed -> result. Raises `InputError` where they cannot be compared."""
     runs: dict[str, dict[int, Mapping]] = {}
-    for result in results:
+    prompts = [result.get("final", {}).get("prompts") for result in results]  # no final: a study of speed
+    for result, answered in zip(results, prompts, strict=True):
         name, seed = result["method"], result["seed"]
         if seed in runs.setdefault(name, {}):
             raise InputError(f"results: {name} with seed {seed} is there twice: give each run once")
-        if result["final"]["prompts"] != results[0]["final"]["prompts"]:
+        if answered != prompts[0]:
             first = f"{results[0]['method']}, seed {results[0]['seed']}"
             raise InputError(f"results: {name}, seed {seed} and {first} answered different prompts: run one again")
         runs[name][seed] = result
