@@ -1,0 +1,103 @@
+"""Keep policies of a sentiment study for lesson 16: their adapters in bfloat16, and answers to held-out questions.
+
+    python data/sentiment_records.py --model FOLDER PPO=runs/.../training/ppo/policy MA-PPO=runs/.../training/ppo/policy
+
+Writes into `data/sentiment`: `adapters/NAME` for each policy; `answers.jsonl`, every `EVERY`th question, answered by
+the model as it is ("base") and by each policy with the same seed, with the score of the first words; and
+`training.jsonl`, the answers that each run kept as samples while it trained.
+"""
+
+import argparse
+import json
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.evaluation.judgments import file_name
+from marlhf_lite.lab.corpora.sentiment import first_words
+from marlhf_lite.lab.figures.macro_actions import token_pieces
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
+from marlhf_lite.training.rollout import Sampling, generate
+
+HERE = Path(__file__).resolve().parent / "sentiment"
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+EVERY, SEED = 3, 160  # 3: all forms of a question come up
+SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
+
+
+def keep_adapter(policy: Path, folder: Path) -> None:
+    """Copy an adapter, its numbers in bfloat16 and its base by its name on the hub."""
+    folder.mkdir(parents=True)
+    config = json.loads((policy / "adapter_config.json").read_text(encoding="utf-8"))
+    text = json.dumps(config | {"base_model_name_or_path": HUB}, indent=2) + "\n"
+    (folder / "adapter_config.json").write_text(text, encoding="utf-8")
+    name = "adapter_model.safetensors"
+    save_file({key: value.to(torch.bfloat16) for key, value in load_file(policy / name).items()}, folder / name)
+
+
+def answers(
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, method: str, questions: list[str]
+) -> list[dict]:
+    """One row for each question: what a method answered, its tokens, and the score of its first words."""
+    torch.manual_seed(SEED)
+    prompts = [chat_writer(tokenizer, "auto")([{"role": "user", "content": text}]) for text in questions]
+    rollout = generate(model, tokenizer, prompts, SAMPLING)
+    rows = zip(questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True)
+    return [
+        {
+            "method": method,
+            "question": question,
+            "answer": answer,
+            "score": first_words([""], [answer])[0],
+            "tokens": token_pieces(tokenizer, ids[:length]),
+        }
+        for question, answer, ids, length in rows
+    ]
+
+
+def samples(policy: Path, method: str) -> list[dict]:
+    """One row for each answer that the run of a policy kept while it trained."""
+    rows = [json.loads(line) for line in (policy.parent / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+    question = re.compile(r"user\n(.*?)<")  # between the marks of the chat template
+    return [
+        {"method": method, "update": row["update"], "question": question.search(row["prompt"])[1]}
+        | {"answer": row["response"], "score": row["score"]}
+        for row in rows
+    ]
+
+
+def write_lines(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=HUB, help="folder or hub name")
+    parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
+    args = parser.parse_args()
+    lines = (HERE / "test.jsonl").read_text(encoding="utf-8").splitlines()[::EVERY]
+    questions = [json.loads(line)["prompt"][0]["content"] for line in lines]
+    tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
+    expect_chats(tokenizer)
+    shutil.rmtree(HERE / "adapters", ignore_errors=True)
+    rows, kept = answers(base, tokenizer, "base", questions), []
+    for given in args.policies:
+        name, folder = given.split("=", 1)
+        kept_at = HERE / "adapters" / file_name(name)
+        keep_adapter(Path(folder), kept_at)
+        kept += samples(Path(folder), name)
+        rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, questions)
+        print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
+    write_lines(HERE / "answers.jsonl", rows)
+    write_lines(HERE / "training.jsonl", kept)
+
+
+if __name__ == "__main__":
+    main()
