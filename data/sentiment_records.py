@@ -25,6 +25,7 @@ from marlhf_lite.lab.figures.macro_actions import token_pieces
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 HERE = Path(__file__).resolve().parent / "sentiment"
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -64,17 +65,12 @@ def answers(
 
 def samples(policy: Path, method: str) -> list[dict]:
     """One row for each answer that the run of a policy kept while it trained."""
-    rows = [json.loads(line) for line in (policy.parent / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
     question = re.compile(r"user\n(.*?)<")  # between the marks of the chat template
     return [
         {"method": method, "update": row["update"], "question": question.search(row["prompt"])[1]}
         | {"answer": row["response"], "score": row["score"]}
-        for row in rows
+        for row in read_lines(policy.parent / "samples.jsonl")
     ]
-
-
-def write_lines(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def main() -> None:
@@ -82,8 +78,7 @@ def main() -> None:
     parser.add_argument("--model", default=HUB, help="folder or hub name")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
-    lines = (HERE / "test.jsonl").read_text(encoding="utf-8").splitlines()[::EVERY]
-    questions = [json.loads(line)["prompt"][0]["content"] for line in lines]
+    questions = [row["prompt"][0]["content"] for row in read_lines(HERE / "test.jsonl")[::EVERY]]
     tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
     shutil.rmtree(HERE / "adapters", ignore_errors=True)
@@ -95,8 +90,10 @@ def main() -> None:
         kept += samples(Path(folder), name)
         rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, questions)
         print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
-    write_lines(HERE / "answers.jsonl", rows)
-    write_lines(HERE / "training.jsonl", kept)
+    for name, found in (("answers", rows), ("training", kept)):
+        path = HERE / f"{name}.jsonl"
+        path.unlink(missing_ok=True)
+        append_lines(path, found)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.lab.credit.signal_kept import decisive_token, signal_kept
 from marlhf_lite.lab.studies.contrasts import contrast_table, curve_of, updates_to
-from marlhf_lite.lab.studies.reports import at_equal_kl, dots, save_figures, write_report
+from marlhf_lite.lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import METHODS
@@ -104,7 +104,7 @@ def learning_report(study, results: Sequence[Mapping], folder: Path, figures: Pa
     rows = learning_table(groups, results, study.threshold, study.window)
     text = "\n\n".join([*filter(None, [contrast_table(study, results)]), markdown(rows, groups, study)])
     drawn = learning_figures(groups, results, rows)
-    text += at_equal_kl(study, results, drawn)
+    text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "threshold": study.threshold, "methods": rows}, text, folder)
     save_figures(drawn, figures)
     return text

@@ -29,13 +29,13 @@ def study_report(study, results: Sequence[Mapping], folder: Path, figures: Path)
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     rows = study_table(results, study.baseline, study.target_method)
     text, drawn = markdown(rows, study.baseline, study.target_method), study_figures(study, results, rows)
-    text += at_equal_kl(study, results, drawn)
+    text += add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "methods": rows}, text, folder)
     save_figures(drawn, figures)
     return text
 
 
-def at_equal_kl(study, results: Sequence[Mapping], drawn: dict[str, Axes | np.ndarray]) -> str:
+def add_equal_kl(study, results: Sequence[Mapping], drawn: dict[str, Axes | np.ndarray]) -> str:
     """Return a paragraph on the two methods of `study.equal_kl`, empty without runs of both, and add its figure."""
     if not study.equal_kl or not set(study.equal_kl) <= {result["method"] for result in results}:
         return ""
