@@ -95,19 +95,30 @@ def print_presets(names: Sequence[str]) -> None:
 
 def run_stages(options: commands.StageCommand) -> None:
     """Check what the options name, open the run, say where it is, and train or evaluate."""
-    from marlhf_lite.config.parser import pretrained
     from marlhf_lite.experiments.inputs import find_inputs
 
     inputs = find_inputs(options)
     from marlhf_lite.experiments import context, pipeline
 
     opened = context.open_context(options, inputs)
-    taken = {name: x for name, x in pretrained(options.model).items() if getattr(options, name, None) == x}
-    if taken:
-        said = ", ".join(f"{name} {x}" for name, x in taken.items())
-        context.print_main(f"{options.model}: by the preset pretrained: {said}")
+    for line in preset_lines(options):
+        context.print_main(line)
     context.print_main(f"run folder: {opened.path}")
     pipeline.run_command(opened)
+
+
+def preset_lines(options: commands.StageCommand) -> list[str]:
+    """What to print of the options that come from the preset `pretrained`; nothing for an embedded model."""
+    from marlhf_lite.config.parser import pretrained
+
+    taken = {name: x for name, x in pretrained(options.model).items() if getattr(options, name, None) == x}
+    if not taken:
+        return []
+    said = ", ".join(f"{name} {x}" for name, x in taken.items())
+    lines = [f"{options.model}: by the preset pretrained: {said}"]
+    if options.finetune == "full" and "learning_rate" in said:
+        lines.append("these rates are for adapters and too high for --finetune full: give lower ones")
+    return lines
 
 
 def _compare(options: commands.CompareCommand) -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from conftest import fails
 
+from marlhf_lite.cli import preset_lines
 from marlhf_lite.config.commands import COMMANDS
 from marlhf_lite.config.parser import list_presets, parse, preset_file, presets
 
@@ -160,3 +161,14 @@ def test_a_model_that_is_not_embedded_has_defaults_of_its_own():
     assert steps["max_response_length"] == options("--dataset", "tiny-steps")["max_response_length"]
     card = yaml.safe_load(preset_file("lora-t4-16gb", "").read_text())
     assert options("--preset", "lora-t4-16gb") == {name: card[name] for name in own}
+
+
+def test_the_run_says_which_rates_it_took_and_warns_where_all_weights_are_trained():
+    def lines(*words):
+        return preset_lines(parse("run", words, COMMANDS["run"]))
+
+    own = ["--model", "owner/model"]
+    rates = ["--sft_learning_rate", "1e-5", "--rm_learning_rate", "1e-5", "--policy_learning_rate", "1e-5"]
+    assert lines() == [] and len(lines(*own)) == 1 and "sft_learning_rate 0.001" in lines(*own)[0]
+    assert "too high for --finetune full" in lines(*own, "--finetune", "full")[1]
+    assert len(lines(*own, "--finetune", "full", *rates, "--critic_learning_rate", "1e-5")) == 1
