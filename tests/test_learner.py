@@ -63,9 +63,13 @@ def test_one_update_is_the_equations(moved, batch, n, how, ppo):
     assert row["policy_grad_norm"] == pytest.approx(torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5)
 
 
-def test_lam_at_borders_over_tokens(moved, batch):
-    """SAE: every token has its own value and loss term, and λ stands at the last token of a macro action alone."""
-    ppo = options(lam=0.6)
+@pytest.mark.parametrize("changes", [{}, {"critic_lam": 0.8}, {"lam_alpha": 0.9}])
+def test_lam_at_borders_over_tokens(moved, batch, changes):
+    """SAE: every token has its own value and loss term, and λ stands at the last token of a macro action alone.
+
+    So does the critic's own λ; and a λ by length counts macro actions, at whose borders it stands.
+    """
+    ppo = options(lam=0.6, **changes)
     row, steps = update(moved, batch, ppo, MacroConfig(gae_over="tokens"))
     (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
     logprobs, values = (numbers(x) for x in plain_pass(policy, critic, batch))
@@ -74,13 +78,21 @@ def test_lam_at_borders_over_tokens(moved, batch):
         theirs = batch.ref_logprobs[i][batch.mask[i]].double().tolist()
         rewards = [-BETA * (a - b) for a, b in zip(logprobs[i], theirs)]
         rewards[-1] += float(batch.scores[i])
-        lams = [0.6 if j == n - 1 else 1.0 for n in lengths for j in range(n)]
-        estimates.append(ref.gae(rewards, values[i], 1.0, lams))
+        lam = max(1 - 1 / (0.9 * len(lengths)), 0.0) if ppo.lam_alpha else 0.6
+        advantages, returns = ref.gae(rewards, values[i], 1.0, borders(lengths, lam))
+        if ppo.critic_lam is not None:
+            _, returns = ref.gae(rewards, values[i], 1.0, borders(lengths, ppo.critic_lam))
+        estimates.append((advantages, returns))
     given = ((policy, critic), batch, cut(batch, 1), MacroConfig(), ppo)
     policy_loss, value_loss, *_ = plain_losses(*given, made=estimates)
     assert far(grads, plain_grads(policy_loss, policy)) < TIGHT
     assert far(critic_grads, plain_grads(value_loss, critic)) < TIGHT
     assert row["macro_length"] == 1.0
+
+
+def borders(lengths, lam):
+    """λ of each token: at the last one of each macro action, 1 elsewhere."""
+    return [lam if j == n - 1 else 1.0 for n in lengths for j in range(n)]
 
 
 def test_n_1_is_token_level_ppo(moved, batch):

@@ -145,7 +145,7 @@ class Shuffled(TerminationRule):
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
-    """``macro``, if it is a segmentation of ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
+    """``macro`` on the mask's device, if it segments ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
 
     Raises:
         InputError: not `MacroActions`, no partition, or not of these tokens; it names the first bad response.
@@ -157,7 +157,7 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
         )
     check_shape("termination rule: ids", macro.ids, mask)
     try:
-        macro = MacroActions.from_ids(macro.ids)
+        macro = MacroActions.from_ids(macro.ids.to(mask.device))
     except InputError as error:
         raise InputError(f"termination rule: {error}") from None
     if (differ := macro.token_mask != mask).any():

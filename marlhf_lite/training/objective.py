@@ -37,14 +37,18 @@ class Objective:
         # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
         values = macro.macro_values(outputs.values, steps, options.sigma)
         # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
-        lam = macro.adaptive_lam(steps.mask, config.lam_alpha) if config.lam_alpha else config.lam
-        if options.gae_over == "tokens":
-            lam = macro.border_lam(batch.macro_actions, lam)
+        lam = macro.adaptive_lam(batch.macro_actions.mask, config.lam_alpha) if config.lam_alpha else config.lam
+        lam = self._lam_of_steps(batch, lam)
         advantages, returns = macro.gae(rewards, values, steps.mask, config.gamma, lam)
         if config.critic_lam is not None:  # a λ of its own for what the critic regresses to (VC-PPO)
-            _, returns = macro.gae(rewards, values, steps.mask, config.gamma, config.critic_lam)
+            lam = self._lam_of_steps(batch, config.critic_lam)
+            _, returns = macro.gae(rewards, values, steps.mask, config.gamma, lam)
         old = (outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach())
         return OldOutputs(*old, advantages, returns)
+
+    def _lam_of_steps(self, batch: Batch, lam: float | Tensor) -> float | Tensor:
+        """λ of the steps that are counted: macro actions, or with `--gae_over tokens` their borders among the tokens."""
+        return macro.border_lam(batch.macro_actions, lam) if self.macro_config.gae_over == "tokens" else lam
 
     def counts(self, batch: Batch) -> Tensor:
         """[3] terms of the policy loss and of the value loss (tokens or macro actions), and responses."""
