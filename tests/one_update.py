@@ -58,6 +58,21 @@ def update(job, accelerator):
     }
 
 
+def fit(job, accelerator):
+    """The micro-batch that a dry run finds where the first process has room for two rows, and each other for all."""
+    models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
+    tokenizer, config = load_tokenizer(job["model"]["model"]), PPOConfig(batch_size=16, micro_batch_size=0)
+    words = (tokenizer, job["rollout"]["prompts"], None, None, config)
+    trainer = PPOTrainer(models, *words, max_response_length=6, accelerator=accelerator)
+
+    def hook(_, args, kwargs):
+        if accelerator.is_main_process and len(kwargs["input_ids"]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    models.policy.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
+    return trainer.fit_micro_batch_size()
+
+
 def train(job, accelerator, folder):
     """A whole run, sharded, with a test while training; then one that goes on from its checkpoint."""
     if accelerator.is_main_process:
@@ -91,7 +106,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     accelerator = Accelerator()
     jobs = torch.load(folder / "jobs.pt", weights_only=True)
-    results = {}
+    results = {"micro_batch_size": fit(jobs["plain"], accelerator)}
     for name, job in jobs.items():
         sharded = job.get("sharded") and accelerator.num_processes > 1
         results[name] = update(job, sharding(accelerator) if sharded else accelerator)

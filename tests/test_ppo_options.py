@@ -1,5 +1,6 @@
 """Options of PPO: each against plain float64, a closed form, or the run it must equal; the optimizer."""
 
+import gc
 import itertools
 import math
 from collections import Counter
@@ -25,6 +26,7 @@ from marlhf_lite.config.options import MacroConfig, RolloutConfig
 from marlhf_lite.macro import FixedNGram, LargestChange
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
+from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -195,12 +197,18 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     """By halves; two passes of the longest batch, no weight moved, no gradient and no draw left behind."""
     made = build(roles, tokenizer, micro_batch_size=0, batch_size=12, length=5)
     before, drawn, tried = snapshot(made.actor_critic), torch.get_rng_state(), small_memory(roles, fits)
+    shapes = {p.shape for name in NAMES for p in made.parameters[name]}
+    alive = lambda: sum(type(x) is torch.Tensor and x.shape in shapes for x in gc.get_objects())  # noqa: E731
+    at_rest, held = alive(), []
+    model = roles.policy.model.get_base_model().model
+    model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
     assert made.fit_micro_batch_size() == made.micro_batch_size == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
     assert tried[-1][0] == expected and all(width == longest + 5 for _, width in tried)
     assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
     assert not changed(made.actor_critic, before) and torch.equal(torch.get_rng_state(), drawn)
     assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
+    assert min(held) >= 2 * sum(len(made.parameters[name]) for name in NAMES)  # room for the optimizer's two moments
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
 
 
@@ -234,6 +242,24 @@ def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
     for ours, theirs in zip(*grads):
         assert far(ours, theirs) < TIGHT
     assert "micro_batch_size is 3 from here on" in "".join(capsys.readouterr())
+
+
+def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
+    """The reference answers in fewer rows, and the reward model takes as many; the scores stay the same."""
+    made = build(roles, tokenizer, micro_batch_size=4, reward=ModelReward(roles.reward, 16), length=5)
+    rollout, rows = made.generate_rollout(PROMPTS), []
+    scored = made.score(rollout)
+
+    def hook(_, args, kwargs):
+        rows.append(len(kwargs["input_ids"]))
+        if rows[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    roles.reference.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
+    again = made.score(rollout)
+    assert made.micro_batch_size == made.reward.micro_batch_size == 2 and max(rows[1:]) == 2
+    assert torch.allclose(scored.scores, again.scores, atol=1e-6)
+    assert torch.allclose(scored.ref_logprobs, again.ref_logprobs, atol=1e-6)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, batch):

@@ -103,6 +103,11 @@ def test_two_processes_make_the_update_of_one(results, case):
     assert two["row"] == pytest.approx(one["row"], rel=1e-5, abs=1e-5)
 
 
+def test_a_process_whose_memory_ends_does_not_leave_the_others_waiting(results):
+    """It tries again in its dry run, more often than the other; both then take the smaller micro-batch."""
+    assert [result["micro_batch_size"] for result in results[1]] == [2, 2]
+
+
 def test_sharded_run_trains_saves_and_goes_on(results, base, tokenizer):
     """FSDP2 with full fine-tuning, two processes on the CPU: generation, tests, checkpoints, resume, saved models."""
     folder, (_, two) = results

@@ -237,8 +237,8 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     if context.reward is not None:
         return context.reward
     options = context.options
-    batch = (options.micro_batch_size or options.batch_size) if isinstance(options, BatchConfig) else 16
-    return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
+    batch = options.micro_batch_size if isinstance(options, BatchConfig) else 0
+    return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch or 16)
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from marlhf_lite import macro
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
@@ -24,13 +25,13 @@ from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
-from marlhf_lite.training.distributed import full_tensor, sum_over_processes, summon_full_params, together
+from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
-from marlhf_lite.training.rewards import score_responses
+from marlhf_lite.training.rewards import ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
@@ -44,6 +45,8 @@ from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
+
+HALF_LOSS_SCALE = 2.0**12  # what the loss of a float16 model is multiplied by, and its gradients divided by
 
 
 class PPOTrainer:
@@ -105,8 +108,14 @@ class PPOTrainer:
         optimizer = make_optimizer(parameters, self.learning_rates, config)
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
+        if isinstance(self.actor_critic, DistributedDataParallel):
+            # All processes have the same buffers, and may differ in how many passes they make (`_dry_run`).
+            self.actor_critic.broadcast_buffers = False
         groups = self.optimizer.param_groups
         self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
+        # On their way through a float16 base, gradients of single tokens are below its smallest number: scale them up.
+        is_half = next(models.policy.parameters()).dtype == torch.float16
+        self.loss_scale = HALF_LOSS_SCALE if is_half else 1.0
 
         # What changes while training besides weights and optimizer; a checkpoint holds it.
         self.updates_done = 0
@@ -209,7 +218,7 @@ class PPOTrainer:
         """
         config, critic_alone = self.config, self.updates_done < self.config.critic_warmup
         batch = self.objective.batch(rollout, macro.check_segmentation(macro_actions, rollout.mask))
-        at_start = safeguards.local_copies(self.parameters) if self.updates_done == 0 else None
+        at_start = safeguards.some_weights(self.parameters) if self.updates_done == 0 else None
         self._set_learning_rates()
 
         # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
@@ -259,10 +268,15 @@ class PPOTrainer:
 
     # -- 2. scoring ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def score(self, rollout: Rollout) -> Rollout:
         """The rollout with log π_ref of its tokens [B, T], and scores and gold scores of its responses [B]."""
+        return self._with_less_memory(self._score, rollout, alone=not is_sharded(self.actor_critic))
+
+    @torch.no_grad()
+    def _score(self, rollout: Rollout) -> Rollout:
         logprobs = []
+        if isinstance(self.reward, ModelReward):  # what fits one model fits the other
+            self.reward.micro_batch_size = min(self.reward.micro_batch_size, self.micro_batch_size)
         with self.accelerator.autocast():  # the precision that training has
             for rows in self._micro_batches(rollout):
                 part = rollout.select(rows).trim()
@@ -331,8 +345,8 @@ class PPOTrainer:
                 parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))
                 if normalizers is not None:
                     loss, found = self.objective.losses(part, outputs, parts[-1], normalizers)
-                    # DDP averages gradients over processes, while the normalizers are global: hence the factor.
-                    self.accelerator.backward(loss * self.accelerator.num_processes)
+                    # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
+                    self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
                     stats = {name: stats.get(name, 0.0) + x for name, x in found.items()}
         return OldOutputs.concatenate(parts), stats
 
@@ -362,6 +376,9 @@ class PPOTrainer:
     def optimizer_step(self, stats: dict[str, Tensor]) -> dict[str, float]:
         """Clip gradients, policy and critic apart, and step where losses and gradients are finite; returns metrics."""
         self.accelerator.unscale_gradients()
+        if self.loss_scale != 1.0:
+            for parameter in chain(*self.parameters.values()):
+                parameter.grad /= self.loss_scale
         most = self.config.max_grad_norm
         norms = {x: full_tensor(torch.nn.utils.clip_grad_norm_(ps, most)) for x, ps in self.parameters.items()}
         # The one place of an optimizer step where the CPU waits for the device, and processes for each other.
@@ -449,13 +466,17 @@ class PPOTrainer:
         """Set `micro_batch_size` to the largest that fits, found by dry runs before training; returns it."""
         share = max(self.config.batch_size // self.config.num_mini_batches // self.accelerator.num_processes, 1)
         self.micro_batch_size = share
-        self._with_less_memory(self._dry_run, share, alone=True)
+        self._with_less_memory(self._dry_run, share, alone=not is_sharded(self.actor_critic))
         self.micro_batch_size = size = min(gather_object([self.micro_batch_size]))
         self.logger.write_line(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
         return size
 
     def _dry_run(self, share: int) -> None:
-        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients."""
+        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients.
+
+        Beside them lies what the optimizer will hold: Adam's two moments of each weight.
+        """
+        moments = [torch.empty_like(p) for p in [*chain(*self.parameters.values())] * 2]
         prompt_tokens = max(map(len, encode_prompts(self.tokenizer, self.prompts)))
         rollout = longest_rollout(
             rows=min(2 * self.micro_batch_size, share),
@@ -467,6 +488,7 @@ class PPOTrainer:
         batch = self.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))  # the most that segmentation can need
         with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
             self.forward_backward(batch, self.objective.counts(batch))
+        del moments
         self.optimizer.zero_grad(set_to_none=True)
 
     def _with_less_memory(self, run: Callable, *args, alone: bool = False):

@@ -72,9 +72,9 @@ def check_start(row: dict[str, float]) -> None:
         )
 
 
-def local_copies(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
-    """Copies of this process's part of the weights of each role."""
-    return {role: [local_tensor(p.detach()).clone() for p in own] for role, own in parameters.items()}
+def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
+    """Copies of the first 1,000 numbers of each weight of each role, of this process's part: they take no memory."""
+    return {role: [local_tensor(p.detach()).flatten()[:1000].clone() for p in own] for role, own in parameters.items()}
 
 
 def check_moved(
@@ -84,9 +84,10 @@ def check_moved(
 
     A bfloat16 weight does not move where its step is less than its rounding.
     """
+    after = some_weights(parameters)
     moved = {
-        role: float(any(not torch.equal(x, local_tensor(p)) for x, p in zip(before[role], own, strict=True)))
-        for role, own in parameters.items()
+        role: float(any(not torch.equal(x, y) for x, y in zip(before[role], own, strict=True)))
+        for role, own in after.items()
     }
     for role, count in sum_over_processes(moved, accelerator).items():
         if not count and not (role == "policy" and critic_warmup):
