@@ -4,6 +4,7 @@ import gc
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, islice
 
 import pytest
@@ -25,6 +26,7 @@ from transformers import get_scheduler
 from marlhf_lite.config.options import MacroConfig, RolloutConfig
 from marlhf_lite.macro import FixedNGram, LargestChange
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
@@ -266,6 +268,20 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, batch):
     small_memory(moved, 0, "mat1 and mat2 shapes cannot be multiplied")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         learner(moved, options(micro_batch_size=2)).learn(batch, FixedNGram(3)(batch.mask))
+
+
+def test_small_gradients_survive_a_float16_base(tiny, sft, rm, batch):
+    """A response among 100,000: its gradients are below float16's smallest number, and those of float32 are met."""
+    macro, grads = FixedNGram(3)(batch.mask), []
+    for dtype in ("float32", "float16"):
+        made = learner(build_models(load_base(replace(tiny, dtype=dtype)), sft, rm), options(micro_batch_size=6))
+        steps, counts = record(made), made.loss_normalizers
+        made.loss_normalizers = lambda batch, counts=counts: counts(batch) * 1e5
+        torch.manual_seed(0)
+        made.learn(batch, macro)
+        grads.append(steps["policy"][0][0])
+    ours, theirs = (torch.cat([g.double().flatten() * 1e5 for g in x]) for x in reversed(grads))
+    assert (ours - theirs).norm() < 0.05 * theirs.norm()
 
 
 # -- optimizer and learning rates -------------------------------------------------------------------------------------
