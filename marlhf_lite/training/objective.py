@@ -47,7 +47,7 @@ class Objective:
         return OldOutputs(*old, advantages, returns)
 
     def _lam_of_steps(self, batch: Batch, lam: float | Tensor) -> float | Tensor:
-        """λ of the steps that are counted: macro actions, or with `--gae_over tokens` their borders among the tokens."""
+        """λ of the steps that are counted: macro actions, or with `--gae_over tokens` their borders."""
         return macro.border_lam(batch.macro_actions, lam) if self.macro_config.gae_over == "tokens" else lam
 
     def counts(self, batch: Batch) -> Tensor:
