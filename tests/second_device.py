@@ -4,7 +4,8 @@
 
 The device is called `second:0`. Behind each of its tensors stands one on the CPU, so that a command computes the same
 numbers as on the CPU, and draws the same samples. But an operation that takes tensors of both devices fails as it does
-on CUDA, and so does `.numpy()`. This shows where tensors are; of kernels, precision, speed and memory it shows nothing.
+on CUDA, and so does `.numpy()`; and as mps (Apple) it has no float64. This shows where tensors are; of kernels,
+precision, speed and memory it shows nothing.
 
 A command that begins with `planted` samples responses whose mask is left on the CPU, and must fail for that reason.
 Exit code: 0 where every command did what it should. Torch stays changed, so the process is for nothing else.
@@ -98,6 +99,8 @@ def compute(operation, *args, **kwargs):
     counts["operations"] += 1
     if not there:
         return result
+    if any(x.dtype == torch.float64 for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)):
+        raise TypeError(f"{operation}: second:0 has no float64")
     known = {id(x.numbers): x for x in leaves if isinstance(x, OnSecond)}  # in place: the tensor that was changed
     return tree_map_only(torch.Tensor, lambda x: known[id(x)] if id(x) in known else OnSecond(x), result)
 

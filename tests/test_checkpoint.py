@@ -9,6 +9,7 @@ from functools import partial
 import numpy
 import pytest
 import torch
+from accelerate import Accelerator
 from conftest import fails, snapshot
 from small_runs import build, early_letters, noisy, same, same_checkpoints, state, timeless
 
@@ -65,6 +66,22 @@ def test_loading_gives_back_what_was_saved(make, run, changes):
     assert same(state(other), saved) and other.counters == made.counters
     assert torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
     assert other.generated_tokens == made.generated_tokens > 0 and other.history == again(run).metrics()
+
+
+def test_the_scale_of_the_loss_in_float16(make, run, copied):
+    """It has grown since the start, and grows on from there; a checkpoint without one leaves it as it is."""
+
+    def trainer(run):
+        accelerator = Accelerator()
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        return make(run, updates=3, accelerator=accelerator)
+
+    made, other, none = trainer(run), trainer(again(run)), trainer(copied)
+    made.train()
+    saved = made.accelerator.scaler.state_dict()
+    assert saved["scale"] == 16 and saved["_growth_tracker"] == 1
+    other.train(resume=True), none.train(resume=True)
+    assert other.accelerator.scaler.state_dict() == saved and none.accelerator.scaler.get_scale() == 8
 
 
 def test_frozen_weights_are_not_written(make, stored):

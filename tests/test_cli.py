@@ -135,6 +135,13 @@ def test_mistakes(fails, sft, rm, pairs, tmp_path, words, named):
     fails(words.format(sft=sft, rm=rm, here=tmp_path).split(), *named.split("|"))
 
 
+def test_adapters_do_not_train_under_fsdp(fails, sft, rm, pairs, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch` does
+    shared = ["--dataset", str(pairs), "--output_dir", "x"]
+    for words in (["sft", *shared], ["ppo", *shared, "--sft", str(sft), "--rm", str(rm)]):
+        fails(words, "--finetune lora", "FSDP", "DDP", "--finetune full")
+
+
 def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
     shutil.copytree(tiny.model, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")

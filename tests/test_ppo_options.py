@@ -5,11 +5,12 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 
 import pytest
 import torch
-from conftest import PROMPTS, changed, snapshot
+from conftest import PROMPTS, changed, fails, snapshot
 from plain_update import (
     NAMES,
     TIGHT,
@@ -24,7 +25,7 @@ from small_runs import batches, build, same, timeless, watch
 from transformers import get_scheduler
 
 from marlhf_lite.config.options import MacroConfig, RolloutConfig
-from marlhf_lite.macro import FixedNGram, LargestChange
+from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
@@ -93,6 +94,23 @@ def test_the_last_token_alone(make):
         cut = [(start, length - 1)] if start < length - 1 else []
         expected.append([*whole[:-1], *cut, (length - 1, length)])
     assert macro.spans() == expected
+
+
+@pytest.mark.parametrize("wrap", [lambda rule: rule, Shuffled])
+def test_a_wrong_rule_is_named_before_its_macro_actions_are_cut(make, wrap):
+    """What splits off the last token, or shuffles, would hide the fault or stumble over it."""
+    wrong = {
+        "returned Tensor": lambda mask, **context: mask,
+        "expected shape": lambda mask, **context: MacroActions.from_lengths([[1]] * len(mask)),
+        "response 0, token 1 has 2": lambda mask, **context: MacroActions(
+            (2 * FixedNGram(1)(mask).ids).masked_fill(~mask, -1)
+        ),
+        "left response tokens out": lambda mask, **context: FixedNGram(2)(mask & (mask.cumsum(1) < 3)),
+    }
+    for said, rule in wrong.items():
+        trainer = make(macro_config=MacroConfig(last_token_alone=True), termination=wrap(rule), length=8)
+        rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))
+        fails(partial(trainer.segment, rollout), "termination rule: ", said)
 
 
 @pytest.mark.parametrize("of", ["values", "logprobs"])

@@ -133,8 +133,7 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
         rules = {name: make_rule(macro, options.seed) for name, macro in options.methods.items()}
     if isinstance(options, commands.PolicyCommand):
         tracker_names(options.report_to)
-    if options.finetune == "full" and options.load_in_4bit:
-        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
+    _check_finetune(options)
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
@@ -161,6 +160,17 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine)
+
+
+def _check_finetune(options: commands.StageCommand) -> None:
+    """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
+    if options.finetune == "full" and options.load_in_4bit:
+        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
+    # All models share one frozen base, which FSDP would spread in those that train.
+    trains = not isinstance(options, commands.EvaluateCommand)
+    if trains and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"
+        raise InputError(f"--finetune lora: adapters do not train under FSDP: {fix}")
 
 
 def _load_task(options: commands.StageCommand, tokenizer) -> Task:

@@ -10,6 +10,7 @@ from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.termination import TerminationRule
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.precision import exact
 
 PERPLEXITY_RULES = ("macro", "prefix", "token")
 
@@ -43,8 +44,8 @@ class Perplexity(TerminationRule):
                 "pass ref_logprobs [B,T]"
             )
         # Sums of float32 numbers are exact in float64 unless they differ widely, so equal tokens never count as a rise.
-        nll = -clean("ref_logprobs", ref_logprobs.detach(), mask).double()
-        starts = _RISES[self.rule](nll) & mask
+        nll = -exact(clean("ref_logprobs", ref_logprobs.detach(), mask))
+        starts = _RISES[self.rule](nll).to(mask.device) & mask
         if self.early:
             starts = torch.nn.functional.pad(starts[:, 1:], (0, 1))
         return MacroActions.from_starts(starts, mask)

@@ -139,8 +139,8 @@ class Shuffled(TerminationRule):
     seed: int = 0
 
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
-        lengths = self.rule(mask, step=step, **context).lengths
-        ends = _shuffle(lengths, self.seed, step).cumsum(1)
+        macro = check_segmentation(self.rule(mask, step=step, **context), mask)
+        ends = _shuffle(macro.lengths, self.seed, step).cumsum(1)
         return _cut_behind(ends, mask)
 
 

@@ -30,8 +30,9 @@ FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_fr
 class Checkpoints:
     """Saves and loads checkpoints in the `checkpoints` folder of a run; the last `keep` of them stay.
 
-    A checkpoint holds the trainable weights, the optimizer's state, the random states of every process, the trainer's
-    counters (among them how many updates were done, which is the position in the data), and how long each log was.
+    A checkpoint holds the trainable weights, the optimizer's state, the scale of the loss in float16, the random states
+    of every process, the trainer's counters (among them how many updates were done, which is the position in the data),
+    and how long each log was.
     """
 
     def __init__(self, run: RunFolder, keep: int, accelerator: Accelerator):
@@ -48,9 +49,11 @@ class Checkpoints:
 
     def save(self, actor_critic: nn.Module, optimizer, counters: dict) -> None:
         """Write one after `counters["updates_done"]` updates. Raises `InputError` where the disk is full."""
+        scaler = self.accelerator.scaler
         state = {  # every process takes part: weights may be sharded
             "weights": _weights(actor_critic),
             "optimizer": _optimizer_state(actor_critic, optimizer),
+            "scaler": scaler.state_dict() if scaler else {},
             "random": gather_object([random_states()]),
             "counters": counters,
             "logs": self.run.position(),
@@ -97,6 +100,8 @@ class Checkpoints:
             self.run.truncate_logs(state["logs"])
         states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
         _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
+        if self.accelerator.scaler and state.get("scaler"):  # older checkpoints have none
+            self.accelerator.scaler.load_state_dict(state["scaler"])
         set_random_states(state["random"][self.accelerator.process_index])
         self.accelerator.wait_for_everyone()
         return state["counters"]

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from marlhf_lite.utils.errors import ServerError
+from marlhf_lite.utils.precision import has_float64
 
 Result = TypeVar("Result")
 
 
 def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accelerator) -> dict[str, float]:
     """The named numbers, summed over processes, in float64: one wait for the device and for the other processes."""
-    exact = torch.float32 if accelerator.device.type == "mps" else torch.float64  # mps has no float64
-    stacked = torch.stack([torch.as_tensor(x, dtype=exact, device=accelerator.device) for x in numbers.values()])
+    device = accelerator.device if has_float64(accelerator.device) else "cpu"
+    stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()])
     return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
 
 

@@ -13,6 +13,7 @@ from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.outputs import Batch, OldOutputs
+from marlhf_lite.utils.precision import exact
 
 PARTS = ("", "_q1", "_q2", "_q3", "_q4")  # the whole response, and its quarters
 
@@ -44,7 +45,7 @@ def moments(numbers: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str
     """The moments of each name's numbers, of all processes together, in float64."""
     sums: dict[str, Tensor | int] = {}
     for name, x in numbers.items():
-        x = x.double()
+        x = exact(x)
         sums |= {f"{name} n": x.numel(), f"{name} total": x.sum(), f"{name} squares": x.square().sum()}
     sums = sum_over_processes(sums, accelerator)
     return {name: Moments(*(sums[f"{name} {what}"] for what in Moments._fields)) for name in numbers}
@@ -67,7 +68,8 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     Args:
         values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
     """
-    values, scores = values.masked_fill(~mask, 0.0).double(), scores.double()
+    values, scores = exact(values.masked_fill(~mask, 0.0)), exact(scores)
+    mask = mask.to(values.device)
     quarter, targets, last = quarters(mask), scores[:, None].expand_as(values), (mask.sum(1) - 1).clamp(min=0)
     change = values.gather(1, last[:, None])[:, 0] - values[:, 0]
     numbers = {"score": scores, "change": change, "change times score": change * scores}
@@ -109,21 +111,21 @@ def update_metrics(
     """Metrics of one update over all processes, `critic_metrics` among them if asked; `old` are of the whole batch."""
     rollout, steps, mask = batch.rollout, batch.steps, batch.rollout.mask
     # Explained variance is over tokens: each one's value against the return of its macro action.
-    returns = steps.broadcast(old.returns)[mask].double()
+    returns = exact(steps.broadcast(old.returns)[mask])
     numbers = {
         "score": rollout.scores,
         "tokens": rollout.lengths,
         "ended": rollout.ended,
         "entropy": old.entropy[mask],
         "return": returns,
-        "return error": returns - old.values[mask],
+        "return error": returns - exact(old.values[mask]),
         "steps": steps.mask.sum(1),
         "step length": steps.lengths[steps.mask],
     }
     for estimator in ("k1", "k3"):  # of each response's KL(π || π_ref), in nats
         numbers[estimator] = kl_per_token(old.logprobs, rollout.ref_logprobs, mask, estimator).sum(1)
     for name, x in (("advantage", old.advantages), ("q", old.returns)):
-        numbers |= {name: x[steps.mask], f"{name} norm": x.masked_fill(~steps.mask, 0.0).double().norm(dim=1)}
+        numbers |= {name: x[steps.mask], f"{name} norm": exact(x.masked_fill(~steps.mask, 0.0)).norm(dim=1)}
     if rollout.gold is not None:
         numbers["gold"] = rollout.gold
     if diagnose_critic:

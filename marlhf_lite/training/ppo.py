@@ -302,12 +302,15 @@ class PPOTrainer:
     def segment(
         self, rollout: Rollout, rule: macro.TerminationRule | None = None, macro_config: MacroConfig | None = None
     ) -> macro.MacroActions:
-        """Macro actions of every response, by the trainer's own rule and options unless others are given."""
+        """Macro actions of every response, by the trainer's own rule and options unless others are given.
+
+        Raises `InputError` where the rule gives no segmentation of them.
+        """
         rule, macro_config = rule or self.termination, macro_config or self.macro_config
         context = self._context(rollout)
         if rule.needs_outputs:  # one forward pass more
             context |= self._outputs_of(rollout)
-        macro_actions = rule(rollout.mask, **context)
+        macro_actions = macro.check_segmentation(rule(rollout.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if macro_config.last_token_alone else macro_actions
 
     def _context(self, rollout: Rollout) -> dict:

@@ -131,4 +131,4 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def _array(x: Tensor) -> np.ndarray:
-    return x.double().cpu().numpy()
+    return x.cpu().double().numpy()

@@ -115,7 +115,7 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
         rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
-        found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.double().mean().item()}
+        found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.cpu().double().mean().item()}
         found |= measure_critic(trainer, rollout, len(prompts), sizes)
         found["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
     return found
@@ -135,7 +135,7 @@ def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Siz
     few = torch.arange(min(sizes.ranked, len(rows)))
     given = (models.policy, models.critic, trainer.tokenizer, some.select(few), places[few])
     return {
-        "cuts": (cuts / some.lengths[:, None]).double().mean(0).tolist(),
+        "cuts": (cuts / some.lengths[:, None]).cpu().double().mean(0).tolist(),
         "credit_seen": credit.credit_seen(at, scores),
         # neighbouring cuts as rows of two
         "token_credit_seen": credit.credit_seen(*(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))),

@@ -83,6 +83,7 @@ def blame(advantages: Tensor, wrong: Tensor, mask: Tensor, scores: Tensor) -> Bl
         mask: [B, T] bool, True on response tokens.
         scores: [B]; a response has failed where it is 0 or less.
     """
+    advantages, wrong, mask, scores = (x.cpu() for x in (advantages, wrong, mask, scores))
     rows = (scores <= 0) & wrong.any(1)
     negative, wrong, mask = (-advantages).clamp(min=0)[rows].double() * mask[rows], wrong[rows], mask[rows]
     total = negative.sum(1)

@@ -88,7 +88,7 @@ def monte_carlo_scores(
         for rows in tqdm(batches, desc=progress, disable=not progress):
             given = [prompts[i] for i in rows], [prefixes[i] for i in rows]
             rollout = continue_responses(policy.model, tokenizer, *given, continuations, sampling)
-            scores.append(score_responses(reward, rollout).double().cpu().reshape(len(rows), continuations))
+            scores.append(score_responses(reward, rollout).cpu().double().reshape(len(rows), continuations))
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
 
@@ -104,7 +104,7 @@ def state_scores(
 
 def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Two independent estimates of V* [...] from scores [..., K]."""
-    first, second = (half.double().mean(-1).cpu().numpy() for half in scores.chunk(2, dim=-1))
+    first, second = (half.cpu().double().mean(-1).numpy() for half in scores.chunk(2, dim=-1))
     return first, second
 
 
