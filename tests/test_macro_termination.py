@@ -18,6 +18,7 @@ from marlhf_lite.macro import (
     Perplexity,
     RandomizedNGram,
     Shuffled,
+    TerminationRule,
     Whole,
     check_segmentation,
 )
@@ -135,6 +136,36 @@ def test_shuffled_keeps_each_responses_lengths():
     again = Shuffled(starts_124, seed=2)(mask, step=3)
     assert lengths_of(again) == lengths_of(macro)  # ... that seed and update tell
     assert lengths_of(Shuffled(starts_124, seed=3)(mask, step=3)) != lengths_of(macro)
+
+
+class Counting(TerminationRule):
+    """Whole responses, by a rule that uses every method."""
+
+    needs_outputs = True
+
+    def __init__(self):
+        self.called = []
+
+    def prepare(self, mask, **context):
+        self.called.append("prepare")
+
+    def check(self):
+        self.called.append("check")
+
+    def metrics(self):
+        return {"calls": float(len(self.called))}
+
+    def __call__(self, mask, **context):
+        return MacroActions.from_starts(torch.zeros_like(mask), mask)
+
+
+def test_shuffled_does_what_its_rule_asks_for():
+    rule, mask = Counting(), mask_of([3])
+    shuffled = Shuffled(rule)
+    shuffled.prepare(mask)
+    shuffled.check()
+    assert shuffled.needs_outputs and rule.called == ["prepare", "check"] and shuffled.metrics() == {"calls": 2.0}
+    assert not Shuffled(starts_124).needs_outputs
 
 
 # -- perplexity -------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
+from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.utils.run_folder import RunFolder
 
 # -- a run's course ---------------------------------------------------------------------------------------------------
@@ -179,6 +180,11 @@ def test_prompt_epochs_are_passes_over_the_prompts(make, epochs, rollouts, batch
     assert trainer.total_updates == updates == math.ceil(epochs * 6 * rollouts / batch_size)
     drawn = Counter(chain(*islice(batches(trainer), updates)))
     assert all(drawn[p] >= int(epochs) * rollouts for p in PROMPTS)
+
+
+def test_passes_are_not_rounded_up_by_floating_point():
+    """1.1 * 10 is a little more than 11; RLOO and GRPO count with the same function."""
+    assert updates_of_passes(1.1, 10, 1) == 11 and updates_of_passes(1.1, 10, 3) == 4
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 5, 6])

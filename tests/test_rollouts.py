@@ -19,6 +19,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
 from marlhf_lite.training.rollout import (
     Sampling,
     from_texts,
+    from_tokens,
     generate,
     merged_adapter,
 )
@@ -114,6 +115,13 @@ def test_from_texts(either, texts):
         assert rollout.ended[i] == (expected[-1] == either.eos_token_id)
     assert rollout.responses[0] == texts.responses[0] and rollout.responses[1] == ""
     assert not rollout.ended.all() and rollout.ended.any()
+
+
+def test_a_response_of_no_token(tokenizer):
+    """A server may send one: it has not ended, and its last token is the prompt's."""
+    rollout = from_tokens(tokenizer, ["a", "Why?"], [[5, tokenizer.eos_token_id], []], [tokenizer.eos_token_id])
+    assert rollout.lengths.tolist() == [2, 0] and rollout.ended.tolist() == [True, False]
+    assert rollout.responses[1] == "" and not rollout.attention_mask[1, rollout.prompt_width :].any()
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

@@ -135,8 +135,24 @@ class Shuffled(TerminationRule):
     in `RandomizedNGram`.
     """
 
-    rule: TerminationRule
+    rule: TerminationRule | Callable[..., MacroActions]
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", as_rule(self.rule))
+
+    @property
+    def needs_outputs(self) -> bool:
+        return self.rule.needs_outputs
+
+    def prepare(self, mask: Tensor, **context: Any) -> None:
+        self.rule.prepare(mask, **context)
+
+    def check(self) -> None:
+        self.rule.check()
+
+    def metrics(self) -> dict[str, float]:
+        return self.rule.metrics()
 
     def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
         macro = check_segmentation(self.rule(mask, step=step, **context), mask)

@@ -1,7 +1,6 @@
 """RLOO and GRPO through TRL: responses to one prompt are compared with each other, which takes the critic's place."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +24,7 @@ from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
+from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.training.sft import quiet_arguments
 from marlhf_lite.utils.errors import InputError
 
@@ -133,7 +133,8 @@ def group_trainer(
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     groups, share = config.batch_size // config.num_generations, config.batch_size // processes
     micro = _micro_batch(config.micro_batch_size, share)
-    updates = math.ceil(config.prompt_epochs * len(prompts) / groups) if config.prompt_epochs else config.updates
+    passes = config.prompt_epochs
+    updates = updates_of_passes(passes, len(prompts), groups) if passes else config.updates
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)
     share_of_rate = functools.partial(learning_rate_share, config, total=updates)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)

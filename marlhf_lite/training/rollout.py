@@ -272,8 +272,7 @@ def from_tokens(
     """A rollout of given response tokens; a response has ended where its last token is one of `ends`."""
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
     tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
-    last = tokens.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
-    ended = torch.isin(last, torch.tensor(list(ends)))
+    ended = torch.tensor([len(ids) > 0 and int(ids[-1]) in ends for ids in response_ids])
     return _make_rollout(tokenizer, prompts, torch.cat([ids, tokens], 1), attention_mask, mask.bool(), ended)
 
 

@@ -34,9 +34,12 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
         )
     if not config.prompt_epochs:
         return config.updates
-    # An update takes batch_size / rollouts prompts; the last one may begin the next pass.
-    rounds = config.prompt_epochs * prompts * config.rollouts / config.batch_size
-    return math.ceil(round(rounds, 6))  # 1.1 * 10 is a little more than 11
+    return updates_of_passes(config.prompt_epochs, prompts, config.batch_size // config.rollouts)
+
+
+def updates_of_passes(passes: float, prompts: int, each: int) -> int:
+    """How many updates of `each` prompts make so many passes; the last one may begin the next pass."""
+    return math.ceil(round(passes * prompts / each, 6))  # 1.1 * 10 is a little more than 11
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
