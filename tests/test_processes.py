@@ -161,7 +161,7 @@ def test_it_goes_on_with_as_many_processes_and_no_other(launched):
     before = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     more = ["-m", "marlhf_lite", "ppo", "--resume", launched / "run", "--updates", "14"]
     alone = subprocess.run([sys.executable, *map(str, more)], capture_output=True, text=True, cwd=launched)
-    assert alone.returncode == 2 and "made by 2 processes, not 1" in alone.stderr
+    assert alone.returncode == 2 and "made by 2 processes, not 1: launch it with --num_processes 2" in alone.stderr
     launch(2, *more, cwd=launched)
     after = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 14

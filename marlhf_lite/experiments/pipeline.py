@@ -36,6 +36,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
+from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger, make_accelerator
@@ -316,11 +317,7 @@ def _train_baseline(
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
     run, found = _open_stage(context, name, "checkpoint-*", asdict(options))
-    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
-    update = options.from_checkpoint
-    if update and update not in whole:
-        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(update or max(whole, default=0))
+    checkpoint = _checkpoint_to_take(run, found, options.from_checkpoint)
     if checkpoint and is_main:
         run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
     PartialState().wait_for_everyone()
@@ -350,6 +347,17 @@ def _train_baseline(
             trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
             context.tokenizer.save_pretrained(folder)
     return Trained(folder, logger.history)
+
+
+def _checkpoint_to_take(run: RunFolder, found: Mapping[int, Path], update: int) -> Path | None:
+    """Return the whole checkpoint of this update, 0 is the last; raise `InputError` where it cannot be taken."""
+    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
+    if update and update not in whole:
+        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
+    checkpoint = whole.get(update or max(whole, default=0))
+    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
+        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
+    return checkpoint
 
 
 # Evaluation
