@@ -8,6 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -215,13 +216,26 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     )
     try:
         trainer.train(resume=bool(checkpoints))
+    except BaseException:
+        _save_stopped(trainer, run.path)
+        raise
     finally:
         for tracker in trainer.accelerator.trackers:  # end_training would part the processes too
             tracker.finish()
-        if trainer.history:
-            trainer.save(run.path)
+    if trainer.history:
+        trainer.save(run.path)
     PartialState().wait_for_everyone()
     return Trained(run.path / "policy", trainer.history)
+
+
+def _save_stopped(trainer: PPOTrainer, folder: Path) -> None:
+    """Save what an interrupted or failed run has learned, where this process can do so alone.
+
+    The weights of FSDP are gathered from all processes, and this one may be the only one that stops.
+    """
+    if trainer.history and trainer.accelerator.distributed_type != "FSDP":
+        with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: what stopped the run is told
+            trainer.save(folder)
 
 
 def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> tuple[RunFolder, dict[int, Path]]:
