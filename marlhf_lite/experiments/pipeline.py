@@ -355,12 +355,19 @@ def _train_baseline(
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
         recorder.close()
-        finite = all(bool(local_tensor(p).isfinite().all()) for p in trainable(trainer.model))
-        if logger.history and finite and is_main:
+        if logger.history and is_main and _is_finite(trainer.model):
             policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
             trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
             context.tokenizer.save_pretrained(folder)
     return Trained(folder, logger.history)
+
+
+def _is_finite(model: PeftModel) -> bool:
+    """Return whether the weights that train are finite; False, too, where the GPU failed and cannot tell."""
+    try:
+        return all(bool(local_tensor(p).isfinite().all()) for p in trainable(model))
+    except RuntimeError:
+        return False
 
 
 def _checkpoint_to_take(run: RunFolder, found: Mapping[int, Path], update: int) -> Path | None:
