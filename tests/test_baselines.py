@@ -2,13 +2,14 @@
 
 import copy
 import math
+import shutil
 from itertools import islice
 from types import SimpleNamespace
 
 import datasets
 import pytest
 import torch
-from conftest import nudge
+from conftest import fails, nudge
 from small_runs import early_letters, timeless
 from transformers import TrainerCallback
 
@@ -353,6 +354,21 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
     whole, resumed = runs
     assert [row["update"] for row in whole[1]] == [1, 2, 3, 4, 5] and [row["update"] for row in whole[3]] == [2, 4, 5]
     assert whole[1:4] == resumed[1:4] and same(whole[4], resumed[4])
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
+    reward, options = FunctionReward(early_letters), {"updates": 1, "checkpoint_every": 1}
+    folder = pipeline.group_stage(work(**options), sft, reward).policy.parent
+    [state] = folder.glob("checkpoints/checkpoint-1/rng_state*.pth")
+    for process in (0, 1):  # as two processes name theirs
+        shutil.copy(state, state.with_name(f"rng_state_{process}.pth"))
+    state.unlink()
+    again = work(**options | {"updates": 2, "resume": "work"})
+    fails(
+        lambda: pipeline.group_stage(again, sft, reward),
+        "checkpoint-1: made by 2 processes, not 1",
+        "--num_processes 2",
+    )
 
 
 @pytest.mark.parametrize("method, rows", [("rloo", 8), ("grpo", 8), ("dpo", 2)])

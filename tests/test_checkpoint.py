@@ -15,6 +15,7 @@ from small_runs import build, early_letters, noisy, same, same_checkpoints, stat
 
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
+from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
@@ -82,6 +83,20 @@ def test_the_scale_of_the_loss_in_float16(make, run, copied):
     assert saved["scale"] == 16 and saved["_growth_tracker"] == 1
     other.train(resume=True), none.train(resume=True)
     assert other.accelerator.scaler.state_dict() == saved and none.accelerator.scaler.get_scale() == 8
+
+
+def test_a_machine_with_fewer_gpus(monkeypatch):
+    """A checkpoint with the states of four GPUs, as older versions wrote it, is resumed on one."""
+    states, taken = torch.arange(4), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: states[2])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", taken.append)
+    cpu, cuda, *others = random_states()
+    assert cuda == [states[2]]
+    for held in (list(states), cuda, []):
+        set_random_states((cpu, held, *others))
+    assert taken == [states[0], states[2]]
 
 
 def test_frozen_weights_are_not_written(make, stored):
@@ -211,6 +226,15 @@ def test_other_adapters(base, tiny, tokenizer, copied, tmp_path):
     other = build(build_models(base, tmp_path / "sft", tmp_path / "rm"), tokenizer, copied)
     with pytest.raises(InputError, match="another model or other adapters.*--from_checkpoint 2"):
         other.train(resume=True)
+
+
+def test_one_of_another_number_of_processes(make, copied):
+    """The way out is the number of processes, not an older checkpoint."""
+    path = copied.path / "checkpoints" / "update-000003.pt"
+    saved = torch.load(path, weights_only=True)
+    torch.save(saved | {"random": saved["random"] * 2}, path)
+    resume = partial(make(copied).train, resume=True)
+    fails(resume, "update-000003.pt: made by 2 processes, not 1: launch it with --num_processes 2")
 
 
 def test_logs_that_are_not_its_own(make, copied):

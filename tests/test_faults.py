@@ -124,6 +124,18 @@ def test_a_policy_that_cannot_be_sampled_ends_the_run_in_a_line(make):
     fails(trainer.train, "not finite")
 
 
+def test_a_failed_check_on_the_gpu_names_its_likely_cause(make, run):
+    """It is not taken for the end of memory, and nothing is tried again."""
+    asked = []
+
+    def generator(*args):
+        asked.append(args)
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCUDA kernel errors might come late")
+
+    fails(make(run, generator=generator).train, "probabilities are not finite", "lower learning rate")
+    assert len(asked) == 1
+
+
 # -- responses and rewards of anybody ---------------------------------------------------------------------------------
 
 

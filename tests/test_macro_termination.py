@@ -100,6 +100,11 @@ def test_randomized_depends_on_seed_and_step():
     assert whole[0] != whole[2]  # a row has an order of its own
     assert lengths_of(RandomizedNGram(seed=6)(mask))[0] != whole[0]
     assert lengths_of(rule(mask, step=1))[0] != whole[0]
+    # each of several processes draws its own, the first one what one alone does
+    shared = [lengths_of(RandomizedNGram(seed=5)(mask, process=process)) for process in range(3)]
+    assert shared[0] == whole and shared[1][0] != whole[0] != shared[2][0] != shared[1][0]
+    two = [lengths_of(Shuffled(starts_124, seed=2)(mask, process=process)) for process in (0, 1)]
+    assert two[0] == lengths_of(Shuffled(starts_124, seed=2)(mask)) != two[1]
     # seed and step are not interchangeable
     assert lengths_of(RandomizedNGram(seed=1)(mask, step=2)) != lengths_of(RandomizedNGram(seed=2)(mask, step=1))
 

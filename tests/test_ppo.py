@@ -155,7 +155,7 @@ def test_own_rule_sees_the_documented_context(make, run, tokenizer):
     row = make(termination=rule, run=run, updates=2).train()[-1]
     assert [context["step"] for context in seen] == [0, 1] and row["macro_length"] >= 1
     for context in seen:
-        assert context["tokenizer"] is tokenizer
+        assert context["tokenizer"] is tokenizer and context["process"] == 0
         assert context["token_ids"].shape == context["ref_logprobs"].shape
         assert (context["ref_logprobs"] <= 0).all()
 

@@ -25,7 +25,7 @@ def free_port():
         return server.getsockname()[1]
 
 
-def launch(processes, *words, cwd=HERE.parent, timeout=300):
+def launch(processes, *words, cwd=HERE.parent, timeout=300, succeeds=True):
     """Run `python words...` as so many processes over gloo, as `accelerate launch` does."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
     command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -35,7 +35,7 @@ def launch(processes, *words, cwd=HERE.parent, timeout=300):
     done = subprocess.run(
         [*command, *map(str, words)], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.returncode == 0) == succeeds, done.stderr[-3000:]
     return done
 
 
@@ -122,6 +122,26 @@ def test_sharded_run_trains_saves_and_goes_on(results, base, tokenizer):
     assert not [*(run.path / "checkpoints").glob(".*")]
 
 
+def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
+    """With its message: the process does not wait for the others to save the weights that they share."""
+    (tmp_path / "odd.py").write_text(
+        "import os\ncalls = []\n"
+        "def fails_once(prompts, responses):\n"
+        "    calls.append(prompts)\n"
+        "    if len(calls) == 2 and os.environ['RANK'] == '1':\n"
+        "        raise RuntimeError('process 1 has lost its data')\n"
+        "    return [len(r) for r in responses]\n"
+    )
+    options, sft, rm = whole
+    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm]
+    words += ["--reward", "odd:fails_once", "--batch_size", "4", "--updates", "3", "--max_response_length", "4"]
+    words += ["--size", "40", "--policy_learning_rate", "1e-4", "--critic_learning_rate", "1e-4"]
+    script = HERE / "sharded_command.py"
+    done = launch(2, script, *words, "--output_dir", "run", cwd=tmp_path, timeout=60, succeeds=False)
+    assert "marlhf: error: reward odd:fails_once: raised RuntimeError: process 1 has lost its data" in done.stderr
+    assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory, tiny, sft):
     """A run by `accelerate launch -m marlhf_lite ppo` on two processes, with a reward that is easy to learn."""
@@ -166,7 +186,7 @@ def test_it_goes_on_with_as_many_processes_and_no_other(launched):
     before = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     more = ["-m", "marlhf_lite", "ppo", "--resume", launched / "run", "--updates", "14"]
     alone = subprocess.run([sys.executable, *map(str, more)], capture_output=True, text=True, cwd=launched)
-    assert alone.returncode == 2 and "made by 2 processes, not 1" in alone.stderr
+    assert alone.returncode == 2 and "made by 2 processes, not 1: launch it with --num_processes 2" in alone.stderr
     launch(2, *more, cwd=launched)
     after = (launched / "run" / "ppo" / "metrics.jsonl").read_bytes()
     assert after.startswith(before) and after.count(b"\n") == 14

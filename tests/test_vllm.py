@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from conftest import fails, nudge
 from scipy.stats import chi2_contingency
 from small_runs import build, same_checkpoints, timeless
@@ -18,6 +20,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.training.safeguards import SAMPLED_TOLERANCE
 from marlhf_lite.utils.run_folder import RunFolder
 
 pytest.importorskip("openai")
@@ -132,6 +135,19 @@ def test_a_server_that_does_not_do_its_part_is_named(serve, make, faults, parts)
     for name, value in faults.items():
         setattr(server, name, value)
     fails(make(server).train, "update 0: --vllm_url", server.url, *parts)
+
+
+@pytest.fixture
+def mixed():
+    """An accelerator that trains float32 weights in bfloat16."""
+    AcceleratorState._reset_state()
+    yield Accelerator(mixed_precision="bf16")
+    AcceleratorState._reset_state()
+
+
+def test_mixed_precision_may_be_as_far_from_the_server_as_it_rounds(serve, make, mixed):
+    rows = make(serve(), accelerator=mixed, updates=2).train()
+    assert all(SAMPLED_TOLERANCE[torch.float32] < row["sampler_difference"] < 0.1 for row in rows)
 
 
 def test_responses_of_another_policy_end_the_run_before_a_step(serve, make):

@@ -8,6 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
+from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger, make_accelerator
@@ -214,13 +216,26 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     )
     try:
         trainer.train(resume=bool(checkpoints))
+    except BaseException:
+        _save_stopped(trainer, run.path)
+        raise
     finally:
         for tracker in trainer.accelerator.trackers:  # end_training would part the processes too
             tracker.finish()
-        if trainer.history:
-            trainer.save(run.path)
+    if trainer.history:
+        trainer.save(run.path)
     PartialState().wait_for_everyone()
     return Trained(run.path / "policy", trainer.history)
+
+
+def _save_stopped(trainer: PPOTrainer, folder: Path) -> None:
+    """Save what an interrupted or failed run has learned, where this process can do so alone.
+
+    The weights of FSDP are gathered from all processes, and this one may be the only one that stops.
+    """
+    if trainer.history and trainer.accelerator.distributed_type != "FSDP":
+        with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: what stopped the run is told
+            trainer.save(folder)
 
 
 def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> tuple[RunFolder, dict[int, Path]]:
@@ -316,11 +331,7 @@ def _train_baseline(
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
     run, found = _open_stage(context, name, "checkpoint-*", asdict(options))
-    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
-    update = options.from_checkpoint
-    if update and update not in whole:
-        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(update or max(whole, default=0))
+    checkpoint = _checkpoint_to_take(run, found, options.from_checkpoint)
     if checkpoint and is_main:
         run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
     PartialState().wait_for_everyone()
@@ -344,12 +355,30 @@ def _train_baseline(
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     finally:
         recorder.close()
-        finite = all(bool(local_tensor(p).isfinite().all()) for p in trainable(trainer.model))
-        if logger.history and finite and is_main:
+        if logger.history and is_main and _is_finite(trainer.model):
             policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
             trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
             context.tokenizer.save_pretrained(folder)
     return Trained(folder, logger.history)
+
+
+def _is_finite(model: PeftModel) -> bool:
+    """Return whether the weights that train are finite; False, too, where the GPU failed and cannot tell."""
+    try:
+        return all(bool(local_tensor(p).isfinite().all()) for p in trainable(model))
+    except RuntimeError:
+        return False
+
+
+def _checkpoint_to_take(run: RunFolder, found: Mapping[int, Path], update: int) -> Path | None:
+    """Return the whole checkpoint of this update, 0 is the last; raise `InputError` where it cannot be taken."""
+    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
+    if update and update not in whole:
+        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
+    checkpoint = whole.get(update or max(whole, default=0))
+    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
+        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
+    return checkpoint
 
 
 # Evaluation

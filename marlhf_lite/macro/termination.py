@@ -1,7 +1,7 @@
 """Termination conditions ζ: where a macro action ends (§3.2.1).
 
 A rule is a small frozen object, called as ``rule(mask, **context)``. All rules take the same context, and each reads
-only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``.
+only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``, ``process``.
 """
 
 import math
@@ -93,8 +93,8 @@ class RandomizedNGram(TerminationRule):
 
     Tokens left over when the list is used up form one last macro action. The released code uses (1, 2, 3, 5, 10).
 
-    The shuffles depend on ``seed``, on the context value ``step`` (pass the update's number to get new lengths at every
-    update), and on the number of responses.
+    The shuffles depend on ``seed``, on the context values ``step`` (pass the update's number to get new lengths at
+    every update) and ``process`` (which of several processes draws, from 0), and on the number of responses.
     """
 
     lengths: tuple[int, ...] = (2, 3, 5, 10)
@@ -107,9 +107,9 @@ class RandomizedNGram(TerminationRule):
         check_int("repeats", self.repeats, least=1)
         check_int("seed", self.seed)
 
-    def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
+    def __call__(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
-        ends = _shuffle(bag, self.seed, step).cumsum(1)
+        ends = _shuffle(bag, self.seed, step, process).cumsum(1)
         return _cut_behind(ends, mask)
 
 
@@ -131,8 +131,8 @@ class Listed(TerminationRule):
 class Shuffled(TerminationRule):
     """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
 
-    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step`` and the row, as
-    in `RandomizedNGram`.
+    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step``, ``process``
+    and the row, as in `RandomizedNGram`.
     """
 
     rule: TerminationRule | Callable[..., MacroActions]
@@ -154,9 +154,9 @@ class Shuffled(TerminationRule):
     def metrics(self) -> dict[str, float]:
         return self.rule.metrics()
 
-    def __call__(self, mask: Tensor, *, step: int = 0, **context: Any) -> MacroActions:
-        macro = check_segmentation(self.rule(mask, step=step, **context), mask)
-        ends = _shuffle(macro.lengths, self.seed, step).cumsum(1)
+    def __call__(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
+        macro = check_segmentation(self.rule(mask, step=step, process=process, **context), mask)
+        ends = _shuffle(macro.lengths, self.seed, step, process).cumsum(1)
         return _cut_behind(ends, mask)
 
 
@@ -193,9 +193,10 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
         check_int(f"lengths[{place}]", n, least=1)
 
 
-def _shuffle(lengths: Tensor, seed: int, step: int) -> Tensor:
+def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
     """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a random key per entry; zeros last."""
-    generator = torch.Generator().manual_seed(random.Random(f"{seed} {step}").getrandbits(63))
+    name = f"{seed} {step} {process}" if process else f"{seed} {step}"  # the first process draws what one alone does
+    generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
     return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
 

@@ -93,6 +93,7 @@ class Checkpoints:
             older = [u for u in existing if u < update]
             fix = f"add --from_checkpoint {older[-1]} for the one before" if older else "start the run again"
             raise InputError(f"{self.path(update)}: {error}: {fix}") from None
+        check_processes(self.path(update), len(state["random"]), self.accelerator.num_processes)
         if self.accelerator.is_main_process:
             # Delete checkpoints that are newer than the one we resume from, and what killed saves left behind.
             for path in [*map(self.path, existing[existing.index(update) + 1 :]), *self.folder.glob(".update-*")]:
@@ -112,8 +113,6 @@ class Checkpoints:
             state = torch.load(path, weights_only=True)  # runs no code of whoever wrote the file
         except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError):
             raise InputError("it is damaged") from None
-        if len(state["random"]) != self.accelerator.num_processes:
-            raise InputError(f"made by {len(state['random'])} processes, not {self.accelerator.num_processes}")
         shapes = {name: tuple(p.shape) for name, p in _trainable(actor_critic).items()}
         if {name: tuple(value.shape) for name, value in state["weights"].items()} != shapes:
             raise InputError("its weights are those of another model or other adapters")
@@ -179,10 +178,17 @@ def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> Non
 # -- random generators ------------------------------------------------------------------------------------------------
 
 
+def check_processes(checkpoint: Path, made: int, processes: int) -> None:
+    """Raise `InputError` where another number of processes made a checkpoint: each has random states of its own."""
+    if made != processes:
+        fix = f"launch it with --num_processes {made}"
+        raise InputError(f"{checkpoint}: made by {made} process{'es' * (made != 1)}, not {processes}: {fix}")
+
+
 def random_states() -> tuple:
-    """The states of torch's, its GPUs', python's and numpy's generators: sampling, training or a reward may draw."""
+    """The states of torch's, the GPU's, python's and numpy's generators: sampling, training or a reward may draw."""
     kind, keys, *rest = numpy.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
 
 
@@ -190,7 +196,8 @@ def set_random_states(saved: tuple) -> None:
     """Restore what `random_states` returned."""
     cpu, cuda, python, of_numpy = saved
     torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)
+    if cuda and torch.cuda.is_available():
+        # Older checkpoints have the states of all GPUs of a machine, which may not be there any more.
+        torch.cuda.set_rng_state(cuda[torch.cuda.current_device() % len(cuda)])
     random.setstate(python)
     numpy.random.set_state(of_numpy)

@@ -320,6 +320,7 @@ class PPOTrainer:
             "ref_logprobs": rollout.ref_logprobs,
             "tokenizer": self.tokenizer,
             "step": self.updates_done,
+            "process": self.accelerator.process_index,
         }
 
     @torch.no_grad()

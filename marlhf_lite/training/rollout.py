@@ -230,13 +230,22 @@ def _merge_limit(device: torch.device) -> int:
 
 @contextmanager
 def nonfinite_probabilities_refused() -> Iterator[None]:
-    """Raises `InputError` where torch, about to draw a token, finds that the policy's probabilities are no numbers."""
+    """Raises `InputError` where torch, about to draw a token, finds that the policy's probabilities are no numbers.
+
+    CUDA finds it as a "device-side assert", which does not say what failed, and after which this process cannot use the
+    GPU any more.
+    """
+    fix = "start again with a lower learning rate"
     try:
         yield
     except RuntimeError as error:
-        if "probability tensor" not in str(error):
-            raise
-        raise InputError("the policy's probabilities are not finite: start again with a lower learning rate") from error
+        if "probability tensor" in str(error):
+            raise InputError(f"the policy's probabilities are not finite: {fix}") from error
+        if "device-side assert" in str(error):
+            likely = "most likely the policy's probabilities are not finite"
+            more = "CUDA_LAUNCH_BLOCKING=1 shows the place if it is another fault, such as a token id that is too high"
+            raise InputError(f"a check on the GPU failed, {likely}: {fix}; {more}") from error
+        raise
 
 
 # -- rollouts of given texts ------------------------------------------------------------------------------------------

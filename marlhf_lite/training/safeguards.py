@@ -103,25 +103,27 @@ def check_moved(
 # -- responses of a server ---------------------------------------------------------------------------------------------
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
-# base. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
+# pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
 # an eighth as much. An adapter that was ignored, of rank 16 with B drawn at a deviation of 0.01, was 0.055 away.
 SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}  # mixed precision of accelerate -> format of the pass
 
 
 def check_sampled(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator=None) -> dict[str, float]:
     """How far the log-probabilities that servers gave are from the policy's own [B, T]; nothing without servers.
 
-    `sampler_difference` is the mean in nats a token, over all processes of `accelerator`. Raises `ServerError` where it
-    is more than rounding: another policy sampled.
+    `sampler_difference` is the mean in nats a token, over all processes of `accelerator`, in whose precision the policy
+    ran. Raises `ServerError` where it is more than rounding: another policy sampled.
     """
     if rollout.sampled_logprobs is None:
         return {}
     gap = (logprobs.detach() - rollout.sampled_logprobs).abs()[rollout.mask].sum()
-    sums = {"gap": gap, "tokens": rollout.mask.sum()}
+    sums, dtype = {"gap": gap, "tokens": rollout.mask.sum()}, next(model.parameters()).dtype
+    ran_in = dtype
     if accelerator is not None:
-        sums = sum_over_processes(sums, accelerator)
-    difference, dtype = float(sums["gap"] / sums["tokens"]), next(model.parameters()).dtype
-    if not difference <= SAMPLED_TOLERANCE[dtype]:
+        sums, ran_in = sum_over_processes(sums, accelerator), AUTOCAST.get(accelerator.mixed_precision, dtype)
+    difference = float(sums["gap"] / sums["tokens"])
+    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):  # weights are rounded, too
         what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
         raise ServerError(f"--vllm_url: {what}: serve the base of --model with --dtype {str(dtype).split('.')[1]}")
     return {"sampler_difference": difference}
