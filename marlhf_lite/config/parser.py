@@ -26,7 +26,7 @@ from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups,
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run, read_yaml
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
@@ -217,8 +217,8 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
     for option in filter(values.get, INPUTS):
         given = values[option]
         for folder in [folder for _, folder in named_folders(given)] if option == "policies" else [given]:
-            place = Path(folder).expanduser()
-            yield from ((option, run) for run in [run for run in (place, *place.parents[:2]) if is_run(run)][:1])
+            if run := run_of(Path(folder).expanduser()):
+                yield option, run
 
 
 def named_folders(policies: str) -> list[tuple[str, str]]:
