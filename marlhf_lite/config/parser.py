@@ -41,6 +41,8 @@ INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 SAME = ("dataset", "size", "split_seed", "model", "finetune")
+# A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
+ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -204,7 +206,8 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
         config = RunFolder.open(run).config
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
         for name, value in theirs.items():
-            if name in SAME and found.get(name, value) != value:
+            asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
+            if (name in SAME or asked) and found.get(name, value) != value:
                 other = f"but {origin[name]} has --{name} {found[name]}"
                 raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
             found.setdefault(name, value)
