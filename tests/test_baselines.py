@@ -305,6 +305,20 @@ def test_dpo_loss_is_that_of_the_equation(dpo, base, sft, tokenizer, texts):
     assert row["accuracy"] == pytest.approx(sum(a > b for a, b in zip(chosen, rejected)) / 6)
 
 
+def test_dpo_learns_the_same_however_many_pairs_a_pass_has(dpo, base, sft):
+    """Six pairs in a step of at most eight: in one pass, in 4 + 2, and one by one."""
+    found = []
+    for size in (0, 4, 1):
+        made = dpo(dpo_batch_size=8, dpo_epochs=1, per_device_train_batch_size=size)
+        move(made.model, load_policy(base, sft))
+        made.trainer.add_callback(gradients := Gradients())
+        found.append((dpo_rows(made)[0]["policy_loss"], gradients.first))
+    (loss, whole), *others = found
+    for other, split in others:
+        assert other == pytest.approx(loss, rel=1e-4) and split.keys() == whole.keys()
+        assert all(torch.allclose(split[name], whole[name], rtol=1e-3, atol=1e-5) for name in whole)
+
+
 # -- stages and records -----------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Rows of messages, written by a chat template; what transformers' own `apply_chat_template` gives is the reference."""
 
 import json
+import shutil
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import datasets
 import pytest
 import yaml
 from conftest import fails
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_tokenizer
@@ -19,6 +20,7 @@ from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, hh_prompt, to_preferences
 from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
 from marlhf_lite.training.rloo_grpo import _OurPrompts
+from marlhf_lite.utils.run_folder import RunFolder
 
 TURNS = (
     "{% for m in messages %}<mask>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
@@ -172,3 +174,19 @@ def test_a_run_on_chats(chatty, tmp_path, capsys):
     inputs = f"--sft {tmp_path}/run --rm {tmp_path}/run --batch_size 4 --num_generations 2 --updates 1"
     assert not main(f"rloo {inputs} --max_response_length 6 --output_dir {tmp_path}/rloo".split())
     assert not main(f"generate --policy {tmp_path}/run/ma-ppo --prompt Why?".split())
+
+
+@pytest.mark.parametrize("template", ["bos"], indirect=True)
+def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_path):
+    """The template of a file, the end of its turn as EOS beside the model's own, and the run's sampling."""
+    file, out = tmp_path / "own.jinja", tmp_path / "out"
+    file.write_text(TURNS.replace("<eos>", "<unk>"))
+    sampling = {"temperature": 0.7, "top_k": 0, "top_p": 0.9, "max_response_length": 6}
+    run = RunFolder.create(tmp_path / "run", sampling | {"model": chatty.folder, "chat_template": str(file)})
+    shutil.copytree(sft, run.path / "policy")
+    assert not main(["export", "--policy", str(run.path), "--output_dir", str(out)])
+    tokenizer, config = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
+    assert tokenizer.chat_template == file.read_text() and tokenizer.eos_token == "<unk>"
+    assert set(config.eos_token_id) == {tokenizer.unk_token_id, chatty.tokenizer.eos_token_id}
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.7, 0, 0.9)
+    assert (config.max_new_tokens, config.pad_token_id) == (6, chatty.tokenizer.pad_token_id)

@@ -140,6 +140,19 @@ def test_contradictions_to_the_given_run_are_refused(runs, words):
     fails(lambda: read("--sft", run, *named.split(), command="ppo"), f"{source}: ", words.split()[0])
 
 
+def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
+    """It would have no effect. Several policies may differ, and a reward model's adapter is its own."""
+    shape = {"lora_r": 4, "lora_alpha": 8, "lora_target_modules": ".*q_proj"}
+    run, other = runs("a", **shape), runs("b", lora_r=8)
+    for name in shape:
+        words = [f"--{name}", "9"]
+        fails(lambda w=words: read("--sft", run, *w, command="ppo"), f"--sft {run}: made with --{name} ", f"{name} 9")
+        fails(lambda w=words: read("--resume", run, *w, command="ppo"), f"--{name} 9: the run was started with ")
+    assert read("--sft", run, "--lora_r", "4", command="ppo").lora_alpha == 8
+    assert read("--policies", f"x={run},y={other}", "--sft", run, command="evaluate").lora_r == 4
+    assert read("--rm", run, "--lora_r", "9", command="run").lora_r == 9
+
+
 # Bounds and types
 
 

@@ -82,6 +82,16 @@ def test_rows_come_by_checkpoint_temperature_prompt_and_sample(evaluate, texts):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("wrong", [float("nan"), None, "good"])
+def test_a_gold_score_that_is_no_number_is_named(evaluate, wrong):
+    def mine(prompts, responses):
+        return [wrong] * len(responses)
+
+    fails(lambda: evaluate(["SFT"], gold=mine), "reward mine: ", str(wrong))
+    fails(lambda: evaluate(["SFT"], gold=lambda p, r: [0.1]), "shape (1,) for 5 responses")
+    assert {row["gold"] for row in evaluate(["SFT"], gold=lambda p, r: [0.1] * len(r))} == {0.1}  # as it was given
+
+
 def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo, tokenizer):
     policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
     reward = ScalarHeadModel(load_score_model(base, rm)).eval()

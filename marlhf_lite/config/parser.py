@@ -26,7 +26,7 @@ from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups,
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import CONFIG, RunFolder, is_run, read_yaml
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
@@ -41,6 +41,8 @@ INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 SAME = ("dataset", "size", "split_seed", "model", "finetune")
+# A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
+ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -204,7 +206,8 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
         config = RunFolder.open(run).config
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
         for name, value in theirs.items():
-            if name in SAME and found.get(name, value) != value:
+            asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
+            if (name in SAME or asked) and found.get(name, value) != value:
                 other = f"but {origin[name]} has --{name} {found[name]}"
                 raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
             found.setdefault(name, value)
@@ -217,8 +220,8 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
     for option in filter(values.get, INPUTS):
         given = values[option]
         for folder in [folder for _, folder in named_folders(given)] if option == "policies" else [given]:
-            place = Path(folder).expanduser()
-            yield from ((option, run) for run in [run for run in (place, *place.parents[:2]) if is_run(run)][:1])
+            if run := run_of(Path(folder).expanduser()):
+                yield option, run
 
 
 def named_folders(policies: str) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ import torch
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.training.rewards import ModelReward, score_responses
+from marlhf_lite.training.rewards import FunctionReward, ModelReward, checked_scores, score_responses
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
@@ -82,7 +82,8 @@ def score_rollout(
 ) -> dict[str, list]:
     """Columns [B] of what is known of each response: response, tokens, ended, and kl, rm_score and gold where asked.
 
-    kl is the k1 estimate in nats, at temperature 1 whatever the temperature of sampling; it takes both models.
+    kl is the k1 estimate in nats, at temperature 1 whatever the temperature of sampling; it takes both models. Raises
+    `InputError` where scores are not B finite numbers.
     """
     columns = {"response": rollout.responses, "tokens": rollout.lengths.tolist(), "ended": rollout.ended.tolist()}
     if policy is not None and policy is reference:
@@ -93,7 +94,7 @@ def score_rollout(
     if reward is not None:
         columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:
-        columns["gold"] = list(gold(rollout.prompts, rollout.responses))
+        columns["gold"] = checked_scores(FunctionReward(gold), rollout).tolist()
     return columns
 
 

@@ -4,33 +4,41 @@ from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftModel
-from transformers import PreTrainedModel, set_seed
+from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
+from marlhf_lite.tasks.templates import Write
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.training.rollout import Sampling, end_of_text, generate
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder, run_of
 
 
-def merged_policy(options: GenerateCommand | ExportCommand, folder: Path) -> tuple[PreTrainedModel, object]:
-    """Load a policy and merge its adapter into the base weights; return the model and its tokenizer."""
+def merged_policy(
+    options: GenerateCommand | ExportCommand, folder: Path
+) -> tuple[PreTrainedModel, object, Write | None]:
+    """Load a policy and merge its adapter into the base weights.
+
+    Return the model, its tokenizer, and what writes messages where the policy has learnt from chats.
+    """
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, policy = load_tokenizer(config.model), load_policy(load_base(config), folder, trainable=False)
-    return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer
+    if write := chat_writer(tokenizer, config.chat_template):
+        expect_chats(tokenizer)
+    return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer, write
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     """Return a policy's answer to a prompt, which is a user's message where the policy has learnt from chats."""
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
-    model, tokenizer = merged_policy(options, folder)
-    if write := chat_writer(tokenizer, options.chat_template):
+    model, tokenizer, write = merged_policy(options, folder)
+    if write:
         prompt = write([{"role": "user", "content": prompt}])
-        expect_chats(tokenizer)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
@@ -39,9 +47,25 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
 
 
+def _sampling_of(folder: Path) -> dict:
+    """Arguments of `generate` by which the run of a policy sampled; none where it is in no run that sampled."""
+    run = run_of(folder)
+    config = RunFolder.open(run).config if run else {}
+    if "temperature" not in config:
+        return {}
+    names = ("temperature", "top_k", "top_p")
+    return Sampling(config["max_response_length"], **{name: config[name] for name in names}).arguments()
+
+
 def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
-    """Save a policy and its tokenizer as a model that transformers loads, and push it to the hub if asked."""
-    model, tokenizer = merged_policy(options, folder)
+    """Save a policy and its tokenizer as a model that transformers loads, and push it to the hub if asked.
+
+    Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did.
+    """
+    model, tokenizer, _ = merged_policy(options, folder)
+    ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ids["eos_token_id"] = end_of_text(model, tokenizer)
+    model.generation_config = GenerationConfig(**ids, **_sampling_of(folder))
     for part in (model, tokenizer):
         part.save_pretrained(output)
     print_main(f"model: {output}")

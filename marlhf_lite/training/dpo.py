@@ -10,11 +10,16 @@ from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.logging import tracker_names
-from marlhf_lite.training.sft import shared_arguments
+from marlhf_lite.training.sft import EvenPairs, shared_arguments
 
 
-class PairsTrainer(DPOTrainer):
+class PairsTrainer(EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids. Its own would tokenize prompt and response together, and add EOS to cut ones."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        # The trainer takes the mean over passes: this makes it the mean over pairs, and is 1 where all are in one.
+        return loss * (len(inputs["input_ids"]) // 2 / self.pairs_a_pass) if model.training else loss
 
     def _prepare_dataset(self, dataset, *args, **kwargs):
         return dataset

@@ -15,7 +15,7 @@ from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_p
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.sft import run_trainer, shared_arguments, with_less_memory
+from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, with_less_memory
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -46,16 +46,10 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     return per_pair.mean()
 
 
-class PairTrainer(RewardTrainer):
+class PairTrainer(EvenPairs, RewardTrainer):
     """TRL's trainer with the score read by the mask, and with the released code's loss as an option."""
 
     loss_kind = "last"
-
-    def get_batch_samples(self, *args, **kwargs):
-        """The passes of a step; a pair weighs the same in all of them, also where the last one has fewer."""
-        passes, items = super().get_batch_samples(*args, **kwargs)
-        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
-        return passes, items
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         mask = inputs["attention_mask"].bool()

@@ -56,10 +56,16 @@ class FunctionReward:
 
 def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
     """[B] scores in float32, on the rollout's device. Raises `InputError` where they are not B finite numbers."""
+    return checked_scores(reward, rollout).float().to(rollout.tokens.device)
+
+
+def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
+    """[B] scores as the reward gives them, in float64 where it gives numbers. Raises as `score_responses`."""
     scores, count = reward(rollout), len(rollout)
     source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number a response"
     try:
-        scores = scores.detach() if isinstance(scores, Tensor) else torch.tensor([_number(x) for x in scores])
+        as_given = isinstance(scores, Tensor)
+        scores = scores.detach() if as_given else torch.tensor([_number(x) for x in scores], dtype=torch.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
     if scores.shape != (count,):
@@ -68,7 +74,7 @@ def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollo
     if len(wrong):
         row = int(wrong[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
-    return scores.float().to(rollout.tokens.device)
+    return scores
 
 
 def _number(x) -> float:

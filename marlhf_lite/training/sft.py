@@ -123,6 +123,16 @@ def shared_arguments(
     }
 
 
+class EvenPairs:
+    """Counts pairs, by which trainers on pairs weigh a pass: the last one of a step may have fewer than the others."""
+
+    def get_batch_samples(self, *args, **kwargs):
+        """The passes of a step; `pairs_a_pass` is how many pairs they have on average."""
+        passes, items = super().get_batch_samples(*args, **kwargs)
+        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
+        return passes, items
+
+
 def quiet_arguments() -> dict:
     """Arguments of every trainer of TRL: records are ours, and the model sets precision and checkpointing itself."""
     return {

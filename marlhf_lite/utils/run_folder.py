@@ -148,6 +148,11 @@ def is_run(path: Path) -> bool:
         return False
 
 
+def run_of(folder: Path) -> Path | None:
+    """The run that a folder is, or that it stands in as a stage's folder or its policy's; None where there is none."""
+    return next((run for run in (folder, *folder.parents[:2]) if is_run(run)), None)
+
+
 def read_yaml(path: Path, source: str = "") -> dict:
     """Read names and values from a YAML file. Raises `InputError` that begins with `source`, or else with the path."""
     source = source or str(path)
