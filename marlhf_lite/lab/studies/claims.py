@@ -49,9 +49,12 @@ def claims() -> dict[str, str]:
     ):
         texts[f"steps: {name}, accuracy"] = interval(crossed_interval(gaps)._asdict(), "+.3f")
     for first, last in ((21, 45), (51, 60)):
-        found = _between(stored_results("tuned_steps"), first, last)
+        found = _between(stored_results("tuned_steps"), "gold_mean", first, last)
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
-    texts["tuned_steps: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results("tuned_steps")))
+    for study in ("tuned_steps", "tuned_tldr"):
+        texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
+    found = _between(stored_results("tuned_tldr"), "kl_k1", 11, 20)
+    texts["tuned_tldr: MA-PPO - PPO, KL in updates 11 to 20"] = interval(found)
     for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
         texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
     for score in ("rm_score", "gold"):
@@ -69,12 +72,12 @@ def _to_final_score(results: Sequence[Mapping]) -> dict:
     return exp(t_interval(logs))
 
 
-def _between(results: Sequence[Mapping], first: int, last: int) -> dict:
-    """MA-PPO - PPO in the mean gold score of the training batches of these updates, with its 95 % t-interval."""
+def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> dict:
+    """MA-PPO - PPO in the mean of a metric of the training batches of these updates, with its 95 % t-interval."""
     runs = by_method(results)
     means = [
         [
-            np.mean([row["gold_mean"] for row in runs[name][seed]["curve"][first - 1 : last]])
+            np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]])
             for seed in sorted(runs[name])
         ]
         for name in ("MA-PPO", "PPO")
