@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
 from marlhf_lite.experiments import context
-from marlhf_lite.models.loading import load_policy
+from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.jsonl import append_lines
@@ -302,6 +302,24 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert "SFT T=0.0" in capsys.readouterr().out
     stage("run", "f", *shared, "--sft", "a", "--rm", "b")  # what is given is not made again
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
+
+
+@pytest.mark.parametrize("reward", ["rm", "mine:short"])
+def test_the_reward_model_is_loaded_where_it_is_the_reward(shared, base, sft, rm, reward, tmp_path, monkeypatch):
+    """The critic starts from it, with its head, in both cases."""
+    (tmp_path / "mine.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    trained = []
+
+    def keep(self, resume):
+        trained.append(self.models)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ppo.PPOTrainer, "train", keep)
+    argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), "--reward", reward, "--output_dir", "out"]
+    assert main(argv) == 130
+    assert (trained[0].reward is not None) == (reward == "rm")
+    ours, theirs = (model.state_dict() for model in (trained[0].critic.model, load_score_model(base, rm)))
+    assert ours.keys() == theirs.keys() and all(torch.equal(x, theirs[name]) for name, x in ours.items())
 
 
 def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm, monkeypatch, capsys):

@@ -103,11 +103,13 @@ def build_models(
     rm: str | Path | None,
     critic_init: str = "rm",
     gradient_checkpointing: bool = False,
+    with_reward: bool = True,
 ) -> PPOModels:
     """Load the four models from saved adapters or models (paper, Appendix B.2).
 
     Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
-    without a reward model, the critic starts from SFT with a new head.
+    without a reward model, the critic starts from SFT with a new head. Without `with_reward`, where the reward is a
+    function, the reward model itself is not loaded.
     """
     from_rm = rm is not None and critic_init == "rm"
     critic = load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft)
@@ -119,7 +121,7 @@ def build_models(
     return PPOModels(
         policy=PolicyModel(policy),
         reference=PolicyModel(load_policy(base, sft, trainable=False)),
-        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None else None,
+        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None and with_reward else None,
         critic=ScalarHeadModel(critic),
     )
 
