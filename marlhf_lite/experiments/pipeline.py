@@ -36,6 +36,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
+from marlhf_lite.training.checkpoint import go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger, make_accelerator
@@ -320,9 +321,12 @@ def _train_baseline(
     update = options.from_checkpoint
     if update and update not in whole:
         raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(update or max(whole, default=0))
-    if checkpoint and is_main:
-        run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
+    update = update or max(whole, default=0)
+    checkpoint, logs = whole.get(update), dict.fromkeys(run.position(), 0)
+    if checkpoint:
+        logs = json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8"))
+    if is_main:
+        go_back(run, [path for number, path in found.items() if number > update], logs)
     PartialState().wait_for_everyone()
     logger = RunLogger(run, name.upper())
     logger.history = run.metrics()

@@ -7,6 +7,7 @@ or nothing.
 import os
 import random
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -91,10 +92,8 @@ class Checkpoints:
             fix = f"add --from_checkpoint {older[-1]} for the one before" if older else "start the run again"
             raise InputError(f"{self.path(update)}: {error}: {fix}") from None
         if self.accelerator.is_main_process:
-            # Delete checkpoints that are newer than the one we resume from, and what killed saves left behind.
-            for path in [*map(self.path, existing[existing.index(update) + 1 :]), *self.folder.glob(".update-*")]:
-                path.unlink()
-            self.run.truncate_logs(state["logs"])
+            newer = map(self.path, existing[existing.index(update) + 1 :])
+            go_back(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
         states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
         _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
         set_random_states(state["random"][self.accelerator.process_index])
@@ -114,6 +113,20 @@ class Checkpoints:
             raise InputError("its weights are those of another model or other adapters")
         self.run.check_logs(state["logs"])
         return state
+
+
+def go_back(run: RunFolder, newer: Iterable[Path], logs: Mapping[str, int]) -> None:
+    """Delete the checkpoints that are newer than the one a run goes on from, and cut its logs back to that one's.
+
+    Raises `InputError` where a log is shorter than `logs` says; then nothing was changed.
+    """
+    run.check_logs(logs)
+    for path in newer:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    run.truncate_logs(logs)
 
 
 def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator) -> None:
