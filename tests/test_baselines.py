@@ -385,6 +385,23 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
     )
 
 
+@pytest.mark.parametrize("method", ["rloo", "dpo"])
+def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, method):
+    """From the checkpoint of update 1 of 3: those of 2 and 3 are gone before it goes on, as in PPO."""
+    options = {"updates": 3, "checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
+    run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).policy.parent)
+    whole = timeless(run.metrics())
+    options |= {"resume": "work", "from_checkpoint": 1}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(2))
+        STAGES[method](work(method=method, **options), sft, model_reward)
+    assert [path.name for path in run.path.glob("checkpoints/checkpoint-*")] == ["checkpoint-1"]
+    assert timeless(run.metrics()) == whole[:1]
+    (run.path / "checkpoints" / "checkpoint-1" / "logs.json").unlink()  # killed while it was written
+    STAGES[method](work(method=method, **options | {"from_checkpoint": 0}), sft, model_reward)
+    assert timeless(run.metrics()) == whole
+
+
 @pytest.mark.parametrize("method, rows", [("rloo", 8), ("grpo", 8), ("dpo", 2)])
 def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
     work, base, sft, model_reward, method, rows, monkeypatch

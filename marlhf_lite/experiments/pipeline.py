@@ -37,7 +37,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
-from marlhf_lite.training.checkpoint import check_processes
+from marlhf_lite.training.checkpoint import check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger, make_accelerator
@@ -332,9 +332,12 @@ def _train_baseline(
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
     run, found = _open_stage(context, name, "checkpoint-*", asdict(options))
-    checkpoint = _checkpoint_to_take(run, found, options.from_checkpoint)
-    if checkpoint and is_main:
-        run.truncate_logs(json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8")))
+    update = _update_to_go_on_from(run, found, options.from_checkpoint)
+    checkpoint, logs = found.get(update), dict.fromkeys(run.position(), 0)
+    if checkpoint:
+        logs = json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8"))
+    if is_main:
+        go_back(run, [path for number, path in found.items() if number > update], logs)
     PartialState().wait_for_everyone()
     logger = RunLogger(run, name.upper())
     logger.history = run.metrics()
@@ -371,15 +374,19 @@ def _is_finite(model: PeftModel) -> bool:
         return False
 
 
-def _checkpoint_to_take(run: RunFolder, found: Mapping[int, Path], update: int) -> Path | None:
-    """Return the whole checkpoint of this update, 0 is the last; raise `InputError` where it cannot be taken."""
-    whole = {update: path for update, path in found.items() if (path / LOG_POSITIONS).is_file()}
-    if update and update not in whole:
-        raise InputError(f"--from_checkpoint {update}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(update or max(whole, default=0))
-    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
-        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
-    return checkpoint
+def _update_to_go_on_from(run: RunFolder, found: Mapping[int, Path], asked: int) -> int:
+    """Return the update of the whole checkpoint that was asked for, or of the last one; 0 where there is none.
+
+    Raises `InputError` where it cannot be taken.
+    """
+    whole = [update for update, path in found.items() if (path / LOG_POSITIONS).is_file()]
+    if asked and asked not in whole:
+        raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
+    update = asked or max(whole, default=0)
+    if update:  # transformers would go on without the states of its random generators, and not tell
+        made = len([*found[update].glob("rng_state*.pth")])
+        check_processes(found[update], made, PartialState().num_processes)
+    return update
 
 
 # Evaluation

@@ -7,6 +7,7 @@ or nothing.
 import os
 import random
 import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -95,10 +96,8 @@ class Checkpoints:
             raise InputError(f"{self.path(update)}: {error}: {fix}") from None
         check_processes(self.path(update), len(state["random"]), self.accelerator.num_processes)
         if self.accelerator.is_main_process:
-            # Delete checkpoints that are newer than the one we resume from, and what killed saves left behind.
-            for path in [*map(self.path, existing[existing.index(update) + 1 :]), *self.folder.glob(".update-*")]:
-                path.unlink()
-            self.run.truncate_logs(state["logs"])
+            newer = map(self.path, existing[existing.index(update) + 1 :])
+            go_back(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
         states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
         _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
         if self.accelerator.scaler and state.get("scaler"):  # older checkpoints have none
@@ -118,6 +117,20 @@ class Checkpoints:
             raise InputError("its weights are those of another model or other adapters")
         self.run.check_logs(state["logs"])
         return state
+
+
+def go_back(run: RunFolder, newer: Iterable[Path], logs: Mapping[str, int]) -> None:
+    """Delete the checkpoints that are newer than the one a run goes on from, and cut its logs back to that one's.
+
+    Raises `InputError` where a log is shorter than `logs` says; then nothing was changed.
+    """
+    run.check_logs(logs)
+    for path in newer:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    run.truncate_logs(logs)
 
 
 def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokenizer, accelerator: Accelerator) -> None:

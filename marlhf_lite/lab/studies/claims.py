@@ -76,10 +76,7 @@ def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> 
     """MA-PPO - PPO in the mean of a metric of the training batches of these updates, with its 95 % t-interval."""
     runs = by_method(results)
     means = [
-        [
-            np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]])
-            for seed in sorted(runs[name])
-        ]
+        [np.mean([row[metric] for row in runs[name][seed]["curve"][first - 1 : last]]) for seed in sorted(runs[name])]
         for name in ("MA-PPO", "PPO")
     ]
     return t_interval(np.subtract(*means).tolist())
