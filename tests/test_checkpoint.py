@@ -187,12 +187,18 @@ def test_what_is_newer_than_it_is_removed(make, stored, copied):
     assert copied.tests() == [] and not [*(copied.path / "checkpoints").glob(".*")]
 
 
-def test_a_smaller_micro_batch_may_be_asked_for(make, copied):
-    """The one in force stays where a larger one is given, or none."""
-    for asked, expected in ((2, 2), (64, 4), (0, 4)):
+def test_another_micro_batch_may_be_asked_for(make, run, copied):
+    """A smaller or larger one, or 0 for the most that fits; the one in force stays where nothing new is asked for."""
+    for asked, expected in ((2, 2), (64, 64), (0, 4)):
         other = make(copied, micro_batch_size=asked)
         other.train(resume=True)
         assert other.micro_batch_size == expected
+    made = make(run, updates=1)
+    made.micro_batch_size = 1  # as where memory ended
+    made.train()
+    other = make(again(run), updates=2)
+    other.train(resume=True)
+    assert (other.micro_batch_size, other.config.micro_batch_size) == (1, 4)
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------

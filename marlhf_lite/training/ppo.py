@@ -121,7 +121,7 @@ class PPOTrainer:
         self.updates_done = 0
         self.generated_tokens = 0
         self.nonfinite_in_row = 0  # updates without a step, one after the other
-        self.micro_batch_size = config.micro_batch_size
+        self.micro_batch_size = self.asked_micro_batch_size = config.micro_batch_size  # the first may become smaller
 
         self.free_cores = FreeCores()
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
@@ -145,7 +145,7 @@ class PPOTrainer:
         torch.manual_seed(self.seed + self.accelerator.process_index)
         if resume:
             self._resume()
-        elif not self.micro_batch_size:
+        if not self.micro_batch_size:
             self.fit_micro_batch_size()
         # Batches follow from the seed, so the number of updates is the position in the data.
         stream = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
@@ -448,7 +448,7 @@ class PPOTrainer:
     @property
     def counters(self) -> dict[str, float]:
         """What changes while training besides weights, optimizer and random generators."""
-        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "micro_batch_size")
+        names = "updates_done generated_tokens nonfinite_in_row micro_batch_size asked_micro_batch_size".split()
         return {name: getattr(self, name) for name in names}
 
     def _resume(self) -> None:
@@ -457,7 +457,8 @@ class PPOTrainer:
         update = self.checkpoint_config.from_checkpoint
         for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
             setattr(self, name, value)
-        self.micro_batch_size = min(self.micro_batch_size, self.config.micro_batch_size or self.micro_batch_size)
+        if self.asked_micro_batch_size != self.config.micro_batch_size:  # else the one in force stays
+            self.micro_batch_size = self.asked_micro_batch_size = self.config.micro_batch_size
         self.logger.reload(self.updates_done)
 
     def save(self, folder: Path) -> None:
