@@ -29,8 +29,13 @@ def test_weights_are_near_those_in_full():
     assert (near - exact).pow(2).mean() < exact.var() / 10
 
 
-def test_a_run_learns_and_goes_on(tmp_path):
-    """Two updates in one go, and one update with a second one resumed: the same metrics."""
+def test_a_run_learns_and_goes_on(tmp_path, monkeypatch):
+    """Two updates in one go, and one update with a second one resumed: the same metrics.
+
+    On processors with AVX512-BF16 bitsandbytes packs the weights anew for every answer and rounds them, so that a
+    resumed run is the same up to this rounding alone; here it does not.
+    """
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main(["run", *OPTIONS, "--updates", "2", "--output_dir", str(whole)]) == 0
     assert main(["run", *OPTIONS, "--updates", "1", "--output_dir", str(broken)]) == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,7 +175,7 @@ class Given(PPOTrainer):
 
     def __init__(self, tokenizer, values):
         self.tokenizer, self.values, self.kl_coef = tokenizer, values, 0.0
-        self.micro_batch_size, self.updates_done = len(values), 0
+        self.micro_batch_size, self.updates_done, self.accelerator = len(values), 0, Accelerator()
 
     def compute_outputs(self, rollout):
         return ModelOutputs(torch.zeros_like(self.values), torch.zeros_like(self.values), self.values)
