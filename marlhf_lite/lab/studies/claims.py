@@ -53,7 +53,13 @@ def claims() -> dict[str, str]:
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
-    found = _between(stored_results("tuned_tldr"), "kl_k1", 11, 20)
+    tuned = stored_results("tuned_tldr")
+    runs = by_method(tuned)
+    gaps = [np.subtract(*(runs[x][seed]["final"]["gold"] for x in ("MA-PPO", "PPO lam=0.99"))) for seed in runs["PPO"]]
+    texts["tuned_tldr: MA-PPO - PPO lam=0.99, gold score"] = interval(crossed_interval(np.array(gaps))._asdict(), "+.2f")
+    found = difference_at_kl(tuned, "MA-PPO", "PPO lam=0.99")
+    texts["tuned_tldr: MA-PPO - PPO lam=0.99 at equal KL"] = interval(found, "+.2f")
+    found = _between(tuned, "kl_k1", 11, 20)
     texts["tuned_tldr: MA-PPO - PPO, KL in updates 11 to 20"] = interval(found)
     for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
         texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
