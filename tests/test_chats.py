@@ -139,6 +139,22 @@ def test_a_template_that_cannot_be_used_is_named(chatty, tmp_path, text):
     fails(lambda: chat_writer(chatty.tokenizer, str(path)), "--chat_template")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ raise_exception('never') }}{% endif %}"
+        "{% endfor %}",
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+    ],
+)
+@pytest.mark.parametrize("template", ["plain"], indirect=True)
+def test_a_template_that_cannot_write_an_answer_is_named(chatty, tmp_path, text):
+    path = tmp_path / "chat.jinja"
+    path.write_text(text)
+    assert chat_writer(chatty.tokenizer, str(path))([{"role": "user", "content": "Hi"}]) == "Hi"
+    fails(lambda: expect_chats(chatty.tokenizer), "--chat_template", "answer")
+
+
 def test_which_rows_take_the_template(chatty, tokenizer, tmp_path):
     """Messages do where there is a template; text never does, nor anything with `none`."""
     chats, texts = tmp_path / "chats.jsonl", tmp_path / "texts.jsonl"

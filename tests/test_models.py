@@ -27,6 +27,7 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 from marlhf_lite.models.lora import use_merged_forward
+from marlhf_lite.models.memory import empty_base
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rewards import ModelReward
@@ -175,6 +176,8 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
     fails(lambda: model_path("/nowhere/at/all"), "no such folder")
     (tmp_path / "model.gguf").touch()
     fails(lambda: model_path(str(tmp_path / "model.gguf")), "model.gguf: a file")
+    fails(lambda: model_path(str(tmp_path)), "it holds a GGUF file")
+    fails(lambda: empty_base(ModelConfig(model=str(tmp_path / "model.gguf"))), "model.gguf: a file")
     fails(lambda: model_path(str(sft)), "it holds an adapter")
     (tmp_path / "config.json").write_text("{}")
     fails(lambda: model_path(str(tmp_path)), "no tokenizer")

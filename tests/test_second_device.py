@@ -20,6 +20,7 @@ RULES = {
     "sentence_shuffled": "--num_ppo_epochs 2 --micro_batch_size 3 --generation_batch_size 3",
     "parsing": "--parser python --sigma position --reward_pooling mean",
     "value_change": "--n 3 --lam_alpha 0.05 --gradient_checkpointing",
+    "listed": "--lengths 1,3",
     "cutpoints": "--n 3 --eval_every 1 --test_prompts 4",
 }
 

@@ -85,7 +85,7 @@ class EvaluateCommand(o.InputConfig, o.ProgramConfig, o.SamplingConfig, o.Engine
 class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     """All stages on your data: SFT, reward model, MA-PPO, evaluation.
 
-    example: marlhf run --dataset pairs.jsonl --model google/gemma-2b --dtype bfloat16
+    example: marlhf run --dataset pairs.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct
     """
 
     @property

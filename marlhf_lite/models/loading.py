@@ -55,8 +55,11 @@ def model_path(name: str) -> str:
 
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
-        adapter = (folder / "adapter_config.json").is_file()
-        hint = "it holds an adapter: give it as --sft or --rm, and its base as --model" if adapter else "save one there"
+        hint = "save one there"
+        if (folder / "adapter_config.json").is_file():
+            hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
+        elif any(folder.glob("*.gguf")):
+            hint = "it holds a GGUF file: load that with transformers, and give a folder that save_pretrained wrote"
         raise InputError(f"--model {folder}: no config.json: {hint}")
     if not any((folder / name).is_file() for name in _TOKENIZERS):  # transformers would make up an empty one
         raise InputError(f"--model {folder}: no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")

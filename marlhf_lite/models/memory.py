@@ -7,6 +7,7 @@ compares with the allocations of real modules.
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -108,8 +109,9 @@ def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
 def empty_base(options: ModelConfig) -> PreTrainedModel:
     """Return the model's modules without weights, from its config. Raises `InputError` where there is no config."""
     name = options.model
+    checked = name in EMBEDDED_MODELS or Path(name).expanduser().is_file()  # a folder needs no tokenizer here
+    path = model_path(name) if checked else name
     try:
-        path = model_path(name) if name in EMBEDDED_MODELS else name
         config = known_config(name) or AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

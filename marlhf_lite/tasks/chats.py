@@ -45,11 +45,19 @@ def _write(messages: Sequence[dict], tokenizer) -> str:
 def expect_chats(tokenizer) -> None:
     """Tell the tokenizer that templates wrote its prompts, and let a response end with what ends the assistant's turn.
 
-    See `encode_prompts`. The end of a turn is the first special token behind the answer, else EOS as it is.
+    See `encode_prompts`. The end of a turn is the first special token behind the answer, else EOS as it is. Raises
+    `InputError` where the template cannot write an answer.
     """
     tokenizer.expects_chats = True
     question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}
-    behind = tokenizer.apply_chat_template([question, answer], tokenize=False).rpartition("ANSWER")[2]
+    try:
+        text = tokenizer.apply_chat_template([question, answer], tokenize=False)
+    except Exception as error:  # a template may raise what it likes
+        fix = "correct the template, or give none"
+        raise InputError(f"--chat_template: cannot write an answer ({one_line(error)}): {fix}") from None
+    _, found, behind = text.rpartition("ANSWER")
+    if not found:
+        raise InputError("--chat_template: leaves the assistant's answer out: correct the template, or give none")
     tokenizer.eos_token = _special(tokenizer, behind) or tokenizer.eos_token
 
 

@@ -56,7 +56,9 @@ def claims() -> dict[str, str]:
     tuned = stored_results("tuned_tldr")
     runs = by_method(tuned)
     gaps = [np.subtract(*(runs[x][seed]["final"]["gold"] for x in ("MA-PPO", "PPO lam=0.99"))) for seed in runs["PPO"]]
-    texts["tuned_tldr: MA-PPO - PPO lam=0.99, gold score"] = interval(crossed_interval(np.array(gaps))._asdict(), "+.2f")
+    texts["tuned_tldr: MA-PPO - PPO lam=0.99, gold score"] = interval(
+        crossed_interval(np.array(gaps))._asdict(), "+.2f"
+    )
     found = difference_at_kl(tuned, "MA-PPO", "PPO lam=0.99")
     texts["tuned_tldr: MA-PPO - PPO lam=0.99 at equal KL"] = interval(found, "+.2f")
     found = _between(tuned, "kl_k1", 11, 20)
