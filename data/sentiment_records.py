@@ -2,8 +2,8 @@
 
     python data/sentiment_records.py --model FOLDER PPO=runs/.../training/ppo/policy MA-PPO=runs/.../training/ppo/policy
 
-Writes into `data/sentiment`: `adapters/NAME` for each policy; `answers.jsonl`, every `EVERY`th question, answered by
-the model as it is ("base") and by each policy with the same seed, with the score of the first words; and
+Writes into `data/sentiment_policies`: `adapters/NAME` for each policy; `answers.jsonl`, every `EVERY`th question,
+answered by the model as it is ("base") and by each policy with the same seed, with the score of the first words; and
 `training.jsonl`, the answers that each run kept as samples while it trained.
 """
 
@@ -27,7 +27,8 @@ from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
-HERE = Path(__file__).resolve().parent / "sentiment"
+DATA = Path(__file__).resolve().parent
+POLICIES = DATA / "sentiment_policies"  # no folder of the questions: that one is loaded as a dataset, all its files
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EVERY, SEED = 3, 160  # 3: all forms of a question come up
 SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
@@ -78,20 +79,20 @@ def main() -> None:
     parser.add_argument("--model", default=HUB, help="folder or hub name")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
-    questions = [row["prompt"][0]["content"] for row in read_lines(HERE / "test.jsonl")[::EVERY]]
+    questions = [row["prompt"][0]["content"] for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]]
     tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
-    shutil.rmtree(HERE / "adapters", ignore_errors=True)
+    shutil.rmtree(POLICIES / "adapters", ignore_errors=True)
     rows, kept = answers(base, tokenizer, "base", questions), []
     for given in args.policies:
         name, folder = given.split("=", 1)
-        kept_at = HERE / "adapters" / file_name(name)
+        kept_at = POLICIES / "adapters" / file_name(name)
         keep_adapter(Path(folder), kept_at)
         kept += samples(Path(folder), name)
         rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, questions)
         print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
     for name, found in (("answers", rows), ("training", kept)):
-        path = HERE / f"{name}.jsonl"
+        path = POLICIES / f"{name}.jsonl"
         path.unlink(missing_ok=True)
         append_lines(path, found)
 

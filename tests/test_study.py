@@ -24,6 +24,7 @@ from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study as study_module
 from marlhf_lite.lab.studies.results import RESULT, read_result, write_result
 from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, run_study
+from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_lines
@@ -68,6 +69,12 @@ def test_the_project_s_studies_are_whole(name):
     assert study.threshold is None or len(study.methods) > 1
     rates = [(r.options["policy_learning_rate"], r.options["critic_learning_rate"]) for r in runs if r.command == "ppo"]
     assert rates and all(critic == pytest.approx(1.5 * policy) for policy, critic in rates)
+
+
+def test_the_project_s_studies_find_their_data():
+    found = {run.options["dataset"] for name in STUDIES.glob("*.yaml") for run in plan(load_study(name.stem))}
+    for dataset in found:
+        assert load_task(dataset, chat=lambda messages: messages[-1]["content"]).splits["ppo"]
 
 
 def test_starts_are_shared_by_what_makes_them(small):
