@@ -197,10 +197,11 @@ def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_pat
 
 def test_ctrl_c_keeps_the_answers_that_are_under_way(endpoint, judge, tmp_path):
     def interrupt():
+        time.sleep(0.5)  # an executor that is interrupted while it starts a thread does not wait for that thread
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
+        time.sleep(0.5)
 
-    endpoint.script = [None, None, interrupt]
+    endpoint.script = [None, lambda: time.sleep(1), interrupt]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with pytest.raises(KeyboardInterrupt):
         judge_pairs(judge(workers=2), PAIRS, tmp_path)
