@@ -45,7 +45,7 @@ def run(commit, hour, dirty=False):
 def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
     fixed = project("01:00", protocol=protocol())
     project("03:00", **{f"{name}-seed{seed}": run(fixed, "02:00") for name in "AB" for seed in (0, 1)})
-    (row,) = audit.audit(tmp_path)
+    (row,) = audit.audit(tmp_path, {})
     assert row["facts"] == {} and (row["protocol"], row["runs"]) == ("2030-01-01 01:00", 4)
 
 
@@ -56,7 +56,7 @@ def test_every_departure_is_a_fact(project, tmp_path):
     project("03:00", **runs)
     project("04:00", protocol=protocol("# A softer one.", methods="ABC"))
     project("05:00", **{"A-seed0": run(fixed, "04:30"), "C-seed0": run(fixed, "04:40")})
-    (row,) = audit.audit(tmp_path)
+    (row,) = audit.audit(tmp_path, {})
     assert row["facts"] == {
         "older": "1 of 4",
         "lacking": "1 of 4",
@@ -69,7 +69,7 @@ def test_every_departure_is_a_fact(project, tmp_path):
     notes = tmp_path / "data" / "results" / "history.yaml"
     (tmp_path / "docs").mkdir()
     notes.write_text(yaml.safe_dump({"s": dict.fromkeys(audit.FACTS, "Why.")}))
-    assert audit.write_page(tmp_path).count("Why.") == 7
+    assert audit.write_page(tmp_path).count("Why.") == 8
     notes.write_text(yaml.safe_dump({"s": dict.fromkeys([*audit.FACTS][1:], "Why."), "t": {"dirty": "Why."}}))
     fails(lambda: audit.write_page(tmp_path), "s: older; t: dirty")
 
@@ -84,6 +84,7 @@ def test_the_page_has_every_stored_study_and_is_what_the_history_says():
     shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
     if shallow.returncode:
         pytest.skip("a clone with all the project's history is needed")
-    rows, notes = audit.audit(ROOT), yaml.safe_load((ROOT / audit.RESULTS / "history.yaml").read_text("utf-8"))
+    notes = yaml.safe_load((ROOT / audit.RESULTS / "history.yaml").read_text("utf-8"))
+    rows = audit.audit(ROOT, notes)
     assert stored == audit.page(rows, notes), "run `marlhf study --audit`"
     assert {(row["study"], fact) for row in rows for fact in row["facts"]} == {(s, f) for s in notes for f in notes[s]}

@@ -30,6 +30,7 @@ FACTS = {
     "rerun": "runs that were done again, and their first results overwritten",
     "added": "runs that the protocol did not name when the first run began",
     "missing": "runs that it named and that are not here",
+    "lost": "runs whose files were lost before they were stored",
 }
 HEAD = """# Where the results come from
 
@@ -41,7 +42,8 @@ where a study departs from that, was changed, run again or extended, the facts a
 
 def write_page(root: Path) -> str:
     """Write the page of all studies to `docs/`. Returns it. Raises `InputError` for a fact without a note."""
-    rows, notes = audit(root), yaml.safe_load((root / RESULTS / "history.yaml").read_text(encoding="utf-8"))
+    notes = yaml.safe_load((root / RESULTS / "history.yaml").read_text(encoding="utf-8"))
+    rows = audit(root, notes)
     text = page(rows, notes)
     (root / PAGE).write_text(text, encoding="utf-8")
     facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
@@ -62,14 +64,20 @@ def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def audit(root: Path) -> list[dict]:
-    """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding)."""
+def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
+    """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding).
+
+    Of runs that were lost no file is left: this fact alone is taken from the notes.
+    """
     stored = _stored(root)
     folders: dict[Path, dict] = {}
     for path in sorted(stored):
         if path.with_name(path.name + RESULT).is_file():
             folders.setdefault(path.parent, {})[path.name] = stored[path]
-    return [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
+    rows = [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
+    for row in rows:
+        row["facts"] |= {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
+    return rows
 
 
 def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:

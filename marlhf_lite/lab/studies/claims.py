@@ -24,6 +24,7 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     ("critic", SEEING + BLIND, 0.8, 3),
     ("umbrella_noise", ["L32 first noise E4", "L32 first noise E3"], 0.8, 3),
     ("n_sweep", ["n=2", "n=inf"], 0.8, 3),
+    ("umbrella", ["L128 first E4", "L128 first E1"], 0.8, 3),
     *(("tuned_steps", ["PPO", "MA-PPO"], share, 5) for share in (0.6, 0.7, 0.75)),
     ("tuned_steps", ["PPO lam=0.95", "MA-PPO"], 0.6, 5),
 ]
@@ -39,7 +40,7 @@ def claims() -> dict[str, str]:
     ratios = [ratio_of_updates(stored_results(study), methods, 0.8, 3)["by_seed"] for study, methods in pooled]
     both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
     texts["critic and umbrella_noise: MA-PPO / PPO, seeing"] = interval(both)
-    for study in ("main", "summaries"):
+    for study in ("main", "summaries", "size_small", "size_large", "tuned_tldr"):
         texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(_to_final_score(stored_results(study)))
     runs = by_method(stored_results("steps"))
     gold = {name: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for name, found in runs.items()}
@@ -53,6 +54,8 @@ def claims() -> dict[str, str]:
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
+        runs = [run for run in stored_results(study) if run["method"] in ("PPO", "MA-PPO")]
+        texts[f"{study}: MA-PPO - PPO at equal KL at the end"] = interval(at_equal_kl(runs, "gold", degree=1), "+.2f")
     tuned = stored_results("tuned_tldr")
     runs = by_method(tuned)
     gaps = [np.subtract(*(runs[x][seed]["final"]["gold"] for x in ("MA-PPO", "PPO lam=0.99"))) for seed in runs["PPO"]]
@@ -65,8 +68,9 @@ def claims() -> dict[str, str]:
     texts["tuned_tldr: MA-PPO - PPO, KL in updates 11 to 20"] = interval(found)
     for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
         texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
+    runs = [run for name in ("kl_price", "kl_price_high") for run in stored_results(name) if run["method"] != "SFT"]
     for score in ("rm_score", "gold"):
-        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(score), "+.3f")
+        texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
     return texts
 
 
@@ -109,16 +113,15 @@ def _last_ten(study: str, method: str) -> dict:
     return t_interval([np.mean([row["gold_mean"] for row in curve_of(run)[-10:]]) for run in runs])
 
 
-def at_equal_kl(score: str) -> dict:
-    """What MA-PPO adds to a final score at equal KL, with its 95 % interval, in `kl_price` and `kl_price_high`.
+def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
+    """What MA-PPO adds to a final score at equal final KL, with its 95 % interval.
 
-    Least squares over all runs of both: an effect of each seed, log KL and its square, and one of MA-PPO.
+    Least squares over all runs: an effect of each seed, the powers of log KL up to `degree`, and one of MA-PPO.
     """
-    results = [r for name in ("kl_price", "kl_price_high") for r in stored_results(name) if r["method"] != "SFT"]
     kl = np.log([np.mean(r["final"]["kl"]) for r in results])
     seeds = np.array([[r["seed"] == seed for seed in sorted({r["seed"] for r in results})] for r in results])
     ours = np.array([r["method"].startswith("MA-PPO") for r in results])
-    design = np.column_stack([ours, kl, kl**2, seeds]).astype(float)
+    design = np.column_stack([ours, *(kl**power for power in range(1, degree + 1)), seeds]).astype(float)
     scores = np.array([np.mean(r["final"][score]) for r in results])
     fit, squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - design.shape[1]

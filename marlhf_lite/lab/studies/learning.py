@@ -29,7 +29,7 @@ LEGEND = (
     "variance: of the critic, means over the updates until the threshold. Credit kept: share of the decisive word's "
     "credit in its advantage, by the closed formula (`lab.credit.signal_kept`), for a critic that sees nothing, what "
     "it was measured to see, and all; the first is also the share of noise that comes with the score. Where there is "
-    "noise, the credit seen is a share of credit and noise together."
+    "noise, the credit seen is a share of credit and noise together. A seed fixes a run on one machine only."
 )
 
 

@@ -16,7 +16,7 @@ from marlhf_lite.utils.tables import interval, number, table
 
 LEGEND = (
     "After a mean: ± its standard deviation over seeds (N−1), in square brackets its 95 % interval for other seeds and "
-    "other prompts, in parentheses the seeds one by one."
+    "other prompts, in parentheses the seeds one by one. A seed fixes a run on one machine only."
 )
 COST_LEGEND = (
     "After a mean: in square brackets its 95 % t-interval over seeds, in parentheses the seeds one by one; never: this "
