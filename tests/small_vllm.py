@@ -23,9 +23,12 @@ class SmallVLLM(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256):
+    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True):
         super().__init__(("127.0.0.1", port), Handler)
         self.base, self.tokenizer, self.max_rank, self.max_length = base, tokenizer, max_rank, max_length
+        self.routes = {"completions": self.complete}
+        if lora:  # a server that was started without LoRA has no such routes
+            self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
         self.adapters, self.first, self.requests, self.script = {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
@@ -84,8 +87,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.server
-        routes = {"load_lora_adapter": server.load, "unload_lora_adapter": server.unload}
-        routes["completions"], route = server.complete, self.path.removeprefix("/v1/")
+        route = self.path.removeprefix("/v1/")
         with server.lock:
             server.requests.append((route, body.get("lora_name") or body["model"], body))
             done = len(server.names("completions"))
@@ -93,8 +95,8 @@ class Handler(BaseHTTPRequestHandler):
                 status, answer = 0, None
             elif server.script and (status := server.script.pop(0)) is not None:
                 answer = "a fault"
-            elif route in routes:
-                status, answer = routes[route](body)
+            elif route in server.routes:
+                status, answer = server.routes[route](body)
                 if route == "load_lora_adapter" and server.loses:
                     server.loses, status = server.loses - 1, 0
             else:

@@ -179,6 +179,7 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
     fails(lambda: model_path(str(tmp_path)), "it holds a GGUF file")
     fails(lambda: empty_base(ModelConfig(model=str(tmp_path / "model.gguf"))), "model.gguf: a file")
     fails(lambda: model_path(str(sft)), "it holds an adapter")
+    fails(lambda: model_path("nobody-here/no-such-model"), "the hub does not give it", "check the name and the network")
     (tmp_path / "config.json").write_text("{}")
     fails(lambda: model_path(str(tmp_path)), "no tokenizer")
 

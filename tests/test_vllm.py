@@ -213,10 +213,11 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
     ("server", "words", "parts"),
     [
         ({"max_rank": 4}, "--lora_r 8", ["LoRA rank 8 is greater than max_lora_rank 4"]),
+        ({"lora": False}, "--lora_r 4", ["Not Found", "--enable-lora"]),
         ({"max_length": 40}, "--lora_r 4", ["maximum context length is 40"]),
         ({"base": "other"}, "--lora_r 4", ["nats a token from the policy's", "--dtype float32"]),
     ],
-    ids=["rank", "length", "base"],
+    ids=["rank", "no LoRA", "length", "base"],
 )
 def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
     serve, tiny, pairs, tmp_path, capsys, server, words, parts

@@ -15,10 +15,12 @@ import importlib.util
 import re
 from pathlib import Path
 
+import huggingface_hub
 import peft
 import torch
 import transformers
 from accelerate import PartialState
+from huggingface_hub.utils import httpx  # the HTTP library that the hub uses
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -50,7 +52,22 @@ def model_path(name: str) -> str:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(EMBEDDED_MODELS)
         raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
+    _check_hub(name)
     return name
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute."""
+    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+        return
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
+    except (OSError, httpx.HTTPError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"--model {name}: not in the hub's cache, and the hub does not give it ({reason}): check the name and the "
+            f"network, or give a local folder"
+        ) from None
 
 
 def _check_folder(folder: Path) -> None:
