@@ -11,7 +11,7 @@ import numpy as np
 from marlhf_lite.evaluation.statistics import final_score, trailing_mean, updates_to_reach
 from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
-from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, t_interval
+from marlhf_lite.lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval
 
 LONG = ("MA-PPO", "MA-PPO lines", "PPO lam^(1/5)", "PPO lam=1")  # methods of `steps` with a long horizon
@@ -68,6 +68,9 @@ def claims() -> dict[str, str]:
     texts["tuned_tldr: MA-PPO - PPO, KL in updates 11 to 20"] = interval(found)
     for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
         texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
+    for method, runs in by_method(stored_results("critic_tries")).items():
+        learning = [[row[EXPLAINED] for row in curve_of(run)] for run in runs.values()]
+        texts[f"critic_tries: {method}, explained variance"] = interval(t_interval([*map(np.mean, learning)]))
     runs = [run for name in ("kl_price", "kl_price_high") for run in stored_results(name) if run["method"] != "SFT"]
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
