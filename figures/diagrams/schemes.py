@@ -82,8 +82,8 @@ def four_models(c: Canvas) -> None:
     c.box(28, 308, 744, 56, "base weights: loaded once, frozen, shared by all four", INK, size=15, bold=True)
     c.note(
         386,
-        "Solid frames are trained by PPO, dashed frames stay fixed. Each role has its own adapter, so a gradient "
-        "of the policy never reaches the critic or the reference.",
+        "Adapters with a solid frame are trained by PPO, those with a dashed one stay fixed. Each role has its own, "
+        "so a gradient of the policy never reaches the critic or the reference.",
     )
 
 

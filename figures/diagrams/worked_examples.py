@@ -124,7 +124,7 @@ def sigma(c: Canvas) -> None:
         c.text(x + 84, 334, f"Σ σ V = {number(pooled, 3)}", size=15, bold=True)
     c.note(
         368,
-        "Bars: the weights σ, which sum to 1. Purple cells: the critic's values V of the four tokens, an example."
+        "Bars: the weights σ, which sum to 1. Pink cells: the critic's values V of the four tokens, an example."
         " position: σ_i = 1 / ((4 − i) · H) for i = 0 … 3, with H = 1 + 1/2 + 1/3 + 1/4 = 2.083.",
     )
 
@@ -191,7 +191,7 @@ def losses(c: Canvas) -> None:
         "return Q̂ = Â + V of the macro action: 0.94",
         'target="token"\n4 terms: each\nV against Q̂',
         'target="macro"\n1 term: V(ω) =\n0.30 against Q̂',
-        "half the squared distance, the larger of\nV and V clipped to its old value ± ε",
+        "two squared errors, of V and of V kept within\n0.2 of its old value: half of the larger one",
     )
     sides = ((28, PPO, "policy", *policy_side), (412, CRITIC, "critic", *value_side))
     for x, colour, model, title, above, words, fixed, token, whole, clip in sides:
