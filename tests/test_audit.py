@@ -46,7 +46,7 @@ def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
     fixed = project("01:00", protocol=protocol())
     project("03:00", **{f"{name}-seed{seed}": run(fixed, "02:00") for name in "AB" for seed in (0, 1)})
     (row,) = audit.audit(tmp_path, {})
-    assert row["facts"] == {} and (row["protocol"], row["runs"]) == ("2030-01-01 01:00", 4)
+    assert row["facts"] == {} and (row["protocol"], row["runs"]) == (f"2030-01-01 01:00, {fixed[:7]}", 4)
 
 
 def test_every_departure_is_a_fact(project, tmp_path):

@@ -131,6 +131,8 @@ def test_an_interval_has_the_digits_that_its_ends_need():
     for ends, text in (texts | {(2.0, 2.0, 2.0): "+2.00", (2.0, None, None): "+2.00"}).items():
         assert interval(dict(zip(("mean", "low", "high"), ends, strict=True)), "+.2f") == text
     assert interval({"mean": 0.1, "low": -0.001, "high": 0.29}, "+.0%") == "+10.0% [-0.1%, +29.0%]"
+    ratio = {"mean": 1.037, "low": 1.003, "high": 1.073}
+    assert (interval(ratio, beside=1), interval(ratio)) == ("1.037 [1.003, 1.073]", "1.04 [1.00, 1.07]")
 
 
 def leaves(value, path=""):

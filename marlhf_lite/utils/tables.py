@@ -24,15 +24,17 @@ def number(value: float, form: str = ".2f") -> str:
     return format(value, f"{sign}z{form.removeprefix('+')}")
 
 
-def interval(value: Mapping, form: str = ".2f") -> str:
-    """Write mean [low, high], with more digits than `form` has where its ends need them to show width and sign.
+def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
+    """Write mean [low, high], with more digits than `form` has where its ends need them to show width and side.
+
+    `beside`: the value whose side matters, 0 for a difference and 1 for a ratio.
 
     Values that are all alike have no interval, nor has a single one.
     """
     mean, low, high = (value[name] for name in ("mean", "low", "high"))
     if low is None or low == high:
         return number(mean, form)
-    least = min(abs(end) for end in (low, high, (high - low) / 4) if end) * (100 if form.endswith("%") else 1)
+    least = min(abs(gap) for gap in (low - beside, high - beside, (high - low) / 4) if gap) * (100 if form.endswith("%") else 1)
     sign, digits = form[: form.index(".")], int(form[form.index(".") + 1 : -1])
     form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}{form[-1]}"
     return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"

@@ -35,8 +35,9 @@ FACTS = {
 HEAD = """# Where the results come from
 
 Written by `marlhf study --audit` from the files and git's history alone. A protocol is committed before its first run;
-where a study departs from that, was changed, run again or extended, the facts are listed below, each with a note.
-"Begun" is when the training of a run began. All times are UTC.
+where a study departs from that, was changed, run again or extended, the facts are listed below, each with a note. A
+protocol has the commit of its first version. "Begun" is when the training of a run began, "commits" are those that its
+runs were made from. All times are UTC.
 """
 
 
@@ -91,7 +92,7 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
     facts["rerun"] = _share(stored, lambda found: len({run["date"] for run in found}) > 1)
     versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[3]) / f"{name}.yaml")
     if versions:
-        dates, paths, texts = zip(*versions, strict=True)
+        dates, protocols, paths, texts = zip(*versions, strict=True)
         then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])  # when the first run began
         methods = then["methods"].items()
         planned = {run_name(name, seed) for name, how in methods for seed in how.get("seeds", then["seeds"])}
@@ -102,7 +103,8 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
         facts["added"] = _listing(set(last) - planned)
         facts["missing"] = _listing(planned - set(last)) if study == name else ""
     commits = sorted({str(run["git_commit"])[:7] for run in last.values()})
-    row = {"study": study, "protocol": _short(versions[0][0]) if versions else "none", "runs": len(last)}
+    fixed = f"{_short(dates[0])}, {protocols[0][:7]}" if versions else "none"
+    row = {"study": study, "protocol": fixed, "runs": len(last)}
     row |= {"begun": f"{_short(begun[0])} – {_short(begun[-1])}", "commits": ", ".join(commits)}
     return row | {"facts": {fact: facts[fact] for fact in FACTS if facts.get(fact)}}
 
@@ -146,14 +148,14 @@ def _git(root: Path, *arguments: str, given: str = "") -> bytes:
     return answer.stdout
 
 
-def _versions(root: Path, path: Path) -> list[tuple[str, str, str]]:
-    """(Date, path, text) of a file's versions, oldest first, through renames; none where it was never committed."""
+def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
+    """(Date, commit, path, text) of a file's versions, oldest first, through renames; none where it was never committed."""
     found = []
     log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
     for entry in log.split("\0")[1:]:
         (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
         utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
-        found.append((utc, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
+        found.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
         if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
             break
     return found[::-1]

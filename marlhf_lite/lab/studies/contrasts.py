@@ -64,7 +64,7 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
         role = "primary outcome" if number == 0 else "exploration" if margin is None else f"equal within {margin:g}?"
         role += f" ({seeds[-1]} of {len(study.seeds)} seeds)" if number and seeds[-1] < len(study.seeds) else ""
         by_seed = "; ".join(f"{value:.2f}" for value in found["by_seed"])
-        lines.append([name, role, f"{interval(found)} ({by_seed})", verdict(found, margin)])
+        lines.append([name, role, f"{interval(found, beside=1)} ({by_seed})", verdict(found, margin)])
     if not lines:
         return ""
     unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
