@@ -254,6 +254,13 @@ def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None
 
 
+class ScoreHead(nn.Linear):
+    """A float32 head that takes hidden states of any dtype: those of a base in bfloat16 or float16, too."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden.to(self.weight.dtype))
+
+
 def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
     """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
     config = copy.deepcopy(causal_lm.config)
@@ -264,6 +271,6 @@ def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
     width = config.get_text_config().hidden_size
     weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 0.1 / width**0.5
-    model.score = nn.Linear(width, 1, bias=False)
+    model.score = ScoreHead(width, 1, bias=False)
     model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
     return model.requires_grad_(False)

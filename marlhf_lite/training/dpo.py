@@ -9,11 +9,12 @@ from trl import DPOConfig, DPOTrainer
 from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.sft import EvenPairs, shared_arguments
 
 
-class PairsTrainer(EvenPairs, DPOTrainer):
+class PairsTrainer(ScaledGradients, EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids. Its own would tokenize prompt and response together, and add EOS to cut ones."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):

@@ -26,6 +26,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
+from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
@@ -45,8 +46,6 @@ from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
-
-HALF_LOSS_SCALE = 2.0**12  # what the loss of a float16 model is multiplied by, and its gradients divided by
 
 
 class PPOTrainer:
@@ -113,9 +112,7 @@ class PPOTrainer:
             self.actor_critic.broadcast_buffers = False
         groups = self.optimizer.param_groups
         self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
-        # On their way through a float16 base, gradients of single tokens are below its smallest number: scale them up.
-        is_half = next(models.policy.parameters()).dtype == torch.float16
-        self.loss_scale = HALF_LOSS_SCALE if is_half else 1.0
+        self.loss_scale = loss_scale(models.policy)
 
         # What changes while training besides weights and optimizer; a checkpoint holds it.
         self.updates_done = 0

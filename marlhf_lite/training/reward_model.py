@@ -13,6 +13,7 @@ from trl import RewardConfig, RewardTrainer
 from marlhf_lite.config.options import LengthConfig, RewardModelConfig, TrainerConfig
 from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_peft
 from marlhf_lite.tasks.tokenization import pair_dataset
+from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, with_less_memory
@@ -46,7 +47,7 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     return per_pair.mean()
 
 
-class PairTrainer(EvenPairs, RewardTrainer):
+class _PairLoss(EvenPairs, RewardTrainer):
     """TRL's trainer with the score read by the mask, and with the released code's loss as an option."""
 
     loss_kind = "last"
@@ -79,6 +80,10 @@ class PairTrainer(EvenPairs, RewardTrainer):
         finally:
             hook.remove()
         return score_states(classifier, states[0])
+
+
+class PairTrainer(ScaledGradients, _PairLoss):
+    """Trains on the loss of pairs, in float16 too."""
 
 
 def train_reward_model(

@@ -19,6 +19,7 @@ from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import baseline_arguments
+from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
@@ -101,11 +102,11 @@ class _OurPrompts:
         return encode_prompts(self.processing_class, prompts), None, {}
 
 
-class _RLOO(_OurPrompts, RLOOTrainer):
+class _RLOO(ScaledGradients, _OurPrompts, RLOOTrainer):
     pass
 
 
-class _GRPO(_OurPrompts, GRPOTrainer):
+class _GRPO(ScaledGradients, _OurPrompts, GRPOTrainer):
     pass
 
 

@@ -20,7 +20,12 @@ from marlhf_lite.config import options as o
 from marlhf_lite.models.memory import smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import ProgressBar
+from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.utils.errors import InputError
+
+
+class ResponseTrainer(ScaledGradients, SFTTrainer):
+    """TRL's trainer, in float16 too."""
 
 
 def train_sft(
@@ -40,7 +45,7 @@ def train_sft(
     """
 
     def train(trainer_config: o.TrainerConfig) -> list[dict]:
-        trainer = SFTTrainer(
+        trainer = ResponseTrainer(
             model=model,
             args=SFTConfig(
                 max_length=lengths.max_prompt_length + lengths.max_response_length,
