@@ -7,6 +7,7 @@ and on a dark page; each colour stands beside a word or another line style, so t
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from inspect import getdoc
@@ -20,6 +21,7 @@ INK, FAINT, PANEL, FRAME, GREY = "#1f1f1f", "#5f5f5f", "#fdfcf9", "#cfcabf", "#e
 
 # The colours of the plots: a model that is no method has one of those that are none's.
 PPO, MACRO, REFERENCE, LONGER = (METHODS[name].colour for name in ("PPO", "MA-PPO", "SFT", "E1"))
+SAE, FIRST, ALL, CALIBRATED = (METHODS[name].colour for name in ("E2", "E3", "lam=1", "VC"))
 REWARD, CRITIC = SERIES[1], SERIES[3]
 
 Point = tuple[float, float]
@@ -55,13 +57,16 @@ class Canvas:
         colour: str = INK,
         anchor: str = "middle",
     ) -> None:
-        """Write one or several lines; y is the middle of their height."""
+        """Write one or several lines; y is the middle of their height. ^x, or ^(x y), is a superscript."""
         lines, step = words.split("\n"), 1.32 * size
         first = y + 0.35 * size - step * (len(lines) - 1) / 2
         weight = ' font-weight="bold"' if bold else ""
+        raised = rf'<tspan dy="-{0.35 * size:g}" font-size="{0.75 * size:g}">\1\2</tspan><tspan dy="{0.35 * size:g}">'
         for i, line in enumerate(lines):
             place = f'x="{x:g}" y="{first + i * step:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"'
-            self._parts.append(f"<text {place}{weight}>{escape(line)}</text>")
+            inside, marks = re.subn(r"\^(?:\(([^)]*)\)|(\w))", raised, escape(line))
+            inside = re.sub(r"(<tspan [^>]*>) ", "\\1\u00a0", inside)  # else some programs drop the space
+            self._parts.append(f"<text {place}{weight}>{inside}{'</tspan>' * marks}</text>")
 
     def note(self, y: float, words: str) -> None:
         """Write a remark from the left margin on, in lines that fit; y is the middle of the first one."""

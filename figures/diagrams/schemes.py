@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from canvas import CRITIC, FAINT, GREY, INK, LONGER, MACRO, PPO, REFERENCE, REWARD, Canvas, alternate, diagram, tint
+from canvas import (
+    ALL,
+    CALIBRATED,
+    CRITIC,
+    FAINT,
+    FIRST,
+    GREY,
+    INK,
+    LONGER,
+    MACRO,
+    PPO,
+    REFERENCE,
+    REWARD,
+    SAE,
+    Canvas,
+    alternate,
+    diagram,
+    tint,
+)
 
 
 @diagram(height=500)
@@ -110,7 +128,7 @@ def clip_cases(c: Canvas) -> None:
             learns = "yes" in words
             c.rect(left + w * j, y, w, 148, tint(PPO) if learns else GREY, "#8a857b", thick=1)
             c.text(left + w * (j + 0.5), y + 36, words, bold=not learns)
-        c.line([(left + w * x, y + height) for x, height in curve], MACRO, thick=3)
+        c.line([(left + w * x, y + height) for x, height in curve], INK, thick=3)
     c.note(
         418,
         "Thick line: what is maximised, min(ratio · Â, clip(ratio) · Â). Where it is flat, there is no gradient. At "
@@ -172,10 +190,10 @@ def ladder(c: Canvas) -> None:
         ("λ at every token", [("E0: token GAE\nPPO, λ = 0.95", PPO)]),
         ("λ^(1/n) at every token", [("E1: longer horizon\n0.95^(1/5) = 0.990", LONGER)]),
         ("λ at borders of\nmacro actions alone", [
-            ("E2: SAE\nλ = 1 inside", INK), ('E3: sigma="start"', INK),
+            ("E2: SAE\nλ = 1 inside", SAE), ('E3: sigma="start"', FIRST),
             ("E4: MA-PPO, σ equal\nE5: KL averaged, too", MACRO)]),
-        ("nothing: λ = 1", [("MC: return minus V", REFERENCE)]),
-        ("λ = 1 − 1/(α · length)\nat every token", [("VC: critic trained\nfirst, on λ = 1", CRITIC)]),
+        ("nothing: λ = 1", [("MC: return minus V", ALL)]),
+        ("λ = 1 − 1/(α · length)\nat every token", [("VC: critic trained\nfirst, on λ = 1", CALIBRATED)]),
     )  # fmt: skip
     for i, (name, cells) in enumerate(rows):
         y = 124 + 74 * i
@@ -207,7 +225,7 @@ def sandbox(c: Canvas) -> None:
     c.arrow((158, 150), (214, 150))
     c.text(331, 96, "sandbox: a worker process", bold=True)
     c.box(218, 116, 226, 68, "runs the program\non the input of each test", FAINT)
-    c.box(218, 200, 226, 66, "limits: time and memory;\nno network", MACRO, size=13)
+    c.box(218, 200, 226, 66, "limits: time and memory;\nno network", FAINT, size=13)
     c.arrow((444, 150), (534, 150))
     c.text(497, 118, "plain\noutputs", size=13)
     parent = "parent process compares\nthem with the expected outputs\nand never runs the program"
