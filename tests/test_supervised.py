@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -222,6 +223,15 @@ def test_half_the_rows_a_pass_learn_the_same(with_little_memory, stage):
         assert others.keys() == weights.keys()
         moved = max(float((value - others[name]).abs().max()) for name, value in weights.items())
         assert moved < 1e-3  # rounding, which Adam makes larger where a gradient is near 0; a step is 1e-2
+
+
+def test_a_pass_takes_the_most_rows_that_divide_a_step(monkeypatch):
+    """Within what is asked for, 0 for no limit; a step that processes cannot share is refused."""
+    given = [(32, 4), (6, 4), (2, 4), (7, 4), (32, 0)]
+    assert [sft_module.split_batch(*x, "--b") for x in given] == [(4, 8), (3, 2), (2, 1), (1, 7), (32, 1)]
+    monkeypatch.setattr(sft_module, "PartialState", lambda: SimpleNamespace(num_processes=4))
+    assert sft_module.split_batch(24, 4, "--b") == (3, 2)
+    fails(lambda: sft_module.split_batch(6, 4, "--sft_batch_size"), "--sft_batch_size 6: 4 processes")
 
 
 def test_one_row_that_does_not_fit_is_one_line(with_little_memory):

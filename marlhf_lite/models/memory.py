@@ -189,10 +189,14 @@ def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     return "\n".join(lines)
 
 
+def rows_a_pass(asked: int, share: int) -> int:
+    """Return the most rows within `asked` (0: no limit) that divide `share`, a process's rows of a step, 1 at least."""
+    return next(n for n in range(min(asked or share, share), 0, -1) if share % n == 0)
+
+
 def smaller_pass(rows: int, share: int) -> int:
-    """Return the rows a pass that are tried next where memory ended with `rows`: the most within half of them that
-    divide `share`, a process's rows of a step; 0 where one row did not fit."""
-    return next((n for n in range(rows // 2, 0, -1) if share % n == 0), 0)
+    """Return the rows a pass that are tried next where memory ended with `rows`; 0 where one row did not fit."""
+    return rows_a_pass(rows // 2, share) if rows > 1 else 0
 
 
 def stages_table(options: MemoryCommand) -> str:
@@ -200,7 +204,7 @@ def stages_table(options: MemoryCommand) -> str:
     lines = []
     for stage, name in (("sft", "SFT"), ("rm", "reward model")):
         batch = getattr(options, f"{stage}_batch_size")
-        asked = options.per_device_train_batch_size or batch
+        asked = rows_a_pass(options.per_device_train_batch_size, batch)
         tried = [asked]
         while smaller := smaller_pass(tried[-1], batch):
             tried.append(smaller)

@@ -17,6 +17,7 @@ from marlhf_lite.config.commands import GRPOCommand, RLOOCommand
 from marlhf_lite.config.options import GroupConfig, RLOOStageConfig
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
+from marlhf_lite.models.memory import rows_a_pass
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import baseline_arguments
 from marlhf_lite.training.half_precision import ScaledGradients
@@ -110,11 +111,6 @@ class _GRPO(ScaledGradients, _OurPrompts, GRPOTrainer):
     pass
 
 
-def _micro_batch(asked: int, share: int) -> int:
-    """Responses of a micro-batch. The largest within what is asked for that divides a process's share, as TRL wants."""
-    return next(size for size in range(min(asked or share, share), 0, -1) if share % size == 0)
-
-
 def group_trainer(
     model: PeftModel,
     tokenizer,
@@ -133,7 +129,7 @@ def group_trainer(
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     groups, share = config.batch_size // config.num_generations, config.batch_size // processes
-    micro = _micro_batch(config.micro_batch_size, share)
+    micro = rows_a_pass(config.micro_batch_size, share)  # TRL wants a divisor
     passes = config.prompt_epochs
     updates = updates_of_passes(passes, len(prompts), groups) if passes else config.updates
     optimizer = make_optimizer({"policy": trainable(model)}, {"policy": config.policy_learning_rate}, config)

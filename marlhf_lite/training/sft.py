@@ -17,7 +17,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import options as o
-from marlhf_lite.models.memory import smaller_pass
+from marlhf_lite.models.memory import rows_a_pass, smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.training.half_precision import ScaledGradients
@@ -69,7 +69,7 @@ def with_less_memory(
     processes would have to start again together.
     """
     share = batch // PartialState().num_processes
-    size = config.per_device_train_batch_size or share
+    size = min(config.per_device_train_batch_size or share, share)
     start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
     while True:
         try:
@@ -151,18 +151,16 @@ def quiet_arguments() -> dict:
 
 
 def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
-    """`(rows per pass, passes per step)` of one process, for a batch over all of them.
+    """`(rows per pass, passes per step)` of one process, for a batch over all of them, within `micro` rows a pass.
 
-    Raises `InputError` where the batch cannot be divided so.
+    Raises `InputError` where processes cannot share the batch.
     """
     processes = PartialState().num_processes
-    micro = micro or batch // processes
-    if not micro or batch % (processes * micro):
-        raise InputError(
-            f"{option} {batch}: not a multiple of {processes} processes times --per_device_train_batch_size {micro}: "
-            "change one of them"
-        )
-    return micro, batch // (processes * micro)
+    share, rest = divmod(batch, processes)
+    if rest:
+        raise InputError(f"{option} {batch}: {processes} processes cannot share it: make it a multiple of that")
+    rows = rows_a_pass(micro, share)
+    return rows, share // rows
 
 
 def run_trainer(trainer, tokenizer, output: Path, name: str) -> list[dict]:
