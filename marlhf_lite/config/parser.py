@@ -32,10 +32,11 @@ Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
-# They do not change what it computes (a micro-batch changes it by rounding, another sampler draws other responses).
-MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs", "micro_batch_size"} | {
-    f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)
-}
+# They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
+# responses at a time, draws other responses).
+MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs"}
+MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
+MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)}
 # Options by which a command names models that an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, ModelConfig) for f in fields(kind)]
@@ -159,11 +160,17 @@ def _make_parser(name: str, command: type) -> OptionParser:
 
 
 def _merge(layers: Sequence[dict]) -> dict:
-    """Merge options; later layers win. Of `updates` and `prompt_epochs`, which set one number, the later one counts."""
+    """Merge options; later layers win.
+
+    Of `updates` and `prompt_epochs`, which set one number, the later one counts. Where a later layer samples without
+    servers, the addresses of an earlier one are dropped.
+    """
     values: dict = {}
     for layer in layers:
         if "updates" in layer and "prompt_epochs" not in layer:
             values.pop("prompt_epochs", None)
+        if layer.get("rollout_engine") == "generate":
+            values.pop("vllm_url", None)
         values |= layer
     return values
 
