@@ -65,7 +65,7 @@ class Canvas:
         for i, line in enumerate(lines):
             place = f'x="{x:g}" y="{first + i * step:.1f}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"'
             inside, marks = re.subn(r"\^(?:\(([^)]*)\)|(\w))", raised, escape(line))
-            inside = re.sub(r"(<tspan [^>]*>) ", "\\1\u00a0", inside)  # else some programs drop the space
+            inside = re.sub(r'(<tspan dy="[\d.]+")> ', rf'\1 dx="{0.28 * size:g}">', inside)  # some drop such a space
             self._parts.append(f"<text {place}{weight}>{inside}{'</tspan>' * marks}</text>")
 
     def note(self, y: float, words: str) -> None:
