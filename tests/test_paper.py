@@ -19,13 +19,26 @@ LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "15_report.ipynb"
         (0.1, 0.5, -1, None, "contradicts"),
         (-0.5, -0.1, -1, None, "agrees"),
         (-0.2, 0.3, 1, 0.2, "no difference seen"),
-        (-0.2, 0.3, 1, 0.4, "no difference seen, claimed size excluded"),
-        (-0.2, 0.3, -1, -0.4, "no difference seen, claimed size excluded"),
+        (-0.2, 0.3, 1, 0.4, "no difference seen; the claimed size is excluded"),
+        (-0.2, 0.3, -1, -0.4, "no difference seen; the claimed size is excluded"),
     ],
 )
 def test_a_verdict_is_what_the_interval_says(low, high, sign, size, words):
     assert paper.verdict({"mean": 0.0, "low": low, "high": high}, sign, size) == words
     assert paper.verdict(None, sign, size) == "not measured"
+
+
+def test_a_ratio_is_compared_with_1():
+    found = {"mean": 1.2, "low": 1.001, "high": 1.4}
+    assert (paper.verdict(found, beside=1), paper.verdict(found, -1, beside=1)) == ("agrees", "contradicts")
+    assert paper.say(found, ".2f", 1) == "1.200 [1.001, 1.400]"
+
+
+def test_a_lesson_has_minus_signs_and_no_hyphens_before_numbers():
+    text = "-1.2 [-2, 3], n=inf, 2026-11-22, level-5; [A](#A-·-Speed)"
+    assert paper.typeset(text) == "−1.2 [−2, 3], n=∞, 2026-11-22, level-5; [A](#A-·-Speed)"
+    rows = [{"x": {"mean": -1.0, "low": -2.0, "high": -0.5}}, {"x": None}]
+    assert paper.table(rows, {"x": "x"}) == "| x |\n| --- |\n| −1.00 [−2.00, −0.50] |\n| - |"
 
 
 def test_a_counterpart_is_a_difference_of_the_study_s_table():
@@ -35,7 +48,7 @@ def test_a_counterpart_is_a_difference_of_the_study_s_table():
         {key: found[key] for key in ("mean", "low", "high", "level")}
     )
     text, words = paper.evidence("main: DPO < PPO")
-    assert f"{found['mean']:+.2f} [" in text and words == "agrees"
+    assert f"{found['mean']:+.2f} [".replace("-", "−") in text and words == "agrees"
     assert paper.evidence("main: DPO > PPO")[1] == "contradicts"
     assert paper.evidence("-") == ("-", "not measured")
     assert paper.compare("main", "PPO", "no such method") is None

@@ -5,14 +5,18 @@ final RM scores, with ", gold" for another score; "-" is a claim that nothing he
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 import yaml
 
+from marlhf_lite.evaluation import scores
 from marlhf_lite.lab.figures.agreement import agreement_table, verdicts_of_scores
+from marlhf_lite.lab.studies.contrasts import ratio_of_updates
 from marlhf_lite.lab.studies.learning import learning_table
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_interval
 from marlhf_lite.lab.studies.study import load_study
@@ -34,18 +38,28 @@ def stored(study: str) -> list[dict]:
         return []
 
 
-def say(found: Mapping | None, form: str = "+.2f") -> str:
-    """An interval as text."""
-    return "-" if found is None else interval(found, form)
+def typeset(text: str) -> str:
+    """Text for a lesson, with "−" before negative numbers and "∞" for n=inf."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "−", text).replace("n=inf", "n=∞")
 
 
-def verdict(found: Mapping | None, sign: int = 1, size: float | None = None) -> str:
-    """What an interval says of the claim that a difference is above 0 (sign −1: below 0), and of the claimed size."""
+def table(rows: Sequence[Mapping], columns: Mapping[str, str]) -> str:
+    """The rows as a Markdown table for a lesson."""
+    return typeset(scores.table(rows, columns))
+
+
+def say(found: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
+    """An interval as text; `beside`: the value whose side matters, 1 for a ratio."""
+    return "-" if found is None else typeset(interval(found, form, beside))
+
+
+def verdict(found: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0) -> str:
+    """What an interval says of the claim that a number is above `beside` (sign −1: below), and of the claimed size."""
     if found is None:
         return "not measured"
-    low, high = sorted((sign * found["low"], sign * found["high"]))
+    low, high = sorted(sign * (found[end] - beside) for end in ("low", "high"))
     words = "agrees" if low > 0 else "contradicts" if high < 0 else "no difference seen"
-    return words + (", claimed size excluded" if size is not None and high < sign * size else "")
+    return words + ("; the claimed size is excluded" if size is not None and high < sign * size else "")
 
 
 # Final scores
@@ -121,6 +135,11 @@ def sooner(group: str, one: str = "E4", other: str = "E0", study: str = "umbrell
     return t_interval((updates(study, f"{group} {one}") - updates(study, f"{group} {other}")).tolist())
 
 
+def times(study: str, one: str, other: str, score: float = 0.8, window: int = 3) -> str:
+    """Updates of one method over those of another until a mean score, as text."""
+    return say(ratio_of_updates(stored(study), [one, other], score, window), ".2f", 1)
+
+
 def turned() -> dict:
     """How far MA-PPO − PPO moves, in updates to the goal, from a blind critic to one that sees."""
     study = "critic_confirm"
@@ -145,45 +164,56 @@ def cost() -> dict:
 # The overview
 
 
+class Measure(NamedTuple):
+    """A number with its interval, and what the paper claims of it."""
+
+    what: str
+    found: Mapping
+    sign: int  # 1: above `beside`, −1: below
+    form: str = "+.2f"
+    size: float | None = None  # the claimed one, on our scale
+    beside: float = 0
+
+
 @cache
-def measures() -> dict[str, tuple]:
-    """Name -> (what, interval, sign of the claim, format, claimed size on our scale)."""
+def measures() -> dict[str, Measure]:
+    """Claims that are no plain difference of final scores, by the names in `paper.yaml`."""
     rows = {row["method"]: row for row in study_table(stored("main"))}
     ours, theirs = (np.array(rows[name]["updates"]["by_seed"]) for name in ("MA-PPO", "PPO"))
     won = {s: crossed_interval(wins("main", "MA-PPO", "PPO", s) - 0.5)._asdict() for s in ("rm_score", "gold")}
     kappas = [agreement("MA-PPO", "PPO", [seed])["kappa"]["mean"] for seed in rows["PPO"]["seeds"]]
     tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
     sweep = learned()["n_sweep", "n=3"]["updates_difference"]
+    sooner_by, claimed = t_interval((ours - theirs).tolist()), theirs.mean() / 1.7 - theirs.mean()
+    steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], 0.6, 5)
     found = {
-        "speed": ("updates", t_interval((ours - theirs).tolist()), -1, "+.1f", theirs.mean() / 1.7 - theirs.mean()),
-        "far": ("updates, umbrella, L = 128", sooner("L128 first"), -1, "+.1f", None),
-        "wins RM": ("win rate by RM − 50 %", won["rm_score"], 1, "+.0%", 0.28),
-        "wins gold": ("win rate by gold − 50 %", won["gold"], 1, "+.0%", 0.24),
-        "tail": ("answers below PPO's lowest 5 %", tails, -1, "+.1%", None),
-        "sweep": ("updates, n = 3 − n = 1", sweep, -1, "+.1f", None),
-        "turned": ("updates, difference of differences", turned(), 1, "+.1f", None),
-        "judges": ("κ of RM and gold, over seeds", t_interval(kappas), 1, "+.2f", None),
+        "speed": Measure("updates to PPO's score", sooner_by, -1, "+.1f", claimed),
+        "far": Measure("updates, umbrella, L = 128", sooner("L128 first"), -1, "+.1f"),
+        "wins RM": Measure("win rate by RM − 50 %", won["rm_score"], 1, "+.0%", 0.28),
+        "wins gold": Measure("win rate by gold − 50 %", won["gold"], 1, "+.0%", 0.24),
+        "tail": Measure("answers below PPO's lowest 5 %", tails, -1, "+.1%"),
+        "sweep": Measure("updates, n = 3 − n = 1", sweep, -1, "+.1f"),
+        "turned": Measure("updates, difference of differences", turned(), 1, "+.1f"),
+        "judges": Measure("κ of RM and gold, over seeds", t_interval(kappas), 1),
+        "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
     keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
-    return found | {key: ("log ratio to PPO", norm_change(key), -1, "+.2f", None) for key in keys}
+    return found | {key: Measure("log ratio to PPO", norm_change(key), -1) for key in keys}
 
 
 def evidence(what: str) -> tuple[str, str]:
     """Counterpart and verdict of a claim (see the module's first lines)."""
     if what in measures():
-        name, found, sign, form, size = measures()[what]
-        return f"{name}: {say(found, form)}", verdict(found, sign, size)
+        name, found, sign, form, size, beside = measures()[what]
+        return f"{name}: {say(found, form, beside)}", verdict(found, sign, size, beside)
     study, _, pair = what.partition(": ")
     if not pair:
         return what, "not measured"
     pair, _, score = pair.partition(", ")
     one, relation, other = pair.replace(" > ", "|>|").replace(" < ", "|<|").split("|")
     found = compare(study, one, other, score or "rm_score")
-    size = None
-    if what == "main: MA-PPO > PPO":
-        size = SIZE * compare("main", "PPO", "SFT")["mean"]
-    name = f"{study}, {one} − {other}{f' ({score})' * bool(score)}"
-    return f"{name}: {say(found)}", verdict(found, 1 - 2 * (relation == "<"), size)
+    name = typeset(f"{study}, {one} − {other}{f' ({score})' * bool(score)}")
+    return f"{name}: {say(found)}", verdict(found, 1 - 2 * (relation == "<"))
 
 
 def overview(part: str = "claims") -> list[dict]:
