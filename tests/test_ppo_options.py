@@ -30,7 +30,7 @@ from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches
+from marlhf_lite.training.rollout import Sampling, from_texts, generate, generate_in_batches
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -192,7 +192,7 @@ def test_generation_in_batches_gives_the_same_responses(roles, tokenizer, texts,
     """Greedy, so that noise does not matter: tokens, masks and prompts, however they were padded."""
     model, greedy = roles.policy.model.eval(), Sampling(7, temperature=0)
     whole = generate(model, tokenizer, texts.prompts, greedy)
-    parts = generate_in_batches(generate, size, model, tokenizer, texts.prompts, greedy)
+    parts, _ = generate_in_batches(generate, size, model, tokenizer, texts.prompts, greedy)
     assert parts.prompts == whole.prompts == texts.prompts and parts.responses == whole.responses
     for name in ("attention_mask", "ended", "mask"):
         assert torch.equal(getattr(parts, name), getattr(whole, name)), name
@@ -286,6 +286,44 @@ def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
     assert made.micro_batch_size == made.reward.micro_batch_size == 2 and max(rows[1:]) == 2
     assert torch.allclose(scored.scores, again.scores, atol=1e-6)
     assert torch.allclose(scored.ref_logprobs, again.ref_logprobs, atol=1e-6)
+
+
+def test_out_of_memory_while_responses_are_sampled_halves_their_number(base, sft, rm, tokenizer):
+    """The run is the one that was given the smaller number; where one does not fit, it ends in a line."""
+    histories, asked = [], []
+    for size, fits in ((0, 2), (2, 99)):
+
+        def generator(model, tokenizer, prompts, *rest, fits=fits):
+            asked.append(len(prompts))
+            rollout = generate(model, tokenizer, prompts, *rest)  # which draws, before memory ends
+            if len(prompts) > fits:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return rollout
+
+        torch.manual_seed(0)
+        trainer = build(build_models(base, sft, rm), tokenizer, generator=generator, generation_batch_size=size)
+        histories.append(timeless(trainer.train()))
+    assert histories[0] == histories[1] and asked == [4] + 2 * 3 * [2, 2]
+    trainer.generator = lambda *given: generator(*given, fits=0)
+    fails(
+        lambda: trainer.generate_rollout(PROMPTS), "out of memory with 1 responses at a time", "--max_response_length"
+    )
+
+
+def test_out_of_memory_in_the_reward_model_alone_halves_its_rows(roles, tokenizer):
+    """As in its accuracy after training, where no other model runs; the scores stay the same."""
+    rollout, reward, rows = from_texts(tokenizer, PROMPTS, PROMPTS[::-1], 8), ModelReward(roles.reward), []
+    scores = reward(rollout)
+
+    def hook(_, args, kwargs):
+        rows.append(len(kwargs["input_ids"]))
+        if rows[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    roles.reward.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
+    torch.testing.assert_close(reward(rollout), scores, rtol=1e-6, atol=1e-6)
+    reward(rollout)
+    assert rows == [6, 3, 1, *[1] * 5, *[1] * 6]
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(moved, batch):

@@ -20,13 +20,13 @@ import numpy as np
 import pandas as pd
 import torch
 from accelerate import PartialState
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from tqdm.auto import tqdm
 
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
 from marlhf_lite.utils.errors import InputError
@@ -189,25 +189,13 @@ def _keyed(prompts: Sequence[str], samples: int, seed: int) -> pd.Series:
 
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
     """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
-    done = 0
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
-        while done < len(rows):
-            part = rows.iloc[done : done + size]
-            try:
-                work(part)
-            except RuntimeError as error:
-                if not should_reduce_batch_size(error):
-                    raise
-                if len(part) == 1 or PartialState().num_processes > 1:  # another process may wait in a pass
-                    fix = "shorten --max_response_length, or use a smaller model"
-                    raise InputError(f"out of memory with {len(part)} responses at a time: {fix}") from error
-                size = len(part) // 2
-            else:
-                done += len(part)
-                progress.update(len(part))
-                continue
-            clear_device_cache(garbage_collection=True)
-            tqdm.write(f"out of memory: {size} responses at a time from here on; they stay the same")
+
+        def some(part: slice) -> None:
+            work(rows.iloc[part])
+            progress.update(part.stop - part.start)
+
+        in_batches(some, len(rows), size, alone=PartialState().num_processes == 1)  # others may wait in a pass
 
 
 def _generate(

@@ -120,6 +120,8 @@ class PPOTrainer:
         self.nonfinite_in_row = 0  # updates without a step, one after the other
         self.micro_batch_size = self.asked_micro_batch_size = config.micro_batch_size  # the first may become smaller
 
+        self.generation_batch_size = config.generation_batch_size  # may become smaller, too
+
         self.free_cores = FreeCores()
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
@@ -247,12 +249,13 @@ class PPOTrainer:
     def generate_rollout(self, prompts: list[str]) -> Rollout:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         self.models.policy.eval()
-        model, size = self.models.policy.model, self.config.generation_batch_size
+        model, size = self.models.policy.model, self.generation_batch_size
         if self.engine is not None:
             rollout = together(self._ask_servers, prompts)
         else:
             with summon_full_params(self.actor_critic):
-                rollout = generate_in_batches(self.generator, size, model, self.tokenizer, prompts, self.sampling)
+                given = (model, self.tokenizer, prompts, self.sampling)
+                rollout, self.generation_batch_size = generate_in_batches(self.generator, size, *given)
         self.models.policy.train()
         return rollout.sort_by_length()
 

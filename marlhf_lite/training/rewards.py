@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,13 +12,17 @@ from torch import Tensor
 from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.program_tests import TestReward
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, one_line
 
 
 class ModelReward:
-    """A reward model's score at the last response token, read on the very tokens that were sampled."""
+    """A reward model's score at the last response token, read on the very tokens that were sampled.
+
+    `micro_batch_size` responses are scored at a time, and half as many from where memory ends.
+    """
 
     def __init__(self, model: ScalarHeadModel, micro_batch_size: int = 64):
         self.model, self.micro_batch_size = model, micro_batch_size
@@ -26,12 +31,12 @@ class ModelReward:
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores, float32."""
         self.model.eval()
-        device, scores = next(self.model.parameters()).device, []
-        for rows in torch.arange(len(rollout)).split(self.micro_batch_size):
-            part = rollout.select(rows).trim()
-            per_token = self.model(part.tokens.to(device), part.attention_mask.to(device))
-            scores.append(part.at_last_token(per_token))
+        scores, self.micro_batch_size = in_batches(partial(self._some, rollout), len(rollout), self.micro_batch_size)
         return torch.cat(scores)
+
+    def _some(self, rollout: Rollout, rows: slice) -> Tensor:
+        part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
+        return part.at_last_token(self.model(part.tokens.to(device), part.attention_mask.to(device)))
 
 
 class FunctionReward:

@@ -8,11 +8,14 @@ from itertools import islice
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils.memory import should_reduce_batch_size
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.training.batches import in_batches
+from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 
@@ -179,18 +182,25 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
 
 def generate_in_batches(
     generator: Callable, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling
-) -> Rollout:
+) -> tuple[Rollout, int]:
     """Sample `size` responses at a time (0: all at once), with the model's adapter merged into its weights.
 
-    Raises `InputError` where the policy's probabilities are not finite.
+    Returns them and the size, which is halved where memory ends: they are those that the smaller size gives.
+    Raises `InputError` where memory does not hold one, and where the policy's probabilities are not finite.
     """
-    size = size or len(prompts)
+
+    def some(rows: slice) -> Rollout:
+        states = random_states()
+        try:
+            return generator(model, tokenizer, prompts[rows], sampling)
+        except RuntimeError as error:
+            if should_reduce_batch_size(error):
+                set_random_states(states)
+            raise
+
     with merged_adapter(model), nonfinite_probabilities_refused():
-        parts = [
-            generator(model, tokenizer, prompts[start : start + size], sampling)
-            for start in range(0, len(prompts), size)
-        ]
-    return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0]
+        parts, size = in_batches(some, len(prompts), size or len(prompts))
+    return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
 
 
 @contextmanager
