@@ -76,7 +76,7 @@ def sample(models, tokenizer, task, args):
     torch.manual_seed(args.seed)
     prompts = list(islice(prompt_stream(task.splits["ppo"]["prompt"], args.seed), args.fit + args.held_out))
     models.policy.eval()
-    return generate_in_batches(generate, 256, models.policy.model, tokenizer, prompts, Sampling(96))
+    return generate_in_batches(generate, 256, models.policy.model, tokenizer, prompts, Sampling(96))[0]
 
 
 def gold(task, rollout) -> list[float]:

@@ -45,7 +45,7 @@ def make_pairs(context: RunContext, sft: Path, part: str) -> list[dict]:
         torch.manual_seed(SEED)
         policy = load_policy(context.base, sft, trainable=False)
         asked = [prompt for prompt in context.task.splits[part]["prompt"] for _ in range(2)]
-        rollout = generate_in_batches(generate, BATCH, policy, context.tokenizer, asked, context.sampling)
+        rollout, _ = generate_in_batches(generate, BATCH, policy, context.tokenizer, asked, context.sampling)
         answers = list(zip(all_words(rollout.prompts, rollout.responses), rollout.responses, strict=True))
         rows = []
         for prompt, *two in zip(asked[::2], answers[::2], answers[1::2], strict=True):
