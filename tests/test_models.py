@@ -179,7 +179,10 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
     fails(lambda: model_path(str(tmp_path)), "it holds a GGUF file")
     fails(lambda: empty_base(ModelConfig(model=str(tmp_path / "model.gguf"))), "model.gguf: a file")
     fails(lambda: model_path(str(sft)), "it holds an adapter")
-    fails(lambda: model_path("nobody-here/no-such-model"), "the hub does not give it", "check the name and the network")
+    for name in ("nobody-here/no-such-model", "models/my model", "models/foo--bar"):
+        for look in (model_path, lambda name: empty_base(ModelConfig(model=name))):
+            begins = f"--model {name}: not in the hub's cache, and the hub does not give it"
+            fails(lambda look=look, name=name: look(name), begins, "check the name and the network")
     (tmp_path / "config.json").write_text("{}")
     fails(lambda: model_path(str(tmp_path)), "no tokenizer")
 

@@ -57,12 +57,12 @@ def model_path(name: str) -> str:
 
 
 def _check_hub(name: str) -> None:
-    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute."""
-    if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-        return
+    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute. Raises `InputError`."""
     try:
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:  # ValueError: no name that the hub allows
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"--model {name}: not in the hub's cache, and the hub does not give it ({reason}): check the name and the "

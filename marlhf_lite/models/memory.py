@@ -109,10 +109,11 @@ def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
 def empty_base(options: ModelConfig) -> PreTrainedModel:
     """Return the model's modules without weights, from its config. Raises `InputError` where there is no config."""
     name = options.model
-    checked = name in EMBEDDED_MODELS or Path(name).expanduser().is_file()  # a folder needs no tokenizer here
-    path = model_path(name) if checked else name
+    config, folder = known_config(name), Path(name).expanduser()
+    is_folder = name not in EMBEDDED_MODELS and folder.is_dir()  # it needs no tokenizer here
+    path = str(folder) if is_folder or config else model_path(name)
     try:
-        config = known_config(name) or AutoConfig.from_pretrained(path)
+        config = config or AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
