@@ -57,7 +57,7 @@ def model_path(name: str) -> str:
 
 
 def _check_hub(name: str) -> None:
-    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute. Raises `InputError`."""
+    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute."""
     try:
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             return
