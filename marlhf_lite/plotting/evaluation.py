@@ -59,11 +59,12 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     frame = to_frame(responses)
     groups = frame.groupby(["method", "temperature"], sort=False)
     means = pd.concat({key: score_matrix(rows, score).mean(axis=1) for key, rows in groups}, names=groups.keys)
-    table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique())
+    table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique(), marker=True)
     ax = subplots((1, 1), 0.68)[0, 0]
-    look = {"hue": "method", "palette": {name: style["color"] for name, style in styles.items()}, "linewidth": 1.4}
     band = {"errorbar": lambda x: bootstrap_mean(x, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
-    seaborn.lineplot(table, x="temperature", y="score", marker="o", markersize=4, ax=ax, **look, **band)
+    for name, style in styles.items():  # one call a method: seaborn's own table of dashes is another one
+        rows, look = table[table["method"] == name], {"linewidth": 1.4, "markersize": 4, **style}
+        seaborn.lineplot(rows, x="temperature", y="score", label=name, ax=ax, **look, **band)
     dress(ax, "sampling temperature", NAMES.get(score, score))
     legend(ax)
     caption(ax.figure, "Bands: 95 % bootstrap intervals over prompts.")
