@@ -17,19 +17,20 @@ class SmallVLLM(ThreadingHTTPServer):
     """Serves `base`. `requests` are (route, name, body) in their order; `adapters` those that are loaded now.
 
     Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
-    number of loads whose answer is lost, `stale` answers with the first adapter that ever came, `forgets` loads none,
-    `spoil` changes an answer, `ends_after` breaks connections after so many answers.
+    number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
+    answers with the first adapter that ever came, `forgets` loads none, `spoil` changes an answer, `ends_after` breaks
+    connections after so many answers.
     """
 
     daemon_threads = True
 
-    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True):
+    def __init__(self, base, tokenizer, port=0, max_rank=16, max_length=256, lora=True, sees="/"):
         super().__init__(("127.0.0.1", port), Handler)
         self.base, self.tokenizer, self.max_rank, self.max_length = base, tokenizer, max_rank, max_length
         self.routes = {"completions": self.complete}
         if lora:  # a server that was started without LoRA has no such routes
             self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
-        self.adapters, self.first, self.requests, self.script = {}, None, [], []
+        self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -46,7 +47,7 @@ class SmallVLLM(ThreadingHTTPServer):
         folder, name = Path(body["lora_path"]), body["lora_name"]
         if name in self.adapters:
             return 400, f"The lora adapter '{name}' has already been loaded."
-        if not folder.is_absolute() or not (folder / "adapter_config.json").is_file():
+        if not folder.is_relative_to(self.sees) or not (folder / "adapter_config.json").is_file():
             return 404, f"Loading lora {name} failed: No adapter found for {folder}"
         rank = json.loads((folder / "adapter_config.json").read_text())["r"]
         if rank > self.max_rank:

@@ -22,6 +22,7 @@ from marlhf_lite.models.loading import (
     load_base,
     load_policy,
     load_score_model,
+    load_tokenizer,
     model_path,
     new_policy,
     new_reward_model,
@@ -185,6 +186,15 @@ def test_bad_folders_say_what_is_wrong(base, sft, tmp_path):
             fails(lambda look=look, name=name: look(name), begins, "check the name and the network")
     (tmp_path / "config.json").write_text("{}")
     fails(lambda: model_path(str(tmp_path)), "no tokenizer")
+
+
+def test_a_tokenizer_without_eos_is_refused(base, tokenizer, tmp_path):
+    """No response could end."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.eos_token = None
+    base.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    fails(lambda: load_tokenizer(str(tmp_path)), f"--model {tmp_path}: its tokenizer has no EOS token: set eos_token")
 
 
 def test_truncated_weights_are_refused(base, tokenizer, tmp_path):

@@ -21,6 +21,7 @@ from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.safeguards import SAMPLED_TOLERANCE
+from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 
 pytest.importorskip("openai")
@@ -186,6 +187,32 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole)))
 
 
+def test_a_server_on_another_machine_finds_the_adapters_of_a_run_in_the_folder_that_both_see(serve, make, tmp_path):
+    """A run's folder elsewhere ends in one line, before an update."""
+    server = serve(sees=tmp_path / "shared")
+    (tmp_path / "shared").mkdir()
+    shared, own = (RunFolder.create(tmp_path / place, {}) for place in ("shared/run", "own"))
+    rows = make(server, run=shared, updates=2).train()
+    assert len(rows) == 2 and max(row["sampler_difference"] for row in rows) < 1e-5
+    trainer = make(server, run=own)
+    fails(trainer.train, "--vllm_url", "No adapter found for", str(tmp_path / "own"), "it must see this folder")
+    assert not trainer.history and not server.adapters and not list(tmp_path.glob("own/policy-*"))
+
+
+def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anything_is_trained(
+    serve, tiny, tmp_path, capsys
+):
+    (data := tmp_path / "data").mkdir()
+    for part, word in (("train", "so "), ("test", "so " * 60)):
+        rows = [{"prompt": f"{word}{i}", "chosen": " yes", "rejected": " no"} for i in range(20)]
+        append_lines(data / f"{part}.jsonl", rows)
+    server = serve(max_length=50)
+    options = f"--rollout_engine vllm --vllm_url {server.url} --max_response_length 6 --lora_r 4"
+    assert main(f"run --model {tiny.model} --dataset {data} {options} --output_dir {tmp_path}/run".split()) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and "maximum context length is 50" in shown and not (tmp_path / "run").exists()
+
+
 def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
     """The command line, with two servers: every stage, then the stored policies; nothing is asked for twice."""
     one, two = serve(), serve()
@@ -215,9 +242,10 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
         ({"max_rank": 4}, "--lora_r 8", ["LoRA rank 8 is greater than max_lora_rank 4"]),
         ({"lora": False}, "--lora_r 4", ["Not Found", "--enable-lora"]),
         ({"max_length": 40}, "--lora_r 4", ["maximum context length is 40"]),
+        ({"sees": "/nowhere"}, "--lora_r 4", ["No adapter found", "it must see this folder"]),
         ({"base": "other"}, "--lora_r 4", ["nats a token from the policy's", "--dtype float32"]),
     ],
-    ids=["rank", "no LoRA", "length", "base"],
+    ids=["rank", "no LoRA", "length", "folder", "base"],
 )
 def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
     serve, tiny, pairs, tmp_path, capsys, server, words, parts

@@ -196,7 +196,10 @@ def _open_engine(
     engine = VLLMEngine(options.vllm_urls, path)
     if isinstance(options, commands.PPOCommand):
         first = load_policy(load(), inputs.sft, trainable=False) if inputs.sft else new_policy(load(), options)
-        together(engine.try_out, PolicyModel(first), tokenizer, task.splits["ppo"]["prompt"], _sampling(options))
+        prompts = list(task.splits["ppo"]["prompt"])
+        if isinstance(options, commands.RunCommand):  # which answers held-out prompts in the end
+            prompts += task.held_out(options.eval_prompts)["prompt"]
+        together(engine.try_out, PolicyModel(first), tokenizer, prompts, _sampling(options))
     return engine
 
 
