@@ -40,8 +40,9 @@ TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": N
 # Options that the study gives to each command itself.
 OWN = {f.name for f in fields(RunConfig)} - {"seed"}
 OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
-# Options that no result depends on.
+# Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
 FREE = OWN | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
+FREE |= {"per_device_train_batch_size"}
 
 
 # The protocol
