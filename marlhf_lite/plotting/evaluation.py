@@ -63,8 +63,8 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     ax = subplots((1, 1), 0.68)[0, 0]
     band = {"errorbar": lambda x: bootstrap_mean(x, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
     for name, style in styles.items():  # one call a method: seaborn's own table of dashes is another one
-        rows, look = table[table["method"] == name], {"linewidth": 1.4, "markersize": 4, **style}
-        seaborn.lineplot(rows, x="temperature", y="score", label=name, ax=ax, **look, **band)
+        rows, look = table[table["method"] == name], {"markersize": 5, "markeredgewidth": 0, **style}
+        seaborn.lineplot(rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band)
     dress(ax, "sampling temperature", NAMES.get(score, score))
     legend(ax)
     caption(ax.figure, "Bands: 95 % bootstrap intervals over prompts.")
