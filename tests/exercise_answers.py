@@ -1,4 +1,4 @@
-"""Tries an exercise's check with one right and three wrong answers, those of data/exercise_answers.yaml."""
+"""Tries an exercise's check with one right and three or more wrong answers, those of data/exercise_answers.yaml."""
 
 import re
 from pathlib import Path
