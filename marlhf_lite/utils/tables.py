@@ -34,7 +34,8 @@ def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
     mean, low, high = (value[name] for name in ("mean", "low", "high"))
     if low is None or low == high:
         return number(mean, form)
-    least = min(abs(gap) for gap in (low - beside, high - beside, (high - low) / 4) if gap) * (100 if form.endswith("%") else 1)
+    gaps = (low - beside, high - beside, (high - low) / 4)
+    least = min(abs(gap) for gap in gaps if gap) * (100 if form.endswith("%") else 1)
     sign, digits = form[: form.index(".")], int(form[form.index(".") + 1 : -1])
     form = f"{sign}.{max(digits, math.ceil(-math.log10(2 * least)))}{form[-1]}"
     return f"{number(mean, form)} [{number(low, form)}, {number(high, form)}]"

@@ -1,7 +1,7 @@
 """Numbers of `docs/results.md` that are in no table, from the stored results: `python -m ...studies.claims`.
 
-The explained variances of `critic_tries` are primary outcomes, and the ratio of `tuned_steps` to 0.6 was fixed beforehand.
-All others were found afterwards, so they are exploration.
+The explained variances of `critic_tries` are primary outcomes, and the ratio of `tuned_steps` to 0.6 was fixed
+beforehand. All others were found afterwards, so they are exploration.
 """
 
 import math
@@ -42,7 +42,9 @@ def claims() -> dict[str, str]:
     both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
     texts["critic and umbrella_noise: MA-PPO / PPO, seeing"] = interval(both, beside=1)
     for study in ("main", "summaries", "size_small", "size_large", "tuned_tldr"):
-        texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(_to_final_score(stored_results(study)), beside=1)
+        texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(
+            _to_final_score(stored_results(study)), beside=1
+        )
     runs = by_method(stored_results("steps"))
     gold = {name: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for name, found in runs.items()}
     for name, gaps in (
@@ -73,7 +75,9 @@ def claims() -> dict[str, str]:
         texts[f"tuned_tldr: {method}, rise of the score in the last five updates"] = interval(rise)
     confirmed = stored_results("steps_confirm")
     early, late = (_between(confirmed, "gold_mean", *span)["by_seed"] for span in ((21, 30), (51, 60)))
-    texts["steps_confirm: lead in updates 21 to 30 - 51 to 60"] = interval(t_interval(np.subtract(early, late).tolist()))
+    texts["steps_confirm: lead in updates 21 to 30 - 51 to 60"] = interval(
+        t_interval(np.subtract(early, late).tolist())
+    )
     for study, method in (("tuned_steps", "PPO lam=0.95"), ("steps_confirm", "PPO")):
         texts[f"{study}: {method}, accuracy in the last ten updates"] = interval(_last_ten(study, method))
     for method, runs in by_method(stored_results("critic_tries")).items():
