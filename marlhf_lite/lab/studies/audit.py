@@ -149,7 +149,7 @@ def _git(root: Path, *arguments: str, given: str = "") -> bytes:
 
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
-    """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if it was never committed."""
+    """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
     found = []
     log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
     for entry in log.split("\0")[1:]:
