@@ -101,7 +101,7 @@ def execute(monkeypatch, tmp_path, installed, warm):
 
 
 def with_answers(path: Path) -> list[str]:
-    """The code cells of a notebook; in a lesson each exercise's check is tried with a right and three wrong answers."""
+    """The code cells of a notebook; in a lesson each exercise's check is tried with a right answer and wrong ones."""
     sources = []
     for cell in nbformat.read(path, 4).cells:
         if cell.cell_type == "code":

@@ -119,7 +119,6 @@ class PPOTrainer:
         self.generated_tokens = 0
         self.nonfinite_in_row = 0  # updates without a step, one after the other
         self.micro_batch_size = self.asked_micro_batch_size = config.micro_batch_size  # the first may become smaller
-
         self.generation_batch_size = config.generation_batch_size  # may become smaller, too
 
         self.free_cores = FreeCores()
