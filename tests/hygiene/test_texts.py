@@ -93,7 +93,7 @@ def test_file_is_small_and_its_cells_are_short(path):
     assert not re.search(r"(?<![\w.])/tmp/", text), "a path of the machine"
     for cell in cells(path, "code"):
         lines = cell["source"].splitlines()
-        assert len(lines) <= 40 and max(map(len, lines), default=0) <= 120, cell["source"]
+        assert len(lines) <= 40 and max(map(len, lines), default=0) <= 88, cell["source"]
         assert len(re.findall(r"^(?:from|import) ", cell["source"], re.M)) <= 8, "import where it is first needed"
         assert not re.search(r"\bif\s+.*smoke", cell["source"]), "profiles are chosen in one place, not in cells"
 

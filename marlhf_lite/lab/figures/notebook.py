@@ -145,4 +145,5 @@ def _sized(svg: str, width: int) -> str:
     svg = re.sub(r'(<g) id="[^"]+"| transform="rotate\(-?0 [^"]+"', r"\1", svg)
     svg = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), svg)
     svg = re.sub(r' style="[^"]+"', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), svg)
-    return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")  # a notebook holds each line with marks of its own
+    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")  # a notebook holds each line with marks of its own
+    return re.sub(r' d="[^"]+"', lambda path: re.sub(r" ?([A-Za-z]) ", r"\1", path[0]), svg)
