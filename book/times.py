@@ -12,7 +12,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 TABLES = (ROOT / "README.md", ROOT / "docs" / "start.md")
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
-WORDS, LINES = 200, 12  # of prose and of code that a student reads in a minute
+WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a student reads in a minute
 
 # Seconds of one processor core for a whole lesson in the profile cpu, on a machine of 2026: user and system time of
 # `make notebooks` with OMP_NUM_THREADS=1. For 00, 06, 09 and 14: an earlier run, in minutes on a clock.

@@ -52,7 +52,8 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
         f"planted {ppo} --output_dir {tmp_path}/planted",
     ]
     script = Path(__file__).with_name("second_device.py")
-    done = subprocess.run([sys.executable, script, *commands], capture_output=True, text=True)
+    # The limit is for a run that hangs; a whole one takes a minute or two.
+    done = subprocess.run([sys.executable, script, *commands], capture_output=True, text=True, timeout=900)
     lines = [line for line in done.stdout.splitlines() if line.startswith("ok: ")]
     assert done.returncode == 0 and len(lines) == len(commands), (
         f"{lines[-1:]}\n{done.stdout[-999:]}{done.stderr[-2999:]}"

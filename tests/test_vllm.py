@@ -199,6 +199,23 @@ def test_a_server_on_another_machine_finds_the_adapters_of_a_run_in_the_folder_t
     assert not trainer.history and not server.adapters and not list(tmp_path.glob("own/policy-*"))
 
 
+def test_an_evaluation_by_a_server_on_another_machine_writes_into_the_folder_that_both_see(
+    serve, tiny, sft, rm, pairs, tmp_path, capsys
+):
+    """The command line: an output folder elsewhere ends in one line that names it, before anything is stored."""
+    server = serve(sees=tmp_path / "shared")
+    (tmp_path / "shared").mkdir()
+    sizes = "--max_response_length 6 --lora_r 4 --eval_prompts 4 --rollout_engine vllm"
+    words = f"evaluate --model {tiny.model} --dataset {pairs} --sft {sft} --rm {rm} --policies copy={sft} {sizes}"
+    evaluate = f"{words} --vllm_url {server.url} --output_dir {tmp_path}"
+    assert main(f"{evaluate}/own".split()) == 2
+    shown = capsys.readouterr().err
+    assert "No adapter found for" in shown and str(tmp_path / "own") in shown and "it must see this folder" in shown
+    assert not list(tmp_path.glob("own/responses/*/*.jsonl")) and not server.adapters
+    assert not main(f"{evaluate}/shared/answers".split())
+    assert len(list(tmp_path.glob("shared/answers/responses/*/settings.json"))) == 2 and not server.adapters
+
+
 def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anything_is_trained(
     serve, tiny, tmp_path, capsys
 ):
