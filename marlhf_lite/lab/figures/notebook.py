@@ -80,6 +80,8 @@ class _Bar(tqdm):
 
     def __init__(self, *args: Any, **kwargs: Any):
         look = {"bar_format": "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]", "ncols": 90}
+        if not kwargs.get("leave", True) and headless():  # nobody sees it, and blanks would stay of it
+            kwargs["disable"] = True
         super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
 
 
