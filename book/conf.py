@@ -1,6 +1,7 @@
 """The site of `make book`: README, docs, lessons, solutions, figures to play with and glossary, made by Sphinx.
 
 Outputs of notebooks stand as committed: nothing is executed. The site needs no network, neither to build nor to read.
+With the option `-t students` of sphinx-build it has no solutions and no answers to the exam.
 """
 
 import re
@@ -12,6 +13,7 @@ from docutils.nodes import make_id
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAY = "figures/interactive"
+STUDENTS = tags.has("students")  # noqa: F821  (Sphinx gives this file the name `tags`)
 MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == "tex-svg-full.js")
 
 project = "marlhf_lite"
@@ -22,6 +24,7 @@ root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md"]
 include_patterns += ["notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
 exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
+exclude_patterns += ["docs/exam_answers.md", "notebooks/solutions"] if STUDENTS else []
 suppress_warnings = ["toc.not_included"]  # result tables are reached from docs/results
 
 nb_execution_mode = "off"
@@ -40,6 +43,7 @@ mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 
 BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
 SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")  # JupyterLab's link to a section, in an output
+ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")  # a link to what students lack
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -54,15 +58,20 @@ def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
     lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
     solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
-    reference = [f"docs/{page}" for page in ("start", "results", "provenance", "guide", "teaching", "tasks", "scaling")]
+    documents = ("start", "results", "provenance", "guide", "teaching", "exam_answers", "tasks", "scaling")
+    reference = [f"docs/{page}" for page in documents]
     reference += ["benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
+    if STUDENTS:
+        reference.remove("docs/exam_answers")
+        del parts["Solutions"]
     return "".join(CONTENTS.format(name, "\n".join(map(str, pages))) for name, pages in parts.items())
 
 
 def prepare(app, page: str, source: list[str]) -> None:
-    """Add contents to the front page, take out what needs the network, and name sections as Sphinx does."""
+    """Add contents to the front page, take out links that lead nowhere, and name sections as Sphinx does."""
     source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
+    source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
     source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
 
 

@@ -1,4 +1,4 @@
-"""Write study times and processor times at the top of the lessons, and in README's and docs/start.md's tables:
+"""Write study times and processor times at the top of the lessons, and in the tables of README and docs:
 `python book/times.py`.
 
 A lesson's core is all that stands before "For the careful reader"; exercises and symbols are not counted.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = (ROOT / "README.md", ROOT / "docs" / "start.md")
+TABLES = (ROOT / "README.md", ROOT / "docs" / "start.md", ROOT / "docs" / "teaching.md")
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
 WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a student reads in a minute
 
@@ -19,10 +19,20 @@ WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a 
 PROCESSOR = {"00": 360, "01": 13, "02": 61, "03": 42, "04": 15, "05": 10, "06": 60, "07": 362}
 PROCESSOR |= {"08": 177, "09": 180, "10": 145, "11": 87, "12": 152, "13": 59, "14": 60, "15": 29, "16": 20}
 LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)  # of times, at the top of a lesson
-COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause
+COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause, 01b the rest
     "two hours": ["00", "01a", "03", "04"],
     "one day": ["00", "01", "02", "03", "04", "05", "08", "15"],
     "a term": [path.name[:2] for path in LESSONS],
+}
+SESSION = 90  # minutes of a session in class, where a core takes twice its study time
+SESSIONS = {  # what is taught in class, and what is read at home before it: together the course "one day"
+    "1": (["00"], []),
+    "2": (["01a"], []),
+    "3": (["01b"], []),
+    "4": (["02"], []),
+    "5": (["04"], ["03"]),
+    "6": (["08"], ["05"]),
+    "after 6": ([], ["15"]),
 }
 
 
@@ -88,6 +98,21 @@ def lesson_page(path: Path, times: Times) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def study(lessons: list[str], times: dict[str, Times]) -> int:
+    """Minutes of study for the core of these lessons or halves."""
+    halves = {"a": lambda row: row.pause, "b": lambda row: row.core - row.pause}
+    return sum(halves.get(x[2:], lambda row: row.core)(times[x[:2]]) for x in lessons)
+
+
+def sessions(times: dict[str, Times]) -> dict[str, list[int]]:
+    """Of each session: minutes of study, in class, left, and of study at home."""
+    rows = {}
+    for name, (shown, read) in SESSIONS.items():
+        minutes = study(shown, times)
+        rows[name] = [minutes, 2 * minutes, SESSION - 2 * minutes if shown else 0, study(read, times)]
+    return rows | {"sum": [sum(column) for column in zip(*rows.values(), strict=True)]}
+
+
 def with_tables(path: Path, times: dict[str, Times]) -> str:
     """The page with times in its tables of lessons and of courses."""
     text = path.read_text(encoding="utf-8")
@@ -95,14 +120,17 @@ def with_tables(path: Path, times: dict[str, Times]) -> str:
         cells = f" {row.core} | {row.all} | {row.processor} |"
         text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
     for name, lessons in COURSES.items():
-        total = sum(times[x[:2]].pause if x.endswith("a") else times[x].core for x in lessons)
+        total = study(lessons, times)
         hours = f"{total // 60} h {total % 60:02} min"
         text = re.sub(rf"^(\| {name} \|[^|]*\|)[^|]*\|", lambda m, hours=hours: f"{m[1]} {hours} |", text, flags=re.M)
+    for name, (*taught, read) in sessions(times).items():
+        row, cells = rf"^(\| {name} \|[^|]*\|)(?: \d+ \|){{3}}([^|]*\|) \d+ \|$", "".join(f" {x} |" for x in taught)
+        text = re.sub(row, lambda m, cells=cells, read=read: f"{m[1]}{cells}{m[2]} {read} |", text, flags=re.M)
     return text
 
 
 def pages() -> dict[Path, str]:
-    """What lessons, README and docs/start.md should be."""
+    """What lessons, README and the pages of docs with study times should be."""
     times = {path.name[:2]: measure(path) for path in LESSONS}
     lessons = {path: lesson_page(path, times[path.name[:2]]) for path in LESSONS}
     return lessons | {path: with_tables(path, times) for path in TABLES}
