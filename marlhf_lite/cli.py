@@ -146,9 +146,9 @@ def _study(options: commands.StudyCommand) -> None:
 
 
 def _memory(options: commands.MemoryCommand) -> None:
-    from marlhf_lite.models.memory import estimate_memory, memory_table, stages_table
+    from marlhf_lite.models.memory import memory_report
 
-    print(f"PPO\n{memory_table(estimate_memory(options), options.gpu)}\n\n{stages_table(options)}")
+    print(memory_report(options))
 
 
 def _generate(options: commands.GenerateCommand) -> None:

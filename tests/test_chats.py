@@ -136,7 +136,19 @@ def test_a_template_that_cannot_be_used_is_named(chatty, tmp_path, text):
     path = tmp_path / "chat.jinja"
     if text is not None:
         path.write_text(text)
-    fails(lambda: chat_writer(chatty.tokenizer, str(path)), "--chat_template")
+    fails(lambda: chat_writer(chatty.tokenizer, str(path))([say("user", "Is 1 even?")]), f"--chat_template {path}: ")
+
+
+@pytest.mark.parametrize("template", ["plain"], indirect=True)
+def test_data_of_text_need_no_template_that_works(chatty, tmp_path):
+    chatty.tokenizer.chat_template = "{{ raise_exception('never') }}"
+    texts, chats = tmp_path / "texts.jsonl", tmp_path / "chats.jsonl"
+    texts.write_text("\n".join(json.dumps({"prompt": f"Is {i}", "chosen": " a", "rejected": " b"}) for i in range(9)))
+    chats.write_text("\n".join(json.dumps(pair([say("user", f"Is {i} even?")])) for i in range(9)))
+    assert load_task(str(texts), chat=chat_writer(chatty.tokenizer, "auto")).splits["ppo"]
+    for bad_rows in ("error", "drop"):  # it is no fault of the rows
+        write = chat_writer(chatty.tokenizer, "auto")
+        fails(lambda: load_task(str(chats), chat=write, bad_rows=bad_rows), "--chat_template auto: ", "never")  # noqa: B023
 
 
 @pytest.mark.parametrize(

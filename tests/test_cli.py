@@ -369,6 +369,43 @@ def test_ppo_starts_from_the_base_model(prompts, capsys):
     assert abs(row["kl_k1"]) < 1e-5 and row["rm_score_mean"] < 0
 
 
+def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
+    """With --reward, and not without; a function that was edited scores the stored answers again."""
+    stage("sft", "out", "--dataset", "prompts.jsonl")
+
+    def scores(*words):
+        sys.modules.pop("words", None)  # as in a new process
+        stage("evaluate", "e", "--sft", "out", *words)
+        return [(row.get("gold"), len(row["response"])) for row in RunFolder.open("e").samples()]
+
+    few = scores("--reward", "words:few")
+    assert [gold for gold, _ in few] == [-length for _, length in few] and len(few) == 4
+    Path("words.py").write_text("def few(prompts, responses):\n    return [2 * len(r) for r in responses]\n")
+    assert scores("--reward", "words:few") == [(2 * length, length) for _, length in few]
+    assert scores("--reward", "rm") == scores() == [(None, length) for _, length in few]
+    assert "note: --reward" not in capsys.readouterr().out
+    stage("sft", "gold", "--size", "40")
+    stage("evaluate", "f", "--sft", "gold", "--reward", "words:few")
+    assert "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out
+
+
+def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys):
+    """Words that run together, and batches with few steps in an epoch."""
+
+    def notes(name, chosen, *words):
+        rows = [{"prompt": f"Say {i}:", "chosen": chosen, "rejected": "no"} for i in range(40)]
+        append_lines(tmp_path / name, rows)
+        capsys.readouterr()
+        stage("sft", name.partition(".")[0], "--dataset", name, "--model", tiny.model, *words)
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+
+    assert notes("apart.jsonl", " yes", "--sft_batch_size", "2") == []
+    (together,) = notes("together.jsonl", "yes", "--sft_batch_size", "2")
+    assert "no answer begins with white space" in together
+    (steps,) = notes("few.jsonl", "\nyes", "--sft_batch_size", "64")
+    assert steps.startswith("note: --sft_batch_size 64: 7 rows are 1 step an epoch")
+
+
 @pytest.mark.parametrize("words", ["run", "rm --sft out", "dpo --sft out"])
 def test_what_learns_from_pairs_refuses_prompts(prompts, words, capsys):
     assert words == "run" or main("sft --dataset prompts.jsonl --output_dir out".split()) == 0

@@ -123,7 +123,7 @@ def test_every_preset_parses_for_every_command(name):
     keys = [line.split(":")[0] for line in lines if line and not line.startswith("#")]
     assert len(keys) == len(set(keys)) == len(given(name))  # YAML keeps the last of two without a word
     assert lines[0].startswith("# ")  # which the list of presets shows
-    for command in COMMANDS:
+    for command in COMMANDS.keys() - {"study"}:  # whose own file names presets
         found = load(name, command=command)
         assert all(found[key] == load(name)[key] for key in found.keys() & keys & load(name).keys())
 

@@ -27,7 +27,7 @@ from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, r
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import read_lines
+from marlhf_lite.utils.jsonl import append_lines, read_lines
 from marlhf_lite.utils.shipped import shipped
 
 SMALL = yaml.safe_load("""{size: 40, sft_epochs: 0.3, sft_batch_size: 4, rm_epochs: 0.3, rm_batch_size: 8, updates: 2,
@@ -85,6 +85,18 @@ def test_starts_are_shared_by_what_makes_them(small):
     assert starts(rm_epochs=0.5).isdisjoint(starts()) and starts([1]).isdisjoint(starts())
 
 
+def test_a_preset_stands_below_the_shared_options_and_those_of_a_method(small):
+    shared = {"preset": "gemma-2b/tldr,lora-t4-16gb", "dataset": "mine.jsonl", "batch_size": 8}
+    own = {"sft_batch_size": 4, "updates": 2}
+    methods = {"PPO": {"command": "ppo", "options": own}, "RLOO": {"command": "rloo"}}
+    ppo, rloo = plan(load_study(small(shared=shared, methods=methods)))
+    given = {"model": "google/gemma-2b", "load_in_4bit": True, "finetune": "lora", "dataset": "mine.jsonl"}
+    assert given.items() <= ppo.options.items() and given.items() <= rloo.options.items()
+    assert (ppo.options["sft_batch_size"], ppo.options["batch_size"], rloo.options["sft_batch_size"]) == (4, 8, 64)
+    assert (ppo.options["updates"], ppo.options["prompt_epochs"]) == (2, None)  # the preset's passes give way
+    assert rloo.options["prompt_epochs"] == 1.0
+
+
 PPO = {"command": "ppo"}
 FAULTS = [  # (keys of the protocol, what the message names)
     ({"metods": {}}, "metods: did you mean methods"),
@@ -95,6 +107,8 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"methods": {"A": PPO | {"options": {"lam": 2}}}}, "method A: --lam 2"),
     ({"methods": {"A": PPO | {"options": {"output_dir": "x"}}}}, "method A: output_dir"),
     ({"methods": {"A": PPO | {"preset": "E9"}}}, "method A: preset: .*E9"),
+    ({"methods": {"A": PPO | {"preset": "lora-t4-16gb"}}}, "method A: .*belongs below shared"),
+    ({"shared": {"preset": "E9"}}, "small.yaml: shared: preset: .*E9"),
     ({"methods": {"A": {"command": "best_of_n"}}}, "method A: samples 1"),
     ({"methods": {"A": {"command": "rloo", "options": {"num_generations": 3}}}}, "method A: --num_generations 3"),
     ({"methods": {"A": {"command": "rloo", "preset": "estimators/E4"}}}, "method A: .*--termination"),
@@ -110,13 +124,14 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"seeds": [0, 1, 0]}, "seeds .0, 1, 0."),
     ({"threshold": "high"}, "threshold 'high'"),
     ({"threshold": 0.8, "methods": {"SFT": {"command": "sft"}}}, "threshold: sft"),
-    ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold .*critic_init: sft"),
+    ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold, .*critic_init: sft"),
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
-    *(  # with unit tests for a reward there is no reward model
-        ({"shared": {"dataset": "tiny-code", "reward": "tests"}, "methods": {"A": method}}, "method A: ")
+    *(  # with unit tests or a function for a reward there is no reward model
+        ({"shared": {"dataset": "tiny-code", "reward": reward}, "methods": {"A": method}}, "method A: no reward model")
         for method in ({"command": "dpo"}, METHODS["best-of-3"], PPO | {"options": {"critic_init": "rm"}})
+        for reward in ("tests", "words:few")
     ),
 ]
 
@@ -321,6 +336,25 @@ def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(pl
 def timeless(result):
     curve = [{k: v for k, v in row.items() if k != "seconds"} for row in result["curve"]]
     return curve, result["final"], result["samples"]
+
+
+def test_prompts_alone_are_scored_by_one_s_own_function(tiny, tmp_path, monkeypatch, capsys):
+    """No reward model is trained, and the function's score is the outcome."""
+    monkeypatch.setattr(Commands, "run", run_here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    Path("wishes.py").write_text("def few(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    append_lines(Path("prompts.jsonl"), [{"prompt": f"Tell of {i} cats."} for i in range(40)])
+    shared = SMALL | {"dataset": "prompts.jsonl", "reward": "wishes:few", "critic_init": "sft", "model": tiny.model}
+    name = write(tmp_path / "small.yaml", seeds=[0], methods={k: METHODS[k] for k in ("SFT", "PPO")}, shared=shared)
+    run_study(options(name, tmp_path, dry_run=True))
+    run_study(options(name, tmp_path, workers=1))
+    assert "2 runs, 0 done\n" in capsys.readouterr().out and not list(tmp_path.glob("runs/**/rm"))
+    for method in ("SFT", "PPO"):
+        result = read_result(tmp_path / "results" / f"{method}-seed0{RESULT}")
+        assert result["options"]["reward"] == "wishes:few" and "rm_score" not in result["final"]
+        samples = result["samples"]
+        assert [row["gold"] for row in samples] == [-len(row["response"]) for row in samples] and len(samples) == 3
 
 
 def test_a_run_that_was_stopped_resumes(place, tmp_path, monkeypatch):

@@ -73,7 +73,9 @@ class EvaluatedCommand(o.EvaluationConfig, StageCommand):
     """What every command takes that evaluates policies on held-out prompts."""
 
 
-class EvaluateCommand(o.InputConfig, o.ProgramConfig, o.SamplingConfig, o.EngineConfig, EvaluatedCommand):
+class EvaluateCommand(
+    o.InputConfig, o.RewardConfig, o.ProgramConfig, o.SamplingConfig, o.EngineConfig, EvaluatedCommand
+):
     """Answers, scores and intervals on held-out prompts.
 
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
@@ -176,10 +178,10 @@ class MemoryCommand(
 ):
     """How much memory SFT, reward model and PPO need, from the model's config, before anything is loaded.
 
-    example: marlhf memory --preset lora-t4-16gb --gpu 16
+    example: marlhf memory --preset lora-t4-16gb --gpu 14.7
     """
 
-    gpu: float = option(0.0, "Memory of the card in GiB; 0: no comparison.", least=0)
+    gpu: float = option(0.0, "Memory of the card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0)
 
 
 KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)

@@ -113,7 +113,7 @@ class RewardConfig(Checked):
     reward: str = option(
         "rm",
         "Reward: rm, gold (embedded task), tests (unit tests, Appendix B.5), all_tests (these, but all or nothing), or "
-        "package.module:function, from (prompts, responses) to scores.",
+        "package.module:function, from (prompts, responses) to scores. For evaluate only a function changes anything.",
     )
 
 
@@ -256,7 +256,9 @@ class BatchConfig(Checked):
 class GenerationBatchConfig(BatchConfig):
     """Sizes of batches, while sampling too."""
 
-    generation_batch_size: int = option(0, "Responses sampled at a time; 0: all of a process's share.", least=0)
+    generation_batch_size: int = option(
+        0, "Responses that a process samples at a time, for memory; 0: all that it has in an update.", least=0
+    )
 
 
 class RolloutConfig(BatchConfig, SamplingConfig):

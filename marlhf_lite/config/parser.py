@@ -22,7 +22,7 @@ from typing import TypeVar
 import yaml
 from trl import TrlParser
 
-from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, groups, option_names
+from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, StudyCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
@@ -116,16 +116,18 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     """
     parser = _make_parser(name, command)
     flags = parser.read_flags(argv)
+    if command is StudyCommand:
+        _check_study(flags)
     layers, resume = [], flags.get("resume", "")
-    for preset in flags["preset"].split(",") if "preset" in flags else []:
+    if "preset" in flags:
         source = f"--preset {flags['preset']}"
-        layers.append(parser.read_values(read_yaml(preset_file(preset.strip(), source), source), source))
+        layers.append(parser.read_values(read_presets(flags["preset"], source), source))
     if resume:
         layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
     if "config" in flags:
         source = f"--config {flags['config']}"
         layers.append(parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source))
-    values = _merge([*layers, flags])
+    values = merge([*layers, flags])
     if not resume:
         values = _inherit(parser, values)
         values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
@@ -159,7 +161,21 @@ def _make_parser(name: str, command: type) -> OptionParser:
     return parser
 
 
-def _merge(layers: Sequence[dict]) -> dict:
+def _check_study(flags: dict) -> None:
+    """Raise `InputError` where a study is given options of its runs: they stand in the study's own file."""
+    if preset := flags.get("preset"):
+        hint = f"write `preset: {preset}` below shared in the file that --name gives"
+        raise InputError(f"--preset {preset}: a study takes presets from its own file: {hint}")
+    if "config" not in flags:
+        return
+    source = f"--config {flags['config']}"
+    for key in read_yaml(Path(flags["config"]).expanduser(), source):
+        if key not in option_names(StudyCommand):
+            hint = "write options of its runs below shared in the file that --name gives"
+            raise InputError(f"{source}: {key} is no option of marlhf study: {hint}")
+
+
+def merge(layers: Sequence[dict]) -> dict:
     """Merge options; later layers win.
 
     Of `updates` and `prompt_epochs`, which set one number, the later one counts. Where a later layer samples without
@@ -255,6 +271,11 @@ def preset_file(name: str, source: str) -> Path:
         hint = did_you_mean(name, presets()).rstrip() or f"choose from {', '.join(presets())}"
         raise InputError(f"{source}: unknown preset {name!r}: {hint}")
     return PRESETS / f"{name}.yaml"
+
+
+def read_presets(names: str, source: str) -> dict:
+    """Return the options of presets, comma-separated; later ones win. Raises `InputError` that begins with `source`."""
+    return merge([read_yaml(preset_file(name.strip(), source), source) for name in names.split(",")])
 
 
 def list_presets() -> str:

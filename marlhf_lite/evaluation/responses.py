@@ -245,13 +245,14 @@ def evaluate_checkpoints(
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
         response, tokens, ended, and where there is a scorer kl (k1, nats), rm_score and gold. `reference` and `rm` are
-        fingerprints of the models that scored.
+        fingerprints of the models that scored, and `reward` is the name of the gold score, where it has one.
 
     Raises:
         InputError: a folder without weights, or a stored file that is broken.
     """
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
     marks = {name: fingerprint(path, name) for name in ("reference", "rm") if (path := getattr(scorers, name))}
+    marks |= {"reward": scorers.gold_name} if scorers.gold_name else {}
     wanted, tables = _keyed(prompts, samples, seed), []
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
@@ -266,7 +267,8 @@ def evaluate_checkpoints(
     rows = pd.concat(tables, ignore_index=True)
     # A store may hold scores that are not asked for now.
     given = {"kl": scorers.reference, "reference": scorers.reference, "rm_score": scorers.rm, "rm": scorers.rm}
-    return rows.drop(columns=[name for name in rows if not (given | {"gold": scorers.gold}).get(name, True)])
+    given |= {"gold": scorers.gold, "reward": scorers.gold_name}
+    return rows.drop(columns=[name for name in rows if not given.get(name, True)])
 
 
 def _fill(

@@ -4,8 +4,9 @@
 """
 
 import functools
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import EngineConfig, GroupConfig, PPOConfig, ProgramConfig, RewardConfig
+from marlhf_lite.config.options import EngineConfig, GroupConfig, PPOConfig, ProgramConfig
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from marlhf_lite.training.vllm_rollouts import VLLMEngine
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
+FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
 OF_THE_START = ("output_dir", "overwrite", "resume", "from_checkpoint")  # not updated in config.yaml by --resume
 
 
@@ -138,10 +140,7 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
     task = _load_task(options, tokenizer)
-    reward = None
-    if isinstance(options, RewardConfig):
-        function = text_reward(options.reward, task)
-        reward = FunctionReward(function, options.reward) if function else None
+    reward = _text_reward(options, task)
     task = _drop_long_prompts(task, tokenizer, options.max_prompt_length)
     _check_training(options, inputs, task)
 
@@ -159,6 +158,8 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
+    for note in _notes(options, inputs, task, reward):
+        print_main(f"note: {note}")
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine)
 
 
@@ -183,6 +184,18 @@ def _load_task(options: commands.StageCommand, tokenizer) -> Task:
     else:
         options.chat_template = "none"  # what later commands take over
     return with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
+
+
+def _text_reward(options: commands.StageCommand, task: Task) -> FunctionReward | None:
+    """Return the reward that is a function of texts; None for a reward model, and where nothing is scored.
+
+    An evaluation takes a user's function alone: a reward model, gold scores and tests score there without being named.
+    """
+    kind = getattr(options, "reward", "rm")
+    if isinstance(options, commands.EvaluateCommand) and kind in ("rm", "gold", "tests", "all_tests"):
+        return None
+    function = text_reward(kind, task)
+    return FunctionReward(function, kind) if function else None
 
 
 def _open_engine(
@@ -235,17 +248,30 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
 
 
 def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
-    model, dataset = options.model, options.dataset
     if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
-        print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {model}")
+        print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {options.model}")
     reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
     dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
     if task.chats:
         print_main("prompts are written by the chat template")
-    if dataset != (read := EMBEDDED_MODELS.get(model, dataset)):
-        print_main(f"note: {model} has read only {read}: on other data, scores mean little")
+
+
+def _notes(options: commands.StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
+    """What is no fault, and may still not be what was meant."""
+    if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
+        yield f"{options.model} has read only {read}: on other data, scores mean little"
+    if task.words_run_together:
+        fix = "where words would run together, put a space at the start of each answer"
+        yield f"no answer begins with white space, and no prompt ends with it: {fix}"
+    if isinstance(options, commands.EvaluateCommand) and reward and task.gold:
+        yield f"--reward {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
+    for stage, part in (("sft", "sft"), ("rm", "rm"), ("dpo", "rm")):
+        batch, rows = getattr(options, f"{stage}_batch_size", None), len(task.splits[part])
+        if batch and not getattr(inputs, stage, None) and 0 < (steps := math.ceil(rows / batch)) < FEW_STEPS:
+            fix = "a smaller batch makes more steps"
+            yield f"--{stage}_batch_size {batch}: {rows} rows are {steps} step{'s' * (steps > 1)} an epoch: {fix}"
 
 
 def open_run(path: Path, config: dict, resume: bool = False, overwrite: bool = False) -> RunFolder:

@@ -24,7 +24,7 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import BatchConfig, ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
-from marlhf_lite.evaluation.scores import Scorers
+from marlhf_lite.evaluation.scores import Scorers, name_function
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
@@ -407,12 +407,14 @@ def evaluate(
     if not PartialState().is_main_process:
         return
     options, figures = context.options, context.path / "figures"
+    own = context.reward if context.reward and not context.task.gold else None  # a gold score is the one that is shown
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        context.task.gold or (context.reward.function if context.reward else None),
+        own.function if own else context.task.gold,
+        name_function(own.name) if own else "",
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},

@@ -6,7 +6,7 @@ compares with the allocations of real modules.
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,6 +27,7 @@ FOUR_BITS = 0.516  # bytes a weight: 4 bits, and doubly quantised scales of bloc
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory; about as large on all cards
 TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
 FRAGMENTS = 1.05  # what allocators hold beyond what lives
+STUCK = "not even"  # begins what is said where no batch can be smaller
 
 
 @dataclass(frozen=True)
@@ -178,15 +179,19 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     return heads * head_dim, key_heads * head_dim, getattr(config, "intermediate_size", None) or 4 * hidden
 
 
+def memory_report(options: MemoryCommand) -> str:
+    """Format what PPO, SFT and reward model need, whether each fits the card of `--gpu`, and if not, what helps."""
+    text = f"PPO\n{memory_table(estimate_memory(options), options.gpu)}{_advice(options)}\n\n{stages_table(options)}"
+    return text + (f"\n\n{_next_step(options)}" if STUCK in text else "")
+
+
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     """Format the parts in GiB, and whether they fit a card of `gpu` GiB."""
     parts = asdict(memory)
     lines = [f"{name:<11} {size / GIB:8.2f} GiB" for name, size in parts.items() if size]
     lines.append(f"{'peak':<11} {memory.peak / GIB:8.2f} GiB  (generation and training take turns; 5 % for fragments)")
     if gpu:
-        fits = memory.peak <= gpu * GIB
-        verdict = "fits" if fits else "does not fit"
-        lines.append(f"{verdict} a card of {gpu:g} GiB" + ("" if fits else f": {_advice(memory)}"))
+        lines.append(f"{'fits' if memory.peak <= gpu * GIB else 'does not fit'} a card of {gpu:g} GiB")
     return "\n".join(lines)
 
 
@@ -201,7 +206,7 @@ def smaller_pass(rows: int, share: int) -> int:
 
 
 def stages_table(options: MemoryCommand) -> str:
-    """Format the peaks of SFT and of the reward model, and where they do not fit the card how many rows a pass do."""
+    """Format the peaks of SFT and reward model, whether they fit the card, and if not, how many rows a pass do."""
     lines = []
     for stage, name in (("sft", "SFT"), ("rm", "reward model")):
         batch = getattr(options, f"{stage}_batch_size")
@@ -211,16 +216,55 @@ def stages_table(options: MemoryCommand) -> str:
             tried.append(smaller)
         peaks = {rows: estimate_stage(options, stage, rows).peak for rows in tried}
         line = f"{name:<12} {peaks[asked] / GIB:7.2f} GiB  with {asked} rows a pass"
-        if options.gpu and peaks[asked] > options.gpu * GIB:
-            fit = next((str(rows) for rows in tried if peaks[rows] <= options.gpu * GIB), "not one")
-            line += f"; of those that it tries when memory ends, {fit} would fit"
+        if options.gpu:
+            fit = next((rows for rows in tried if peaks[rows] <= options.gpu * GIB), 0)
+            line += ": fits" if fit == asked else f": does not fit{_stage_advice(options, stage, fit)}"
         lines.append(line)
     return "\n".join(lines)
 
 
-def _advice(memory: Memory) -> str:
-    if memory.weights > memory.peak / 2:
-        return "the weights are most of it: --load_in_4bit, --finetune lora, a smaller --model, or sharding (FSDP)"
+def _stage_advice(options: MemoryCommand, stage: str, fit: int) -> str:
+    """What a stage does where memory ends, with the most rows a pass that fit, or what makes one row fit."""
+    if fit:
+        return f"; of those that it tries when memory ends, {fit} would fit"
+    least = replace(options, gradient_checkpointing=True)
+    if estimate_stage(least, stage, 1).peak <= options.gpu * GIB:
+        return ", but one row a pass would with --gradient_checkpointing true"
+    return f", {STUCK} with one row a pass"
+
+
+def _advice(options: MemoryCommand) -> str:
+    """What PPO has to lower to fit the card, as options; empty where it fits, or no card is given."""
+    lowered = options
+    while options.gpu and estimate_memory(lowered).peak > options.gpu * GIB:
+        smaller = _lower(lowered)
+        if smaller is None:
+            return f", {STUCK} with the smallest batches and --gradient_checkpointing true"
+        lowered = smaller
+    names = ("gradient_checkpointing", "generation_batch_size", "micro_batch_size")
+    changed = [name for name in names if getattr(lowered, name) != getattr(options, name)]
+    words = [f"--{name} {str(getattr(lowered, name)).lower()}" for name in changed]
+    return f", but would with {' '.join(words)}" if words else ""
+
+
+def _lower(options: MemoryCommand) -> MemoryCommand | None:
+    """The options with one step less memory where sampling or training takes the most; None where no step is left."""
+    memory = estimate_memory(options)
     if memory.generation > memory.training:
-        return "lower --generation_batch_size"
-    return "lower --micro_batch_size, or --gradient_checkpointing"
+        rows = options.generation_batch_size or options.batch_size
+        return replace(options, generation_batch_size=rows // 2) if rows > 1 else None
+    if not options.gradient_checkpointing:
+        return replace(options, gradient_checkpointing=True)
+    rows = options.micro_batch_size
+    return replace(options, micro_batch_size=rows // 2) if rows > 1 else None
+
+
+def _next_step(options: MemoryCommand) -> str:
+    """What helps where no batch can be smaller."""
+    if options.finetune == "full":
+        steps = ["--finetune lora", "several cards (FSDP)"]
+    else:
+        half, four = options.dtype == "float32", not options.load_in_4bit
+        steps = ["--dtype bfloat16"] * half + ["--load_in_4bit true"] * four
+    texts = "shorter texts (--max_prompt_length, --max_response_length)"
+    return "what can help: " + ", ".join([*steps, texts, "a smaller --model, a larger card"])

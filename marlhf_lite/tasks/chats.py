@@ -3,6 +3,7 @@
 As in TRL, rows of messages take the tokenizer's template where it has one, and rows of text never do.
 """
 
+import functools
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ def chat_writer(tokenizer, choice: str) -> Write | None:
     """Return what writes messages as a prompt; None where there is no template, or `choice` is `none`.
 
     `choice` is `--chat_template`; a file's template becomes the tokenizer's own. Raises `InputError` where the file
-    cannot be read, or the template cannot write a question.
+    cannot be read, and at the first messages, where the template cannot write a question: data of text need none.
     """
     if choice not in ("auto", "none"):
         try:
@@ -25,11 +26,20 @@ def chat_writer(tokenizer, choice: str) -> Write | None:
             raise InputError(f"--chat_template {choice}: {reason}") from None
     if choice == "none" or tokenizer.chat_template is None:
         return None
+    check = functools.cache(partial(_check, tokenizer, choice))
+
+    def write(messages: Sequence[dict]) -> str:
+        check()
+        return _write(messages, tokenizer)
+
+    return write
+
+
+def _check(tokenizer, choice: str) -> None:
     try:
         _write([{"role": "user", "content": "Hi"}], tokenizer)
     except BadRow as error:
         raise InputError(f"--chat_template {choice}: {error}: correct the template, or give none") from None
-    return partial(_write, tokenizer=tokenizer)
 
 
 def _write(messages: Sequence[dict], tokenizer) -> str:

@@ -82,7 +82,7 @@ def test_outputs_are_of_one_run_from_top_to_bottom(path):
     assert [cell["execution_count"] for cell in filled] == list(range(1, len(filled) + 1))
     outputs = [output for cell in filled for output in cell["outputs"]]
     assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
-    assert not [o for o in outputs if o["output_type"] == "stream" and not "".join(o["text"]).strip()], "an empty output"
+    assert not [o for o in outputs if o["output_type"] == "stream" and not "".join(o["text"]).strip()], "blanks"
     assert "profile cpu" in str(outputs), "commit the outputs of `make notebooks`"
 
 

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
-from marlhf_lite.config.parser import parse, preset_file
+from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
@@ -55,7 +55,7 @@ class Study:
     name: str
     methods: dict[str, dict]  # name -> {command, preset, options, samples: answers to each held-out prompt, default 1}
     seeds: list[int]
-    shared: dict = field(default_factory=dict)  # options of every method that has them
+    shared: dict = field(default_factory=dict)  # options of every method that has them; `preset` is one of them
     baseline: str = "SFT"  # gains are over this method
     target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
@@ -70,8 +70,11 @@ class Study:
 
     @property
     def reward_model(self) -> bool:
-        """Whether each seed has a reward model. Studies with a threshold or with unit tests as the reward have none."""
-        return self.threshold is None and self.shared.get("reward") not in ("tests", "all_tests")
+        """Whether each seed has a reward model. With a threshold, and with tests or a function as the reward, none has.
+
+        A function needs no pairs, and whether the data have any is not known before they are loaded.
+        """
+        return self.threshold is None and self.shared.get("reward", "rm") in ("rm", "gold")
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
@@ -104,6 +107,9 @@ def load_study(name: str) -> Study:
             raise InputError(f"{path}: unknown key {key}: did you mean {', '.join(close)}?")
         if not isinstance(value, KEYS[key]):
             raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml")
+    if "preset" in (shared := values.get("shared", {})):  # the other options win over it
+        own = {key: value for key, value in shared.items() if key != "preset"}
+        values["shared"] = merge([read_presets(str(shared["preset"]), f"{path}: shared: preset"), own])
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
     _check(study, path)
     for key in ("baseline", "target_method"):
@@ -195,9 +201,9 @@ def _run(study: Study, name: str, seed: int) -> Run:
     command, own, samples = method["command"], method.get("options", {}), method.get("samples", 1)
     if "preset" in method:  # a method's own options win over its preset
         source = f"study {study.name}, method {name}: preset"
-        own = read_yaml(preset_file(method["preset"], source), source) | own
+        own = merge([read_presets(method["preset"], source), own])
     stages = [stage for stage in ("sft", "rm", TRAINING[command], "evaluate") if stage]
-    given = study.shared | own | {"seed": seed}
+    given = merge([study.shared, own]) | {"seed": seed}
     words = {
         stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
     }
@@ -209,7 +215,8 @@ def _run(study: Study, name: str, seed: int) -> Run:
         _parse(TRAINING[command] or "evaluate", *unknown)  # raises where there is one
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
     except InputError as error:
-        raise InputError(f"study {study.name}, method {name}: {error}") from None
+        hint = "; a preset with options of other commands belongs below shared" if "preset" in method else ""
+        raise InputError(f"study {study.name}, method {name}: {error}{hint}") from None
     start = parsed["sft"] | parsed["rm"]
     if not study.reward_model:
         _check_rewards(study, name, command, parsed.get(TRAINING[command], {}))
@@ -226,7 +233,7 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
     if study.threshold is not None and command not in ("ppo", "rloo", "grpo"):
         raise InputError(f"{where}: threshold: {command} has no curve: give ppo, rloo or grpo")
     if command in ("dpo", "best_of_n") or "rm" in (options.get("reward"), options.get("critic_init")):
-        hint = "give ppo, rloo or grpo, with reward: gold or tests, and critic_init: sft for ppo"
+        hint = "give ppo, rloo or grpo, with reward: gold, tests or a function, and critic_init: sft for ppo"
         raise InputError(f"{where}: no reward model is trained: {hint}")
 
 
@@ -240,7 +247,10 @@ def _parse(stage: str, *words: str) -> dict:
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
         check_groups(options)
-    return {key: value for key, value in asdict(options).items() if key not in FREE}
+    free = FREE
+    if stage == "evaluate" and ":" not in options.reward:  # its scores are those without the option, whatever it is
+        free = FREE | {"reward"}
+    return {key: value for key, value in asdict(options).items() if key not in free}
 
 
 def _hash(options: dict) -> str:
