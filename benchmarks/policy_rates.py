@@ -35,9 +35,10 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
     sizes = "--updates 12 --batch_size 16 --checkpoint_every 0"
     rates = f"--policy_learning_rate {rate} --critic_learning_rate {1.5 * rate}"
     words = f"ppo --model {model} --sft {folder / 'sft'} {SHARED} {reward} {sizes} {rates}"
-    if marlhf(f"{words} --output_dir {folder / f'ppo-{rate}'}".split()):
+    place = folder / f"ppo-{rate}"
+    if not (place / "ppo" / "policy").is_dir() and marlhf(f"{words} --output_dir {place}".split()):
         raise SystemExit(1)
-    rows = RunFolder.open(folder / f"ppo-{rate}").metrics()
+    rows = RunFolder.open(place / "ppo").metrics()
     names = {"reward": "rm_score_mean", "kl": "kl_k1", "tokens": "response_length"}
     found = {name: float(np.mean([row[key] for row in rows[-LAST:]])) for name, key in names.items()}
     return found | {"rewards": [row["rm_score_mean"] for row in rows]}

@@ -202,7 +202,8 @@ def _run(study: Study, name: str, seed: int) -> Run:
     if "preset" in method:  # a method's own options win over its preset
         source = f"study {study.name}, method {name}: preset"
         own = merge([read_presets(method["preset"], source), own])
-    stages = [stage for stage in ("sft", "rm", TRAINING[command], "evaluate") if stage]
+    reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
+    stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
     given = merge([study.shared, own]) | {"seed": seed}
     words = {
         stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
@@ -217,7 +218,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
     except InputError as error:
         hint = "; a preset with options of other commands belongs below shared" if "preset" in method else ""
         raise InputError(f"study {study.name}, method {name}: {error}{hint}") from None
-    start = parsed["sft"] | parsed["rm"]
+    start = parsed["sft"] | parsed.get("rm", {})
     if not study.reward_model:
         _check_rewards(study, name, command, parsed.get(TRAINING[command], {}))
     options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
