@@ -352,6 +352,7 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
 @pytest.fixture
 def prompts(tmp_path):
     """Prompts, and a reward of one's own, in the folder of the test."""
+    sys.modules.pop("words", None)  # another test's
     (tmp_path / "words.py").write_text("def few(prompts, responses):\n    return [-len(r) for r in responses]\n")
     append_lines(tmp_path / "prompts.jsonl", [{"prompt": f"Tell of {i} cats."} for i in range(40)])
 
