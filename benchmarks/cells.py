@@ -2,12 +2,22 @@
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
 RESULTS = Path(__file__).parents[1] / "data" / "results"
+
+
+def arguments(doc: str, name: str) -> argparse.ArgumentParser:
+    """The options that all tables of learning rates have; what they train goes to a folder of this name."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / name, help="of what is trained")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"benchmark_{name}.json")
+    return parser
 
 
 class Cells:

@@ -15,14 +15,12 @@ rule's choice, the smallest rate, says nothing. The preset takes SFT's rate from
 Writes JSON, rate by rate; an interrupted table goes on where it stopped.
 """
 
-import argparse
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from cells import RESULTS, Cells
+from cells import Cells, arguments
 from torch.nn.functional import softplus
 
 from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
@@ -99,12 +97,8 @@ def choose(cells: dict[str, dict], stage: str, rates: Sequence[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
+    parser = arguments(__doc__, "default_rates")
     parser.add_argument("--data", type=Path, required=True, help="file of preference pairs")
-    adapters = Path(tempfile.gettempdir()) / "default_rates"
-    parser.add_argument("--folder", type=Path, default=adapters, help="of adapters")
-    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_default_rates.json")
     args = parser.parse_args()
     cells, grid = Cells(args.out, args), Grid(ModelConfig(model=args.model), args.data, args.folder)
     for rate in SFT_RATES:

@@ -14,12 +14,10 @@ error of 0.03) is within 0.03 of the best. A best rate at an edge of its grid is
 Writes JSON, rate by rate; an interrupted table goes on where it stopped.
 """
 
-import argparse
-import tempfile
 from pathlib import Path
 
 import numpy as np
-from cells import RESULTS, Cells
+from cells import Cells, arguments
 
 from marlhf_lite.cli import main as marlhf
 from marlhf_lite.utils.run_folder import RunFolder
@@ -36,7 +34,7 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
     rates = f"--policy_learning_rate {rate} --critic_learning_rate {1.5 * rate}"
     words = f"ppo --model {model} --sft {folder / 'sft'} {SHARED} {reward} {sizes} {rates}"
     place = folder / f"ppo-{rate}"
-    if not (place / "ppo" / "policy").is_dir() and marlhf(f"{words} --output_dir {place}".split()):
+    if marlhf(f"{words} --output_dir {place}".split()):
         raise SystemExit(1)
     rows = RunFolder.open(place / "ppo").metrics()
     names = {"reward": "rm_score_mean", "kl": "kl_k1", "tokens": "response_length"}
@@ -53,12 +51,7 @@ def choose(cells: dict[str, dict]) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
-    folder = Path(tempfile.gettempdir()) / "policy_rates"
-    parser.add_argument("--folder", type=Path, default=folder, help="of runs")
-    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_policy_rates.json")
-    args = parser.parse_args()
+    args = arguments(__doc__, "policy_rates").parse_args()
     cells = Cells(args.out, args)
     if marlhf(f"sft --model {args.model} {SHARED} --output_dir {args.folder / 'sft'}".split()):
         raise SystemExit(1)

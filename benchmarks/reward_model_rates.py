@@ -14,14 +14,12 @@ chooses, and claims nothing.
 Writes JSON, rate by rate; an interrupted table goes on where it stopped.
 """
 
-import argparse
-import tempfile
 import time
 from pathlib import Path
 
 import datasets
 import torch
-from cells import RESULTS, Cells
+from cells import Cells, arguments
 from default_rates import BATCH, PASS, choose, pair_loss
 
 from marlhf_lite.config.commands import RunCommand
@@ -73,12 +71,7 @@ def one_rate(context: RunContext, sft: Path, rate: float) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="folder or hub name")
-    folder = Path(tempfile.gettempdir()) / "reward_model_rates"
-    parser.add_argument("--folder", type=Path, default=folder, help="of pairs and adapters")
-    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_reward_model_rates.json")
-    args = parser.parse_args()
+    args = arguments(__doc__, "reward_model_rates").parse_args()
     there = {"resume": str(args.folder)} if (args.folder / "config.yaml").is_file() else {}
     options = RunCommand(
         model=args.model,

@@ -83,6 +83,11 @@ class EvaluateCommand(
 
     policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reward in o.REWARDS:  # a reward model, gold scores and tests score here without being named
+            self.reward = ""
+
 
 class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     """All stages on your data: SFT, reward model, MA-PPO, evaluation.

@@ -107,6 +107,9 @@ class TrainedPolicyConfig(Checked):
     policy: str = option("", "Folder of a policy, or of the run that trained it.")
 
 
+REWARDS = ("rm", "gold", "tests", "all_tests")  # all others are functions
+
+
 class RewardConfig(Checked):
     """The reward of a response."""
 

@@ -140,7 +140,8 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
     task = _load_task(options, tokenizer)
-    reward = _text_reward(options, task)
+    function = text_reward(getattr(options, "reward", ""), task)
+    reward = FunctionReward(function, options.reward) if function else None
     task = _drop_long_prompts(task, tokenizer, options.max_prompt_length)
     _check_training(options, inputs, task)
 
@@ -184,18 +185,6 @@ def _load_task(options: commands.StageCommand, tokenizer) -> Task:
     else:
         options.chat_template = "none"  # what later commands take over
     return with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
-
-
-def _text_reward(options: commands.StageCommand, task: Task) -> FunctionReward | None:
-    """Return the reward that is a function of texts; None for a reward model, and where nothing is scored.
-
-    An evaluation takes a user's function alone: a reward model, gold scores and tests score there without being named.
-    """
-    kind = getattr(options, "reward", "rm")
-    if isinstance(options, commands.EvaluateCommand) and kind in ("rm", "gold", "tests", "all_tests"):
-        return None
-    function = text_reward(kind, task)
-    return FunctionReward(function, kind) if function else None
 
 
 def _open_engine(

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from marlhf_lite.config.commands import EvaluateCommand, RunCommand, StageCommand
+from marlhf_lite.config.commands import RunCommand, StageCommand
 from marlhf_lite.config.parser import named_folders
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
@@ -31,9 +31,7 @@ def find_inputs(options: StageCommand) -> Inputs:
     if values.get("from_checkpoint") and not values["resume"]:
         hint = "add --resume with the run's folder, or leave it out"
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
-    evaluates = isinstance(options, EvaluateCommand)  # which scores by what it gets, whatever the default reward is
-    needs_rm = values.get("reward") == "rm" and not makes_them and not evaluates
-    needed = {"sft": "sft" in values and not makes_them, "rm": needs_rm}
+    needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
     found = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
     dataset = values["dataset"]
     if (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and not Path(dataset).expanduser().exists():

@@ -27,7 +27,6 @@ FOUR_BITS = 0.516  # bytes a weight: 4 bits, and doubly quantised scales of bloc
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory; about as large on all cards
 TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
 FRAGMENTS = 1.05  # what allocators hold beyond what lives
-STUCK = "not even"  # begins what is said where no batch can be smaller
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,9 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
 def memory_report(options: MemoryCommand) -> str:
     """Format what PPO, SFT and reward model need, whether each fits the card of `--gpu`, and if not, what helps."""
     text = f"PPO\n{memory_table(estimate_memory(options), options.gpu)}{_advice(options)}\n\n{stages_table(options)}"
-    return text + (f"\n\n{_next_step(options)}" if STUCK in text else "")
+    least = replace(options, gradient_checkpointing=True, micro_batch_size=1, generation_batch_size=1)
+    peaks = (estimate_memory(least).peak, *(estimate_stage(least, stage, 1).peak for stage in ("sft", "rm")))
+    return text + (f"\n\n{_next_step(options)}" if options.gpu and max(peaks) > options.gpu * GIB else "")
 
 
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:
@@ -230,7 +231,7 @@ def _stage_advice(options: MemoryCommand, stage: str, fit: int) -> str:
     least = replace(options, gradient_checkpointing=True)
     if estimate_stage(least, stage, 1).peak <= options.gpu * GIB:
         return ", but one row a pass would with --gradient_checkpointing true"
-    return f", {STUCK} with one row a pass"
+    return ", not even with one row a pass"
 
 
 def _advice(options: MemoryCommand) -> str:
@@ -239,7 +240,7 @@ def _advice(options: MemoryCommand) -> str:
     while options.gpu and estimate_memory(lowered).peak > options.gpu * GIB:
         smaller = _lower(lowered)
         if smaller is None:
-            return f", {STUCK} with the smallest batches and --gradient_checkpointing true"
+            return ", not even with the smallest batches and --gradient_checkpointing true"
         lowered = smaller
     names = ("gradient_checkpointing", "generation_batch_size", "micro_batch_size")
     changed = [name for name in names if getattr(lowered, name) != getattr(options, name)]

@@ -98,8 +98,8 @@ def shape_scores(scores: Tensor, config: RolloutConfig) -> Tensor:
 
 
 def text_reward(kind: str, task: Task) -> Callable | None:
-    """The function of texts that `--reward` names; None for rm. Raises `InputError` where there is none."""
-    if kind == "rm":
+    """The function of texts that `--reward` names; None for rm or nothing. Raises `InputError` where there is none."""
+    if kind in ("", "rm"):
         return None
     if kind in ("tests", "all_tests"):
         if task.tests is None:

@@ -248,10 +248,8 @@ def _parse(stage: str, *words: str) -> dict:
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 
         check_groups(options)
-    free = FREE
-    if stage == "evaluate" and ":" not in options.reward:  # its scores are those without the option, whatever it is
-        free = FREE | {"reward"}
-    return {key: value for key, value in asdict(options).items() if key not in free}
+    unset = ("reward", "")  # of an evaluation: training may have one
+    return {key: value for key, value in asdict(options).items() if key not in FREE and (key, value) != unset}
 
 
 def _hash(options: dict) -> str:
