@@ -128,6 +128,8 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
+    ({"shared": {"reward": "wishs:few", "critic_init": "sft"}, "methods": {"A": PPO}}, "wishs:few: cannot be imported"),
+    ({"methods": {"A": PPO | {"options": {"reward": "json:fw"}}}}, "json:fw: cannot be imported"),
     *(  # with unit tests or a function for a reward there is no reward model
         ({"shared": {"dataset": "tiny-code", "reward": reward}, "methods": {"A": method}}, "method A: no reward model")
         for method in ({"command": "dpo"}, METHODS["best-of-3"], PPO | {"options": {"critic_init": "rm"}})

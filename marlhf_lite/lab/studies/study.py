@@ -193,6 +193,11 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
     runs = [_run(study, name, seed) for seed in seeds for name in study.methods if not only or name in only]
     if not runs:
         raise InputError(f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]")
+    for reward in sorted({run.options.get("reward", "") for run in runs}):
+        if ":" in reward:
+            from marlhf_lite.training.rewards import import_function  # torch takes seconds
+
+            import_function(reward)
     return runs
 
 
