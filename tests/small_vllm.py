@@ -19,7 +19,8 @@ class SmallVLLM(ThreadingHTTPServer):
     Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
     number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
     answers with the first adapter that ever came, `forgets` loads none, `spoil` changes an answer, `ends_after` breaks
-    connections after so many answers.
+    connections after so many answers, `hangs_after` takes requests and answers none any more, `well` is what it says of
+    itself.
     """
 
     daemon_threads = True
@@ -33,10 +34,12 @@ class SmallVLLM(ThreadingHTTPServer):
         self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
+        self.hangs_after, self.well, self.freed = None, True, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def close(self):
+        self.freed.set()
         self.shutdown()
         self.server_close()
 
@@ -83,6 +86,8 @@ class SmallVLLM(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
+        if self.path == "/health":
+            return self.answer(200 if self.server.well else 503, {})
         served = [{"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in self.server.adapters]
         self.answer(200, {"object": "list", "data": served})
 
@@ -94,6 +99,8 @@ class Handler(BaseHTTPRequestHandler):
             done = len(server.names("completions"))
             if server.ends_after is not None and done > server.ends_after:
                 status, answer = 0, None
+            elif server.hangs_after is not None and done > server.hangs_after:
+                status, answer = None, None
             elif server.script and (status := server.script.pop(0)) is not None:
                 answer = "a fault"
             elif route in server.routes:
@@ -102,6 +109,8 @@ class Handler(BaseHTTPRequestHandler):
                     server.loses, status = server.loses - 1, 0
             else:
                 status, answer = 404, "Not Found"
+        if status is None:
+            server.freed.wait(60)
         if not status:
             self.close_connection = True
             return

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -28,6 +29,7 @@ pytest.importorskip("openai")
 
 from small_vllm import SmallVLLM
 
+from marlhf_lite.training import vllm_rollouts
 from marlhf_lite.training.vllm_rollouts import VLLMEngine
 
 HOW = {"policy_learning_rate": 0.05, "warmup_updates": 0}
@@ -185,6 +187,22 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     make(serve(), run=cut, checkpoint_every=3).train(resume=True)
     assert timeless(cut.metrics()) == timeless(whole.metrics())
     assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole)))
+
+
+def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, tmp_path, monkeypatch):
+    """As vLLM does whose engine has ended: it would keep the run waiting for an hour."""
+    monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
+    run, server = RunFolder.create(tmp_path / "run", {}), serve()
+    server.hangs_after, server.well = 6, False
+    fails(make(server, run=run).train, "update 1: --vllm_url", server.url, "503", "--resume goes on from here")
+    assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000001.pt"]
+
+
+def test_a_server_that_is_slow_and_well_is_waited_for(serve, make, monkeypatch):
+    monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.01)
+    server = serve()
+    server.spoil = lambda answer: time.sleep(0.1) or answer
+    assert len(make(server, updates=1).train()) == 1
 
 
 def test_a_server_on_another_machine_finds_the_adapters_of_a_run_in_the_folder_that_both_see(serve, make, tmp_path):

@@ -10,10 +10,11 @@ import copy
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from multiprocessing import TimeoutError as NoAnswerYet
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ except ImportError:
     raise InputError("--rollout_engine vllm: needs the package openai: pip install 'marlhf-lite[vllm]'") from None
 
 AT_ONCE = 256  # requests under way; the servers batch them
+PATIENCE = 30.0  # seconds without an answer before the servers are asked whether they are well
 
 
 class VLLMEngine:
@@ -69,12 +71,28 @@ class VLLMEngine:
             seed = random.Random(names[row]).getrandbits(63)
             return _ask(client, model=adapter, prompt=ids[row], seed=seed, **settings)
 
-        with _random_state_kept(), self._adapter(model, label) as adapter, ThreadPoolExecutor(AT_ONCE) as pool:
-            answers = list(pool.map(ask, range(len(ids))))
+        with _random_state_kept(), self._adapter(model, label) as adapter:
+            answers = list(self._all_of(ask, len(ids)))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
         logprobs = torch.zeros(rollout.mask.shape)
         logprobs[rollout.mask] = torch.tensor([x for _, row in answers for x in row])
         return replace(rollout, sampled_logprobs=logprobs).to(next(model.parameters()).device)
+
+    def _all_of(self, ask: Callable, count: int) -> Iterator[tuple[list[int], list[float]]]:
+        """Answers in their order. A thread whose server is gone is left behind: it ends by itself."""
+        with ThreadPool(min(AT_ONCE, count)) as pool:
+            answers = pool.imap(ask, range(count))
+            for _ in range(count):
+                yield self._patient(answers)
+
+    def _patient(self, answers) -> tuple[list[int], list[float]]:
+        """The next answer, however long it takes, as long as all servers say that they are well."""
+        while True:
+            try:
+                return answers.next(PATIENCE)
+            except NoAnswerYet:
+                for client in self.clients:
+                    _check_health(client)
 
     @torch.no_grad()
     def checked(self, policy: PolicyModel, *args, **kwargs) -> Rollout:
@@ -109,7 +127,7 @@ class VLLMEngine:
         finally:
             for client in self.clients:
                 with suppress(openai.OpenAIError):  # a server that is gone has no adapters
-                    once = client.with_options(max_retries=0)
+                    once = client.with_options(max_retries=0, timeout=PATIENCE)
                     once.post("/unload_lora_adapter", body={"lora_name": name}, cast_to=str)
             shutil.rmtree(place, ignore_errors=True)
             with suppress(OSError):  # before a run has its folder, nothing stays of it
@@ -138,6 +156,16 @@ def _request(sampling: Sampling, ends: Sequence[int]) -> dict:
         "logprobs": 0,  # of the sampled tokens alone
         "extra_body": none | {"top_k": sampling.top_k},
     }
+
+
+def _check_health(client: openai.OpenAI) -> None:
+    """Raise `ServerError` where a server is not well: it may have taken requests that it will never answer."""
+    try:
+        client.with_options(timeout=PATIENCE).get(f"{str(client.base_url).removesuffix('/v1/')}/health", cast_to=str)
+    except (openai.APIConnectionError, openai.InternalServerError) as error:
+        raise _failed(client, error) from None
+    except openai.APIStatusError:  # a proxy may not know this address
+        pass
 
 
 def _load(client: openai.OpenAI, name: str, place: Path) -> None:
