@@ -72,27 +72,24 @@ class VLLMEngine:
             return _ask(client, model=adapter, prompt=ids[row], seed=seed, **settings)
 
         with _random_state_kept(), self._adapter(model, label) as adapter:
-            answers = list(self._all_of(ask, len(ids)))
+            answers = self._all_of(ask, len(ids))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
         logprobs = torch.zeros(rollout.mask.shape)
         logprobs[rollout.mask] = torch.tensor([x for _, row in answers for x in row])
         return replace(rollout, sampled_logprobs=logprobs).to(next(model.parameters()).device)
 
-    def _all_of(self, ask: Callable, count: int) -> Iterator[tuple[list[int], list[float]]]:
-        """Answers in their order. A thread whose server is gone is left behind: it ends by itself."""
-        with ThreadPool(min(AT_ONCE, count)) as pool:
+    def _all_of(self, ask: Callable, count: int) -> list[tuple[list[int], list[float]]]:
+        """Answers in their order, however long they take, as long as all servers say that they are well."""
+        found = []
+        with ThreadPool(min(AT_ONCE, count)) as pool:  # does not wait for requests to a server that is gone
             answers = pool.imap(ask, range(count))
-            for _ in range(count):
-                yield self._patient(answers)
-
-    def _patient(self, answers) -> tuple[list[int], list[float]]:
-        """The next answer, however long it takes, as long as all servers say that they are well."""
-        while True:
-            try:
-                return answers.next(PATIENCE)
-            except NoAnswerYet:
-                for client in self.clients:
-                    _check_health(client)
+            while len(found) < count:
+                try:
+                    found.append(answers.next(PATIENCE))
+                except NoAnswerYet:
+                    for client in self.clients:
+                        _check_health(client)
+        return found
 
     @torch.no_grad()
     def checked(self, policy: PolicyModel, *args, **kwargs) -> Rollout:
