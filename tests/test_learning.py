@@ -2,13 +2,17 @@
 
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 import yaml
 
+from marlhf_lite.lab.studies.answer import FIGURE, answer_figure, answer_table
 from marlhf_lite.lab.studies.claims import claims
-from marlhf_lite.lab.studies.contrasts import ratio_of_updates
+from marlhf_lite.lab.studies.contrasts import ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.learning import learning_report, learning_table
+from marlhf_lite.lab.studies.results import stored_results
 from marlhf_lite.lab.studies.study import STUDIES, load_study
 
 OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "gae_over": "macro_actions"}
@@ -74,3 +78,35 @@ def test_numbers_found_afterwards_stand_in_the_docs():
     page = (STUDIES.parents[3] / "docs" / "results.md").read_text(encoding="utf-8")
     page = " ".join(page.replace("−", "-").replace("+", "").split())
     assert [name for name, text in claims().items() if text.replace("+", "") not in page] == []
+
+
+def test_the_answer_of_one_screen_is_what_the_records_say():
+    root = STUDIES.parents[3]
+    sections = [
+        re.search(
+            r"## Does MA-RLHF work, and when\?\n(.*?)\n+(?=## |\[Results)", (root / page).read_text("utf-8"), re.S
+        )[1]
+        for page in ("README.md", "docs/results.md")
+    ]
+    assert answer_table() in sections[0] and FIGURE in sections[0]
+    assert sections[0] == sections[1].replace("](../", "](")
+
+
+def test_the_figure_of_the_answer_has_four_panels_and_one_legend():
+    axes = answer_figure()
+    assert [len(ax.lines) for ax in axes] == [3, 2, 3, 3]
+    assert [text.get_text()[:3] for text in axes[0].figure.legends[0].get_texts()] == ["PPO", "MA-", "PPO"]
+    umbrella = [run for run in stored_results("umbrella") if run["method"] == "L128 first E0"]
+    last = np.mean([[row["gold_mean"] for row in run["curve"][-3:]] for run in umbrella])
+    assert np.isclose(axes[0].lines[0].get_ydata()[-1], last)
+
+
+def test_updates_to_the_final_score_of_a_method():
+    curves = {"PPO": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0], "MA-PPO": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
+    results = [
+        {"method": name, "seed": seed, "options": {}, "curve": [{"rm_score_mean": x} for x in curve]}
+        for name, curve in curves.items()
+        for seed in (0, 1)
+    ]
+    # PPO's last five are 0.88 on average, which it has at its eighth update, and MA-PPO at its sixth.
+    assert ratio_to_final_score(results, ["PPO", "MA-PPO"])["by_seed"] == pytest.approx([8 / 6] * 2)

@@ -4,13 +4,12 @@ The explained variances of `critic_tries` are primary outcomes, and the ratio of
 beforehand. All others were found afterwards, so they are exploration.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marlhf_lite.evaluation.statistics import final_score, trailing_mean, updates_to_reach
-from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates
+from marlhf_lite.evaluation.statistics import trailing_mean
+from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval
@@ -41,10 +40,9 @@ def claims() -> dict[str, str]:
     ratios = [ratio_of_updates(stored_results(study), methods, 0.8, 3)["by_seed"] for study, methods in pooled]
     both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
     texts["critic and umbrella_noise: MA-PPO / PPO, seeing"] = interval(both, beside=1)
-    for study in ("main", "summaries", "size_small", "size_large", "tuned_tldr"):
-        texts[f"{study}: PPO / MA-PPO to PPO's final RM score"] = interval(
-            _to_final_score(stored_results(study)), beside=1
-        )
+    for study in ("main", "summaries", "size_small", "size_large", "tuned_tldr", "steps_confirm", "tuned_steps"):
+        ratio = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
+        texts[f"{study}: PPO / MA-PPO to PPO's final score"] = interval(ratio, beside=1)
     runs = by_method(stored_results("steps"))
     gold = {name: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for name, found in runs.items()}
     for name, gaps in (
@@ -89,16 +87,6 @@ def claims() -> dict[str, str]:
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
     return texts
-
-
-def _to_final_score(results: Sequence[Mapping]) -> dict:
-    """Updates of PPO to its own final score over those of MA-PPO; PPO gets there by construction."""
-    runs, logs = by_method(results), []
-    for seed, ppo in runs["PPO"].items():
-        curves = [[row["rm_score_mean"] for row in run["curve"]] for run in (ppo, runs["MA-PPO"][seed])]
-        there = [updates_to_reach(curve, final_score(curves[0])) or len(curve) for curve in curves]
-        logs.append(math.log(there[0] / there[1]))
-    return exp(t_interval(logs))
 
 
 def _between(results: Sequence[Mapping], metric: str, first: int, last: int) -> dict:

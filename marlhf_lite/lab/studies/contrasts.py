@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marlhf_lite.evaluation.statistics import updates_to_reach
-from marlhf_lite.lab.studies.results import t_interval
+from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
+from marlhf_lite.lab.studies.results import by_method, t_interval
 from marlhf_lite.utils.tables import interval, markdown
 
 LEGEND = (
@@ -47,6 +47,21 @@ def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold
     gaps = [sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True)) for seed in seeds]
     found = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
     return exp(found) | {"seeds": seeds}
+
+
+def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO") -> dict:
+    """Return the ratio of updates of two methods [A, B], A over B, to the final score of `reference` with that seed.
+
+    This is how the paper measures speed. The reference gets there by construction; a method that never does counts
+    with all its updates. Scores are rewards of training batches (`rm_score_mean`).
+    """
+    runs, logs = by_method(results), []
+    for seed in sorted(runs[reference]):
+        curves = {name: [row["rm_score_mean"] for row in curve_of(runs[name][seed])] for name in {*ratio, reference}}
+        goal = final_score(curves[reference])
+        reached = {name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()}
+        logs.append(math.log(reached[ratio[0]] / reached[ratio[1]]))
+    return exp(t_interval(logs))
 
 
 def exp(found: Mapping) -> dict:

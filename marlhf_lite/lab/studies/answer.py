@@ -1,0 +1,113 @@
+"""Does MA-RLHF work, and when? The answer of one screen: a table of six situations and a figure, from stored results.
+
+Every number is a ratio of updates: how many times PPO's updates a method takes to the same score. Below 1 it is faster.
+`python -m marlhf_lite.lab.studies.answer` prints the table and draws the figure again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from marlhf_lite.evaluation.statistics import trailing_mean
+from marlhf_lite.lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score
+from marlhf_lite.lab.studies.results import by_method, stored_results, student
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import method_styles
+from marlhf_lite.utils.tables import interval, markdown
+
+FIGURE = "answer/four_situations.png"
+
+
+class Situation(NamedTuple):
+    """A row of the table: where it was measured, and the methods whose updates are divided."""
+
+    text: str
+    study: str
+    ratio: Callable[[str, Sequence[str]], dict]  # (study, [method, PPO]) -> mean, low and high
+    ppo: str
+    ours: str
+    horizon: str = ""  # PPO with a longer horizon; "" where that is no question of the study
+    primary: bool = False  # whether MA-PPO / PPO is the study's primary outcome
+
+
+def to_score(study: str, methods: Sequence[str], score: float, window: int) -> dict:
+    """Updates of the first method over those of the second, to a score that was fixed beforehand."""
+    return ratio_of_updates(stored_results(study), methods, score, window)
+
+
+def to_final_score(study: str, methods: Sequence[str]) -> dict:
+    """Updates of the first method over those of PPO, to PPO's own final score, as the paper measures speed."""
+    return ratio_to_final_score(stored_results(study), methods)
+
+
+LABELS = {"PPO": "PPO (λ = 0.95)", "MA-PPO": "MA-PPO (n = 5)", "PPO lam^(1/5)": "PPO with λ = 0.99"}
+WORD, STEPS = partial(to_score, score=0.8, window=3), partial(to_score, score=0.6, window=5)
+LONG = "PPO lam^(1/5)"
+SITUATIONS = (
+    Situation("one word decides, 64 tokens before a noisy score; blind critic", "critic_confirm", WORD,
+              "blind PPO", "blind MA-PPO", f"blind {LONG}"),
+    Situation("arithmetic in steps; blind critic", "steps_confirm", STEPS, "PPO", "MA-PPO", LONG, primary=True),
+    Situation("one word decides, 64 tokens before a noisy score; a critic that sees", "critic_confirm", WORD,
+              "seeing PPO", "seeing MA-PPO", f"seeing {LONG}", primary=True),
+    Situation("one word decides, the score has no noise; a critic that sees", "noise_contrast", WORD,
+              "no noise PPO", "no noise MA-PPO"),
+    Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO"),
+    Situation("arithmetic, each method tuned (PPO: λ = 1)", "tuned_steps", STEPS, "PPO", "MA-PPO"),
+)  # fmt: skip
+PANELS = {  # title -> study, methods by their names in the legend
+    "word far from the score, blind critic": ("umbrella", "L128 first E0", "L128 first E4", "L128 first E1"),
+    "word next to the score, blind critic": ("umbrella", "L32 last E0", "L32 last E4", None),
+    "word far, noisy score, critic that sees": ("critic_confirm", *(f"seeing {x}" for x in ("PPO", "MA-PPO", LONG))),
+    "arithmetic in steps, blind critic": ("steps_confirm", "PPO", "MA-PPO", LONG),
+}
+
+
+def answer_table() -> str:
+    """The six situations as a Markdown table; brackets hold 95 % t-intervals over seeds, paired by seed."""
+    lines = []
+    for row in SITUATIONS:
+        seeds = len(by_method(stored_results(row.study))[row.ppo])
+        ours = interval(row.ratio(row.study, [row.ours, row.ppo]), beside=1)
+        horizon = interval(row.ratio(row.study, [row.horizon, row.ppo]), beside=1) if row.horizon else "-"
+        lines.append([row.text, f"`{row.study}`, {seeds}", f"**{ours}**" if row.primary else ours, horizon])
+    return markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines)
+
+
+@plt.rc_context(plots.STYLE | {"figure.figsize": (1.5 * plots.WIDTH, plots.WIDTH)})
+def answer_figure() -> np.ndarray:
+    """Draw learning curves of four of the situations with one legend; returns the [4] Axes."""
+    axes, styles = plots.grid(len(PANELS), 0.1, 0.3), method_styles(LABELS)
+    for ax, (title, (study, *methods)) in zip(axes, PANELS.items(), strict=True):
+        runs = by_method(stored_results(study))
+        for name, method in zip(LABELS, methods, strict=True):
+            if method:
+                _draw(ax, [*runs[method].values()], styles[name] | {"label": LABELS[name]})
+        plots.dress(ax, "update", "score")
+        ax.set_title(title, fontsize="medium")
+    plots.legend(axes[0])
+    text = (
+        "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % t-interval. "
+        "Where the critic is blind and what decides lies far before the score (top left, bottom right), MA-PPO is "
+        "ahead of PPO, and so is PPO with λ = 0.99. Next to the score (top right) no difference is seen; with a noisy "
+        "score and a critic that sees (bottom left) MA-PPO is behind."
+    )
+    plots.caption(axes[0].figure, text)
+    return axes
+
+
+def _draw(ax: plt.Axes, runs: Sequence[Mapping], style: Mapping) -> None:
+    """The mean of smoothed curves over seeds, with the 95 % t-interval of this mean."""
+    curves = np.array([trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs])
+    updates, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
+    half = student(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
+    ax.plot(updates, mean, linewidth=1.6, **style)
+    ax.fill_between(updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+
+
+if __name__ == "__main__":
+    print(answer_table())
+    plots.save(answer_figure(), Path("figures") / FIGURE)
