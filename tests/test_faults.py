@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import fails, nudge
-from small_runs import build, early_letters, run_child, same, start, state, timeless, wait, watch
+from small_runs import PROMPTS, build, early_letters, run_child, same, start, state, timeless, wait, watch
 
 from marlhf_lite.macro import FixedNGram, MacroActions
 from marlhf_lite.models.actor_critic import build_models
@@ -188,6 +188,10 @@ BAD = [  # a reward of four responses -> what the message names
     (lambda p, r: ["good", 0.0, 0.0, 0.0], "'good'"),
     (lambda p, r: [None] * len(r), "None"),
     (lambda p, r: torch.zeros(4, 2), "returned"),
+    (lambda p, r: dict(enumerate(r)), "a dict"),  # its keys are numbers
+    (lambda p, r: {1: 0}.keys(), "dict_keys"),
+    (lambda p, r: {1.0, 2.0, 3.0, 4.0}, "a set"),
+    (lambda p, r: b"1234", "bytes"),
 ]
 
 
@@ -203,6 +207,50 @@ def test_a_reward_that_is_wrong_is_named(make, run, function, named):
 def test_numbers_of_any_kind_will_do(make, kind):
     row = make(reward=FunctionReward(lambda p, r: kind([1, 2, 3, 4])), updates=1).train()[0]
     assert row["rm_score_mean"] == 2.5
+
+
+def in_place(function):
+    """The function, which then turns around, empties and overwrites all that it got."""
+
+    def spoiling(*given, **context):
+        out = function(*given, **context)
+        for x in (*given, *context.values(), *getattr(given[0], "__dict__", {}).values()):
+            if isinstance(x, list):
+                x.sort()
+                x.pop()
+            elif torch.is_tensor(x):
+                x.zero_()
+        return out
+
+    return spoiling
+
+
+def lengths(rollout):
+    return [float(len(response)) for response in rollout.responses]
+
+
+@pytest.mark.parametrize("reward", [FunctionReward(in_place(early_letters)), in_place(lengths)])
+def test_a_function_of_the_user_gets_copies(make, reward):
+    """Reward, gold score and rule change what they get; the trainer's rollout stays, and its scores belong to it."""
+
+    def rule(mask, token_ids, **context):
+        return MacroActions.from_starts(token_ids % 3 == 0, mask)
+
+    trainer = make(reward=reward, gold=in_place(early_letters), termination=in_place(rule))
+    rollout = trainer.generate_rollout(PROMPTS[:4])
+    before, scored = rollout.copy(), trainer.score(rollout)
+    macro_actions = trainer.segment(scored)
+    for name, x in vars(before).items():
+        assert torch.equal(x, getattr(rollout, name)) if torch.is_tensor(x) else x == getattr(rollout, name), name
+    letters = early_letters(before.prompts, before.responses)
+    assert scored.gold.tolist() == pytest.approx(letters)
+    assert scored.scores.tolist() == pytest.approx(letters if isinstance(reward, FunctionReward) else lengths(before))
+    assert macro_actions.spans() == rule(before.mask, before.response_ids).spans()
+
+
+@pytest.mark.parametrize(("gold", "named"), [BAD[0], BAD[2], BAD[5], BAD[-4]])
+def test_a_gold_score_that_is_wrong_is_named(make, gold, named):
+    fails(make(reward=FunctionReward(early_letters), gold=gold).train, "reward gold: ", named)
 
 
 def test_a_rule_that_breaks_the_partition_is_named(make):

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("openai")
 
+from marlhf_lite.cli import main
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.judge_answers import report
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
@@ -140,15 +141,65 @@ def test_the_request(endpoint, judge, tmp_path, monkeypatch):
 
 def test_wrong_answers_are_malformed_paid_for_once_counted_apart_and_shown(endpoint, judge, tmp_path):
     evil = "A is\n\x1b[2J better" + " !" * 999
-    wrong = iter([evil, "", None, verdict("A")[:-5], verdict("C"), f"Well: {verdict('A')}", verdict("A", a=11)])
+    wrong = iter([evil, None, verdict("A")[:-5], verdict("A", a=11)])
     endpoint.decide = lambda *_: next(wrong, verdict("tie"))
     judgments = judge_pairs(judge(workers=1), PAIRS, tmp_path)
     counts = summary(judgments)
-    assert (counts["malformed"], counts["tie"], counts["win"], counts["lose"]) == (7, 2, 0, 0)
-    assert counts["judged"] == 2
+    assert (counts["malformed"], counts["tie"], counts["win"], counts["lose"]) == (4, 5, 0, 0)
+    assert counts["judged"] == 5
     assert summary(judge_pairs(judge(), PAIRS, tmp_path)) == counts and len(endpoint.requests) == 9
     text = report(counts, judgments)
     assert re.search(r"^malformed: A is .\[2J better[ !]+\.\.\.$", text, re.MULTILINE) and "\x1b" not in text
+
+
+def test_a_judge_that_gives_no_verdicts_ends_the_run_before_all_pairs_are_paid_for(endpoint, judge, tmp_path):
+    """All wrong: five requests. Most wrong: soon after. Half wrong: all are asked."""
+    pairs = [Comparison(str(i), f"post {i}", "one", "two") for i in range(40)]
+    for count, (right, asked) in enumerate({0: 5, 3: 8, 20: 40}.items()):
+        answers = iter([verdict("A"), "I like\x1b A"] * right)
+        endpoint.decide = lambda *_, answers=answers: next(answers, "I like\x1b A")
+        before, folder = len(endpoint.requests), tmp_path / str(count)
+        if right < 20:
+            message = ended(judge(workers=1), folder, pairs)
+            assert f"{asked - right} of {asked}" in message and "I like� A" in message and "kept" in message
+        else:
+            judge_pairs(judge(workers=1), pairs, folder)
+        assert len(endpoint.requests) - before == asked == len(read_judgments(folder / "m-1.jsonl"))
+
+
+def test_few_pairs_without_a_verdict_end_not_well_and_show_why(endpoint, tmp_path, capfd):
+    answers = [{"prompt": f"p {i}", "method": name, "response": f"{name} {i}"} for i in range(3) for name in "xy"]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
+    words = ["--judge_answers", str(tmp_path / "answers.jsonl"), "--judge_methods", "x,y", "--judge", "endpoint"]
+    words += ["--judge_url", endpoint.url, "--judge_model", "m-1", "--output_dir", str(tmp_path / "judging")]
+    endpoint.decide = lambda *_: "A!"
+    for _ in range(2):  # the second time nothing is asked
+        assert main(["judge", *words]) == 2
+        shown = capfd.readouterr()
+        assert "3 malformed" in shown.out and "3 of 3 answers are no verdict, such as: A!: take" in shown.err
+    assert len(endpoint.requests) == 3
+
+
+def refusal(message):
+    return 400, json.dumps({"error": {"message": message}}).encode()
+
+
+def test_what_an_endpoint_refuses_is_left_out(endpoint, judge, tmp_path, capfd):
+    """As OpenAI's newer models, and servers of models without a system role, say it; each is said once."""
+    endpoint.script = [
+        refusal("Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."),
+        refusal("'temperature' does not support 0.0 with this model. Only the default (1) value is supported."),
+        refusal("System role not supported"),
+    ]
+    assert summary(judge_pairs(judge(), PAIRS, tmp_path))["judged"] == 9 and len(endpoint.requests) == 12
+    for _, _, body in endpoint.requests[3:]:
+        assert body.keys() == {"model", "messages", "max_completion_tokens"} and body["max_completion_tokens"] == 400
+        assert [m["role"] for m in body["messages"]] == ["user"] and TLDR.question() in body["messages"][0]["content"]
+    assert capfd.readouterr().out.count("the endpoint refused it") == 3
+    judge_pairs(judge(), PAIRS, tmp_path)
+    assert len(endpoint.requests) == 12  # the same judge: nothing is asked twice
+    endpoint.script = [refusal("the temperature of hell"), refusal("the temperature of hell")] * 9
+    assert "HTTP 400" in ended(judge(judge_model="m-2"), tmp_path)
 
 
 # Trouble
@@ -243,7 +294,8 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
     for name in ("openai", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.DEBUG)
     echo = json.dumps({"error": {"message": f"{KEY} is wrong"}}).encode()
-    endpoint.decide = lambda *_: f"Bearer {KEY}"
+    answers = iter([f"Bearer {KEY}"] * 4)
+    endpoint.decide = lambda *_: next(answers, verdict("tie"))
     endpoint.script = [None, 500, (400, echo), (429, echo)]
     found = judge()
     judgments = judge_pairs(found, PAIRS, tmp_path)
@@ -252,7 +304,7 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
     print(ended(found, tmp_path, [Comparison("new", "p", "a", "b")]))
     written = "".join(path.read_text() for path in tmp_path.rglob("*"))
     shown = capfd.readouterr()
-    assert "Bearer [key]" in written and Counter(row["winner"] for row in judgments)["malformed"] == 8
+    assert "Bearer [key]" in written and Counter(row["winner"] for row in judgments)["malformed"] == 4
     assert caplog.records  # the libraries did log
     logged = "".join(f"{record.getMessage()} {record.args} {record.exc_text}" for record in caplog.records)
     for text in (written, shown.out, shown.err, caplog.text, logged):

@@ -256,13 +256,37 @@ def test_a_verdict_to_the_letter():
     assert parse_judgment(changed(winner="tie"), criteria).winner == "tie"
 
 
+AS_JUDGES_ANSWER = {
+    "B": ["<think>\nIs A fine? {\"winner\": \"A\"}\n</think>\n\n%s", "B has {more} facts.</think>%s", "Sure! %s",
+          "```json %s```", "```\n%s\n```", "My verdict:\n\n```json\n%s\n```\n\nThank you.", "{A} or {B}? %s"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", AS_JUDGES_ANSWER["B"])
+def test_what_stands_around_a_verdict_is_left_out(form):
+    text = form.replace("%s", json.dumps(GOOD))
+    answer = parse_judgment(text, CRITERIA["tldr"])
+    assert (answer.winner, answer.scores, answer.raw) == ("B", GOOD["scores"], text)
+
+
+def test_winners_in_any_case_and_scores_as_text():
+    for word, winner in {"a": "A", " b ": "B", "Tie": "tie", "TIE": "tie"}.items():
+        assert parse_judgment(changed(winner=word), CRITERIA["tldr"]).winner == winner
+    for text, number in {"9": 9, " 6.5 ": 6.5, "7/10": 7, "8 /10": 8}.items():
+        answer = parse_judgment(scored(fluency=text), CRITERIA["tldr"])
+        assert answer.winner == "B" and answer.scores["A"]["fluency"] == number
+
+
+QUOTED = "The text of A says " + changed(winner="A")
 MALFORMED = [
-    "", "B", "null", "[]", "The winner is B.", json.dumps(GOOD)[:-1], "Sure! " + json.dumps(GOOD), json.dumps(GOOD) * 2,
-    changed(winner="b"), changed(winner=None), changed(winner=["A"]), changed(reason=None), changed(more=1),
+    "", "B", "null", "[]", "The winner is B.", json.dumps(GOOD)[:-1], json.dumps(GOOD) * 2,
+    QUOTED + json.dumps(GOOD), QUOTED + json.dumps(GOOD)[:-1], QUOTED + changed(winner="C"), "<think>" + QUOTED,
+    changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(reason=None), changed(more=1),
     changed(scores={}), changed(scores=[SIDE, SIDE]), changed(scores={"A": SIDE}), scored(fluency=0),
-    scored(fluency=11), scored(fluency="9"), scored(fluency=True), scored(length=5), scored(fluency=float("nan")),
+    scored(fluency=11), scored(fluency="good"), scored(fluency="0"), scored(fluency="9/5"), scored(fluency="nan"),
+    scored(fluency=True), scored(length=5), scored(fluency=float("nan")),
     json.dumps({k: GOOD[k] for k in ("scores", "winner")}), json.dumps(GOOD)[:-1] + ', "winner": "A"}', "[" * 100_000,
-    f"```json\n{json.dumps(GOOD)}\n``` and so on",
+    '{"a":' * 5_000,
 ]  # fmt: skip
 
 

@@ -9,8 +9,17 @@ import pandas as pd
 
 from marlhf_lite.config.commands import JudgeCommand
 from marlhf_lite.evaluation.judge_prompts import CRITERIA
-from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, printable, stored_judge
-from marlhf_lite.evaluation.judgments import Judge, combine, file_name, judge_pairs, make_pairs, summary
+from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, stored_judge
+from marlhf_lite.evaluation.judgments import (
+    Judge,
+    combine,
+    few_verdicts,
+    file_name,
+    judge_pairs,
+    make_pairs,
+    printable,
+    summary,
+)
 from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import win_rate
@@ -53,6 +62,9 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
         print(f"{report(counts, judgments)}\njudgments: {folder}")
     if counts["pairs"] < len(pairs):
         print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: the same command goes on")
+    malformed = [row["raw"] for row in judgments if row["winner"] == "malformed"]
+    if len(malformed) > len(judgments) / 2:
+        raise InputError(few_verdicts(judge.name, malformed, len(judgments)))
     return judgments, counts
 
 

@@ -7,6 +7,7 @@ They stand between marks that no text can guess, and the instructions say that n
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from marlhf_lite.evaluation.judgments import Judgment
 
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LOWEST, HIGHEST = 1, 10  # score of a criterion
-_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
+_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # the second: cut ones
+_WINNERS = {"a": "A", "b": "B", "tie": "tie"}
 
 
 @dataclass(frozen=True)
@@ -65,25 +67,54 @@ def instructions(criteria: Criteria, prompt: str, a: str, b: str) -> str:
 
 
 def parse_judgment(text: str, criteria: Criteria) -> Judgment:
-    """Read the JSON verdict that `instructions` ask for; a text that differs from this form is `malformed`.
+    """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
-    A fence of three backticks around the object is allowed. A missing, doubled or unknown key, a score that is not a
-    number from 1 to 10, and any text around the object are not.
+    Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be written small or
+    large, a score as a number or as its text ("7", "7/10"). A missing, doubled or unknown key, a score that is not from
+    1 to 10, and a second object behind the verdict are faults.
     """
+    objects = list(_objects(_THOUGHTS.sub("", text)))
+    verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
+    if len(verdicts) != 1 or not _verdict(objects[-1], criteria):  # a text under test may be quoted before it
+        return Judgment("malformed", raw=text)
+    winner, scores = verdicts[0]
+    return Judgment(winner, scores, text)
+
+
+def _objects(text: str) -> Iterator[dict | None]:
+    """The JSON objects of a text in order; None for a brace that begins none."""
+    decoder, place = json.JSONDecoder(object_pairs_hook=_unique_keys), text.find("{")
+    while place >= 0:
+        try:
+            found, end = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            found, end = None, place + 1
+        yield found
+        place = text.find("{", end)
+
+
+def _verdict(found: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
+    """Winner and scores of an object that is a verdict, else None."""
     try:
-        verdict = json.loads(_FENCE.sub(r"\1", text.strip()), object_pairs_hook=_unique_keys)
-        sides = verdict["scores"]
+        winner, sides = _WINNERS[found["winner"].strip().lower()], found["scores"]
+        scores = {side: {name: _score(n) for name, n in sides[side].items()} for side in sides}
         fits = (
-            verdict.keys() == {"reason", "scores", "winner"}
-            and isinstance(verdict["reason"], str)
-            and verdict["winner"] in ("A", "B", "tie")
-            and sides.keys() == {"A", "B"}
-            and all(side.keys() == criteria.aspects.keys() for side in sides.values())
-            and all(type(n) in (int, float) and LOWEST <= n <= HIGHEST for x in sides.values() for n in x.values())
+            found.keys() == {"reason", "scores", "winner"}
+            and isinstance(found["reason"], str)
+            and scores.keys() == {"A", "B"}
+            and all(side.keys() == criteria.aspects.keys() for side in scores.values())
         )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        fits = False
-    return Judgment(verdict["winner"], sides, text) if fits else Judgment("malformed", raw=text)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return (winner, scores) if fits else None
+
+
+def _score(n: float | str) -> float:
+    """A score as a number. Raises `ValueError` or `TypeError` for what is none from 1 to 10."""
+    n = float(n.strip().removesuffix(f"/{HIGHEST}")) if isinstance(n, str) else n
+    if isinstance(n, bool) or not LOWEST <= n <= HIGHEST:
+        raise ValueError(f"{n} is no score")
+    return n
 
 
 def _unique_keys(pairs: list[tuple]) -> dict:

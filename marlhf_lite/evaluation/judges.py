@@ -10,9 +10,11 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
+from tqdm.auto import tqdm
+
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.judge_prompts import Criteria, instructions, material, parse_judgment
-from marlhf_lite.evaluation.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging
+from marlhf_lite.evaluation.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging, printable
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.utils.errors import InputError
 
@@ -48,6 +50,7 @@ class EndpointJudge(Judge):
     """A model behind an OpenAI-compatible endpoint (paper, section 4.1 and Appendix F.1).
 
     The endpoint may be a server on your own machine: vLLM, llama.cpp and ollama speak this protocol.
+    A temperature, a name of the token limit or a system role that it refuses with their names are left out.
     The openai client retries 408, 409, 429, 5xx, time-outs and broken connections with back-off, and honours
     Retry-After. The key is read from the environment and sent to the endpoint; it is in no file, message or log.
     Raises `InputError` for options that cannot work.
@@ -76,7 +79,7 @@ class EndpointJudge(Judge):
             raise InputError(f"--judge_url: {what}; the key comes from --judge_key_env")
         self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
-        self.request = {"model": options.judge_model, "temperature": 0.0}
+        self.system_role, self.request = True, {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
 
@@ -93,7 +96,7 @@ class EndpointJudge(Judge):
         import openai
 
         try:
-            answer = self.client.chat.completions.create(messages=self._messages(prompt, a, b), **self.request)
+            answer = self._complete(prompt, a, b)
             return parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
         except openai.APIStatusError as error:
             status, text = error.status_code, self._without_key(" ".join(str(error.message).split()))[:200]
@@ -105,9 +108,37 @@ class EndpointJudge(Judge):
         except (ValueError, TypeError, AttributeError, IndexError):
             raise NotJudged("the answer is not a chat completion") from None
 
+    def _complete(self, prompt: str, a: str, b: str):
+        """The endpoint's answer. What it refuses and names, and what can be left out, is left out from then on."""
+        import openai
+
+        while True:
+            try:
+                return self.client.chat.completions.create(messages=self._messages(prompt, a, b), **self.request)
+            except openai.APIStatusError as error:
+                if error.status_code in CHECKS or not self._leave_out(str(error.message).lower()):
+                    raise
+
+    def _leave_out(self, refusal: str) -> bool:
+        """Change what is sent to what the endpoint takes; whether its refusal names something that can be changed."""
+        if "temperature" in refusal and self.request.pop("temperature", None) is not None:
+            what = "without a temperature"
+        elif "max_completion_tokens" in refusal and "max_tokens" in self.request:
+            self.request["max_completion_tokens"] = self.request.pop("max_tokens")
+            what = "with max_completion_tokens in place of max_tokens"
+        elif self.system_role and "role" in refusal and ("system" in refusal or "alternate" in refusal):
+            self.system_role, what = False, "with the instructions in the user's message"
+        else:
+            return False
+        tqdm.write(f"{self.name}: asked {what}, for the endpoint refused it")
+        return True
+
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)
-        return [{"role": "system", "content": instructions(*texts)}, {"role": "user", "content": material(*texts)}]
+        told, shown = instructions(*texts), material(*texts)
+        if not self.system_role:
+            return [{"role": "user", "content": f"{told}\n\n{shown}"}]
+        return [{"role": "system", "content": told}, {"role": "user", "content": shown}]
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
@@ -149,11 +180,6 @@ class HumanJudge(Judge):
                 raise StopJudging
             if key in KEYS:
                 return Judgment(KEYS[key])
-
-
-def printable(text: str) -> str:
-    """Text without characters that could control a terminal or turn the reading direction."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def wrap(text: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+import textwrap
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ WINNERS = (*VALID, "malformed", "skipped")
 IDENTICAL = "the two responses are the same text"
 Order = Literal["random", "both"]
 GIVE_UP = 3  # comparisons in a row without a judgment that end a run
+FEW_VERDICTS = 5  # malformed answers that end a run where they are more than half of its answers
 
 
 @dataclass(frozen=True)
@@ -144,26 +146,49 @@ def judge_pairs(
 
 
 def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
-    judge, failures = store.judge, 0
+    judge, outcomes = store.judge, []
 
-    def ask(comparison: Comparison) -> NotJudged | None:
+    def ask(comparison: Comparison) -> Judgment | NotJudged:
         try:
-            store.add(comparison, judge(*comparison.texts))
+            judgment = judge(*comparison.texts)
         except NotJudged as error:
             store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
             return error
+        store.add(comparison, judgment)
+        return judgment
 
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
     # At its end the pool waits for requests under way: they are paid for. An error cancels those that wait.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
         ask_all = map if judge.workers == 1 else pool.map  # a person is asked in the main thread
         for part in (waiting[:1], waiting[1:]):  # the first one alone: if it is refused, no other is sent
-            for error in ask_all(ask, part):
+            for outcome in ask_all(ask, part):
                 bar.update()
-                failures = failures + 1 if error else 0
-                if failures >= min(GIVE_UP, len(waiting)):
-                    what = f"{failures} comparisons in a row were not judged ({error})"
-                    raise InputError(f"{judge.name}: {what}: judgments so far are kept, run it again to go on")
+                outcomes.append(outcome)
+                check_outcomes(judge.name, outcomes, len(waiting))
+
+
+def check_outcomes(name: str, outcomes: Sequence[Judgment | NotJudged], asked: int) -> None:
+    """Raise `InputError` where the last comparisons were not judged, or most answers so far are no verdict."""
+    last = outcomes[-min(GIVE_UP, asked) :]
+    if all(isinstance(outcome, NotJudged) for outcome in last) and len(last) == min(GIVE_UP, asked):
+        what = f"{len(last)} comparisons in a row were not judged ({last[-1]})"
+        raise InputError(f"{name}: {what}: judgments so far are kept, run it again to go on")
+    malformed = [x.raw for x in outcomes if isinstance(x, Judgment) and x.winner == "malformed"]
+    if len(malformed) >= FEW_VERDICTS and len(malformed) > len(outcomes) / 2:
+        raise InputError(f"{few_verdicts(name, malformed, len(outcomes))}; judgments so far are kept")
+
+
+def few_verdicts(name: str, malformed: Sequence[str], count: int) -> str:
+    """What to say where most of `count` answers are malformed; these are their texts."""
+    shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
+    fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
+    return f"{name}: {len(malformed)} of {count} answers are no verdict, such as: {shown}: {fix}"
+
+
+def printable(text: str) -> str:
+    """Text without characters that could control a terminal or turn the reading direction."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 class JudgmentStore:

@@ -32,7 +32,7 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
-from marlhf_lite.training.rewards import ModelReward, score_responses
+from marlhf_lite.training.rewards import FunctionReward, ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     Sampling,
@@ -181,7 +181,8 @@ class PPOTrainer:
 
         # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
-            self.termination.prepare(rollout.mask, **self._context(rollout))  # a parser works while the models score
+            given = rollout.copy()
+            self.termination.prepare(given.mask, **self._context(given))  # a parser works while the models score
             rollout = self.score(rollout)
 
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
@@ -285,7 +286,7 @@ class PPOTrainer:
             rollout,
             ref_logprobs=torch.cat(logprobs).masked_fill(~rollout.mask, 0.0),
             scores=scores,
-            gold=torch.tensor(self.gold(rollout.prompts, rollout.responses)) if self.gold else None,
+            gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu() if self.gold else None,
         )
 
     def _micro_batches(self, batch: Rollout | Batch) -> Sequence[Tensor]:
@@ -306,10 +307,11 @@ class PPOTrainer:
         Raises `InputError` where the rule gives no segmentation of them.
         """
         rule, macro_config = rule or self.termination, macro_config or self.macro_config
-        context = self._context(rollout)
+        given = rollout.copy()  # a rule may be a user's, and change what it gets
+        context = self._context(given)
         if rule.needs_outputs:  # one forward pass more
             context |= self._outputs_of(rollout)
-        macro_actions = macro.check_segmentation(rule(rollout.mask, **context), rollout.mask)
+        macro_actions = macro.check_segmentation(rule(given.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if macro_config.last_token_alone else macro_actions
 
     def _context(self, rollout: Rollout) -> dict:

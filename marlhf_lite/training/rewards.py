@@ -3,7 +3,7 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 
 import torch
@@ -46,10 +46,10 @@ class FunctionReward:
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
-        """What the function returns; see `score_responses`. Raises `InputError` where it raises."""
+        """What the function returns for copies of the texts. Raises `InputError` where it raises."""
         try:
-            scores = self.function(rollout.prompts, rollout.responses)
-            return list(scores) if isinstance(scores, Iterable) else scores  # the body of a generator runs here
+            scores = self.function(list(rollout.prompts), list(rollout.responses))
+            return list(scores) if isinstance(scores, Iterator) else scores  # the body of a generator runs here
         except Exception as error:  # a user's function may raise anything
             reason = one_line(error)
             raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
@@ -65,9 +65,14 @@ def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollo
 
 
 def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
-    """[B] scores as the reward gives them, in float64 where it gives numbers. Raises as `score_responses`."""
-    scores, count = reward(rollout), len(rollout)
+    """[B] scores as the reward gives them, in float64 where it gives numbers. Raises as `score_responses`.
+
+    The reward gets a copy of the rollout, so that it may sort or change what it gets.
+    """
+    scores, count = reward(rollout.copy()), len(rollout)
     source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number a response"
+    if isinstance(scores, Mapping | Set | bytes | bytearray):  # they would be read as keys, in any order, as bytes
+        raise InputError(f"{source}: returned a {type(scores).__name__}: {fix}, as a list in the order of responses")
     try:
         as_given = isinstance(scores, Tensor)
         scores = scores.detach() if as_given else torch.tensor([_number(x) for x in scores], dtype=torch.float64)

@@ -24,7 +24,7 @@ from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
-from marlhf_lite.training.rewards import score_responses, shape_scores
+from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.training.sft import quiet_arguments
@@ -86,8 +86,7 @@ class SampledReward:
             "eos_rate": rollout.ended.float().mean().item(),
         }
         if self.gold is not None:
-            gold = self.gold(prompts, rollout.responses)
-            row["gold_mean"] = sum(gold) / len(gold)
+            row["gold_mean"] = checked_scores(FunctionReward(self.gold, "gold"), rollout).mean().item()
         for name, value in (row | getattr(self.reward, "metrics", dict)()).items():
             log_metric(name, value)  # TRL averages it over processes
         if self.logger is not None:

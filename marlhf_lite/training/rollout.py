@@ -79,6 +79,10 @@ class Rollout:
 
         return Rollout(**{name: pick(x) for name, x in vars(self).items()})
 
+    def copy(self) -> "Rollout":
+        """The same rollout in lists and tensors of its own, for what may change them: a user's function."""
+        return self.select(slice(None))  # an index of tensors copies
+
     def to(self, device) -> "Rollout":
         """The same rollout on another device."""
         return Rollout(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(self).items()})
