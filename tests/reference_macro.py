@@ -1,9 +1,10 @@
 """The equations as plain float64 loops, and ragged batches to try them on.
 
 Nothing here uses marlhf_lite. Responses are lists of scalars: floats, or 0-d float64 tensors for gradients.
-A segmentation is a list of lengths for each response.
+A segmentation is a list of lengths for each response. What an environment says between turns is in no list.
 """
 
+import itertools
 import random
 
 import torch
@@ -32,18 +33,35 @@ def fixed_lengths(tokens: int, n: float) -> list[int]:
     return out
 
 
+def random_turns(rng: random.Random, tokens: int) -> list[bool]:
+    """A row of a mask with so many tokens, in turns; what lies between, and now and then before or behind, is False."""
+    row = [False] * rng.choice([0, 0, 2])
+    while tokens:
+        turn = rng.randint(1, min(tokens, 9))
+        row += [True] * turn + [False] * rng.randint(1, 4)
+        tokens -= turn
+    return row
+
+
+def turn_lengths(row: list[bool]) -> list[int]:
+    """Tokens of each turn of a row of a mask."""
+    return [len(list(run)) for acted, run in itertools.groupby(row) if acted]
+
+
 class Batch:
     """Ragged random data: a full-width row, a length-1 row, a length-0 row, random ones, an all-padding tail.
 
-    Padding holds NaN in every tensor.
+    With an odd seed the responses are in turns, with holes between. Padding and holes hold NaN in every tensor.
     """
 
     def __init__(self, seed: int, T: int = 23, rows: int = 7, tail: int = 3, noise: float = 0.3):
         rng, g = random.Random(seed), torch.Generator().manual_seed(seed)
         self.counts = [T, 1, 0] + [rng.randint(2, T - 1) for _ in range(rows - 3)]
-        self.B, self.T = rows, T + tail
-        self.mask = torch.tensor([[t < c for t in range(self.T)] for c in self.counts])
-        self.parts = [random_lengths(rng, c) for c in self.counts]
+        masks = [random_turns(rng, c) if seed % 2 else [True] * c for c in self.counts]
+        self.B, self.T = rows, max(map(len, masks)) + tail
+        self.mask = torch.tensor([row + [False] * (self.T - len(row)) for row in masks])
+        self.turns = [turn_lengths(row) for row in masks]
+        self.parts = [[n for turn in row for n in random_lengths(rng, turn)] for row in self.turns]
         self.old_logprobs = self._pad(-torch.rand(rows, self.T, generator=g) * 4)
         self.logprobs = self._pad(self.old_logprobs + noise * torch.randn(rows, self.T, generator=g))
         self.ref_logprobs = self._pad(self.old_logprobs + 0.4 * torch.randn(rows, self.T, generator=g))
@@ -63,12 +81,18 @@ class Batch:
 
     def rows(self, x):
         """[B,T] → lists of floats, valid tokens only."""
-        return [row[:c].double().tolist() for row, c in zip(x, self.counts)]
+        return [row[m].double().tolist() for row, m in zip(x, self.mask)]
 
     def leaves(self, x):
         """[B,T] → a float64 leaf with zeros on padding, and lists of its valid scalars."""
         leaf = x.double().nan_to_num(0.0).requires_grad_()
-        return leaf, [list(row[:c].unbind()) for row, c in zip(leaf, self.counts)]
+        return leaf, [list(row[m].unbind()) for row, m in zip(leaf, self.mask)]
+
+    def on_mask(self, lists):
+        """Lists of floats, one a valid token → [B,T] float64, 0 elsewhere."""
+        out = torch.zeros(self.B, self.T, dtype=torch.float64)
+        out[self.mask] = torch.tensor([x for row in lists for x in row], dtype=torch.float64)
+        return out
 
 
 def valid(x, parts):
@@ -116,6 +140,18 @@ def rewards(xs, score, lengths, pooling="sum", rho=1.0, sigma="equal"):
         out = pool(xs, lengths, sigma)
     if out:
         out[-1] = out[-1] + score
+    return out
+
+
+def turn_rewards(xs, scores, lengths, turns, **options):
+    """`rewards` with a score for each turn, which are of so many tokens: each turn is a response of its own."""
+    out, at = [], 0
+    for score, part in zip(scores, split(xs, turns)):
+        inside = []
+        while sum(inside) < len(part):
+            inside.append(lengths[at])
+            at += 1
+        out += rewards(part, score, inside, **options)
     return out
 
 

@@ -64,7 +64,7 @@ def test_batches_without_tokens(shape):
 @pytest.mark.parametrize("seed", range(5))
 def test_sum_pool_broadcast_match_loops(seed):
     batch = ref.Batch(seed)
-    macro = MacroActions.from_lengths(batch.parts, batch.T)
+    macro = MacroActions.from_lengths(batch.parts, mask=batch.mask)
     S = macro.lengths.shape[1]
     rows = batch.rows(batch.values)
     expected = ref.padded([[sum(p) for p in ref.split(x, n)] for x, n in zip(rows, batch.parts)], S)
@@ -73,10 +73,10 @@ def test_sum_pool_broadcast_match_loops(seed):
         expected = ref.padded([ref.pool(x, n, sigma) for x, n in zip(rows, batch.parts)], S)
         torch.testing.assert_close(macro.pool(batch.values, sigma).double(), expected, rtol=1e-6, atol=1e-6)
         weights = [[w for k in n for w in ref.sigma_weights(k, sigma)] for n in batch.parts]
-        torch.testing.assert_close(macro.weights(sigma).double(), ref.padded(weights, batch.T), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(macro.weights(sigma).double(), batch.on_mask(weights), rtol=1e-6, atol=1e-7)
     y = batch.steps()
     expected = [[v for v, k in zip(row, n) for _ in range(k)] for row, n in zip(ref.valid(y, batch.parts), batch.parts)]
-    assert torch.equal(macro.broadcast(y).double(), ref.padded(expected, batch.T))
+    assert torch.equal(macro.broadcast(y).double(), batch.on_mask(expected))
     assert torch.equal(macro.broadcast(macro.lengths).gt(0), macro.token_mask)
     assert macro.broadcast(macro.mask).dtype == torch.bool
 

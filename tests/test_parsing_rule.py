@@ -345,7 +345,6 @@ def given(*sentences):
 BAD = [
     (lambda: Sentence()(MASK), "token_ids [B,T]"),
     (lambda: Parsing(GrammarParser())(MASK, token_ids=IDS), "the tokenizer"),
-    (lambda: Sentence()(torch.tensor([[False, True]]), token_ids=IDS, tokenizer=X), "mask: response 0"),
     (given(ParsedSentence(0, 99, None)), "for 'abc' the sentence 0 to 99"),
     (given(ParsedSentence(2, 3, None), ParsedSentence(0, 1, None)), "in order and apart"),
     (given(ParsedSentence(0, 3, nltk.Tree("S", ["abc"]))), "the leaf 'abc'"),

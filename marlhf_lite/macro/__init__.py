@@ -2,6 +2,7 @@
 
 actions      what a macro action is                          §3.1, §3.2
 termination  ζ, where one ends                               §3.2.1
+turns        each turn as a row, where an environment speaks in between
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
 largest_change  ζ where the critic or the policy is least sure  arXiv 2505.23564
 summary      lengths of a segmentation, agreement of two
@@ -26,6 +27,7 @@ from marlhf_lite.macro.termination import (
     RandomizedNGram,
     Shuffled,
     TerminationRule,
+    Turn,
     Whole,
     as_rule,
     check_segmentation,

@@ -26,17 +26,6 @@ def check_matrix(name: str, x: Tensor, dtype: torch.dtype) -> None:
         raise InputError(f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {found}")
 
 
-def check_mask(mask: Tensor, name: str = "mask") -> None:
-    """Is ``mask`` bool and right-padded, row by row?"""
-    check_matrix(name, mask, torch.bool)
-    late = mask[:, 1:] & ~mask[:, :-1]
-    if late.any():
-        row, before = first_true(late)
-        raise InputError(
-            f"{name}: response {row} is not right-padded: position {before + 1} is valid, position {before} is padding"
-        )
-
-
 def clean(name: str, x: Tensor, mask: Tensor) -> Tensor:
     """Convert ``x`` to float32 with 0 wherever ``mask`` is False.
 

@@ -1,6 +1,10 @@
 """Macro actions: a partition of every response into runs of consecutive tokens (§3.1, §3.2).
 
 Shapes throughout this package: ``B`` responses, ``T`` response tokens, ``S`` macro actions, both right-padded.
+
+A mask [B,T] is True on valid tokens, those that the policy sampled. It may have holes: where an environment speaks
+between the policy's turns, its tokens are False like padding, and no macro action reaches over them. A turn is a run
+of valid tokens without a hole; a response without holes is one turn.
 """
 
 from collections.abc import Sequence
@@ -10,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from marlhf_lite.macro._checks import check_choice, check_int, check_mask, check_matrix, check_shape, clean, first_true
+from marlhf_lite.macro._checks import check_choice, check_int, check_matrix, check_shape, clean, first_true
 from marlhf_lite.utils.errors import InputError
 
 SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
@@ -20,12 +24,13 @@ SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 class MacroActions:
     """The segmentation of a batch, a different one for each response.
 
-    Every valid token lies in exactly one macro action; none is empty; they are in order; padding lies in none.
+    Every valid token lies in exactly one macro action; none is empty; they are in order; none reaches over a hole;
+    padding and holes lie in none.
     Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
     bad response, or with a termination rule. `check_segmentation` checks one that was built from ids alone.
     """
 
-    ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding
+    ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding, holes
     width: int = -1  # S of the [B,S] tensors; -1: what these ids need
 
     def __post_init__(self) -> None:
@@ -43,38 +48,42 @@ class MacroActions:
         """From a flag per token: does a macro action begin here?
 
         Args:
-            starts: [B,T] bool. The first valid token begins one whatever its flag; flags on padding are ignored.
-            mask: [B,T] bool, True on valid tokens, right-padded.
+            starts: [B,T] bool. The first token of a turn begins one whatever its flag; flags elsewhere than on valid
+                tokens are ignored.
+            mask: [B,T] bool, True on valid tokens.
         """
-        check_mask(mask)
+        check_matrix("mask", mask, torch.bool)
         check_shape("starts", starts, mask)
-        begins = starts.clone()
-        begins[:, :1] = True
+        begins = (starts & mask) | turn_starts(mask)
         return cls((begins.cumsum(1) - 1).masked_fill(~mask, -1))
 
     @classmethod
     def from_ids(cls, ids: Tensor) -> "MacroActions":
-        """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding."""
+        """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding and holes."""
         check_matrix("ids", ids, torch.int64)
         valid = ids >= 0
-        check_mask(valid, "ids")
-        step = ids.diff(dim=1, prepend=ids.new_full((len(ids), 1), -1))
-        odd = (valid & ((step < 0) | (step > 1))) | (ids < -1)
+        # The macro action of the last valid token before; behind a hole the next one begins.
+        before = torch.nn.functional.pad(ids, (1, 0), value=-1)[:, :-1].cummax(1).values
+        step = ids - before
+        odd = (valid & ((step < 0) | (step > 1))) | (turn_starts(valid) & (step != 1)) | (ids < -1)
         if odd.any():
             row, token = first_true(odd)
             raise InputError(
                 f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each "
-                "response, without a gap, and give padding -1"
+                "response, without a gap, begin a new one behind a hole, and give padding and holes -1"
             )
         return cls(ids)
 
     @classmethod
-    def from_lengths(cls, lengths: Sequence[Sequence[int]], T: int | None = None) -> "MacroActions":
+    def from_lengths(
+        cls, lengths: Sequence[Sequence[int]], T: int | None = None, mask: Tensor | None = None
+    ) -> "MacroActions":
         """From lists of lengths in tokens, one list a response ([] for an empty response).
 
         Args:
             lengths: e.g. ``[[2, 3], [4], []]``.
             T: width of the padded batch, in tokens; None takes the longest response.
+            mask: [B,T] bool, True on the tokens that the lengths count; None: each response's first ones.
         """
         for row, one in enumerate(lengths):
             for step, n in enumerate(one):
@@ -85,7 +94,20 @@ class MacroActions:
             if len(ids) > T:
                 raise InputError(f"lengths: response {row} has {len(ids)} tokens, more than T={T}")
         padded = [ids + [-1] * (T - len(ids)) for ids in rows]
-        return cls(torch.tensor(padded, dtype=torch.int64).reshape(len(rows), T))
+        ids = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), T)
+        return cls(ids) if mask is None else cls._on_mask(ids, mask)
+
+    @classmethod
+    def _on_mask(cls, ids: Tensor, mask: Tensor) -> "MacroActions":
+        """The macro actions of the first tokens, ``ids`` [B,_], on the valid tokens of a mask [B,T]."""
+        check_matrix("mask", mask, torch.bool)
+        given, valid = (ids >= 0).sum(1).tolist(), mask.sum(1).tolist()
+        for row, counts in enumerate(zip(given, valid, strict=True)):
+            if counts[0] != counts[1]:
+                raise InputError(f"lengths: response {row} has {counts[0]} tokens, in the mask it has {counts[1]}")
+        spread = torch.full_like(mask, -1, dtype=torch.int64)
+        spread[mask] = ids[ids >= 0].to(mask.device)
+        return cls.from_ids(spread)
 
     # -- views ----------------------------------------------------------------------------------------------------
 
@@ -114,13 +136,15 @@ class MacroActions:
     def _offset(self) -> Tensor:
         """[B,T] int64: i, the place of the token in its macro action, from 0; 0 on padding."""
         first = self.lengths.cumsum(1) - self.lengths
-        place = torch.arange(self.ids.shape[1], device=self.ids.device) - self._spread(first)
+        place = self.token_mask.cumsum(1) - 1 - self._spread(first)  # among valid tokens
         return place.masked_fill(~self.token_mask, 0)
 
     def spans(self) -> list[list[tuple[int, int]]]:
         """For each response the (start, end) token positions of its macro actions, end excluded."""
-        ends = self.lengths.cumsum(1)
-        pairs = torch.stack([ends - self.lengths, ends], dim=2).tolist()
+        place = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
+        first = place.new_zeros(len(self.ids), self.width + 1)
+        first = first.scatter_reduce(1, self._slot, place, "amin", include_self=False)[:, :-1]
+        pairs = torch.stack([first, first + self.lengths], dim=2).tolist()
         return [[(a, b) for a, b in row if b > a] for row in pairs]
 
     def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":
@@ -134,15 +158,18 @@ class MacroActions:
     @cached_property
     def single_tokens(self) -> "MacroActions":
         """The segmentation of the same responses in which every token is a macro action: token-level PPO."""
-        T = self.ids.shape[1]
-        ids = torch.arange(T, device=self.ids.device).expand_as(self.ids).masked_fill(~self.token_mask, -1)
-        return MacroActions(ids, T)
+        ids = (self.token_mask.cumsum(1) - 1).masked_fill(~self.token_mask, -1)
+        return MacroActions(ids, self.ids.shape[1])
+
+    @cached_property
+    def turns(self) -> "MacroActions":
+        """The segmentation of the same responses in which every turn is a macro action."""
+        return MacroActions.from_starts(torch.zeros_like(self.token_mask), self.token_mask)
 
     def split_last_token(self) -> "MacroActions":
         """The same, but the last token of each response is always a macro action of its own (the released code)."""
-        starts = self._offset == 0
-        last = (self.token_mask.sum(1, keepdim=True) - 1).clamp(min=0)
-        return MacroActions.from_starts(starts.scatter(1, last, True), self.token_mask)
+        place = self.token_mask.cumsum(1)
+        return MacroActions.from_starts((self._offset == 0) | (place == place[:, -1:]), self.token_mask)
 
     # -- tokens to macro actions and back ----------------------------------------------------------------------------
 
@@ -190,3 +217,8 @@ class MacroActions:
 
     def _spread(self, y: Tensor) -> Tensor:
         return torch.nn.functional.pad(y, (0, 1)).gather(1, self._slot)
+
+
+def turn_starts(mask: Tensor) -> Tensor:
+    """[B,T] bool: the first token of each turn of ``mask`` [B,T] bool."""
+    return mask & ~torch.nn.functional.pad(mask[:, :-1], (1, 0))

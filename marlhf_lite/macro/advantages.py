@@ -16,11 +16,12 @@ def gae(
 
     With one λ for all steps this is Â_τ = Σ_k (γλ)^k δ_{τ+k}.
 
-    The value after the last step is 0. γ and λ count per step: per macro action if the steps are macro actions.
+    The value after the last step is 0. γ and λ count per step: per macro action if the steps are macro actions. Over
+    tokens, a mask may have holes: a step then follows the next valid token, and what lies between counts nothing.
 
     Args:
         rewards, values: [B,S] floating.
-        mask: [B,S] bool, True on valid steps, right-padded (``macro.mask``).
+        mask: [B,S] bool, True on valid steps (``macro.mask``, or tokens).
         gamma: from 0 to 1.
         lam: from 0 to 1; or a tensor with the λ of each step [B,S], or of each response [B,1].
 
@@ -29,13 +30,21 @@ def gae(
     """
     rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
     discounts = gamma * torch.as_tensor(lam, dtype=values.dtype, device=values.device).expand_as(values)
-    advantages = torch.zeros_like(values)
-    advantage = following = values.new_zeros(len(values))
+    discounts = discounts.masked_fill(~mask, 1.0)  # a hole passes on the advantage behind it
+    deltas = (rewards + gamma * _following(values, mask) - values).masked_fill(~mask, 0.0)
+    advantages, advantage = torch.zeros_like(values), values.new_zeros(len(values))
     for step in reversed(range(values.shape[1])):
-        delta = rewards[:, step] + gamma * following - values[:, step]
-        advantages[:, step] = advantage = delta + discounts[:, step] * advantage
-        following = values[:, step]
+        advantages[:, step] = advantage = deltas[:, step] + discounts[:, step] * advantage
+    advantages = advantages.masked_fill(~mask, 0.0)
     return advantages, advantages + values
+
+
+def _following(values: Tensor, mask: Tensor) -> Tensor:
+    """[B,S]: the value of the next valid step, 0 behind the last one."""
+    place = torch.arange(mask.shape[1], device=mask.device).expand_as(mask).masked_fill(~mask, mask.shape[1])
+    place = torch.nn.functional.pad(place, (0, 1), value=mask.shape[1])[:, 1:]
+    following = place.flip(1).cummin(1).values.flip(1)
+    return torch.nn.functional.pad(values, (0, 1)).gather(1, following)
 
 
 def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
@@ -49,7 +58,7 @@ def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
         lam: λ at a border, from 0 to 1; or one for each response [B,1].
 
     Returns:
-        [B,T] float32.
+        [B,T] float32; 1 on padding and holes.
     """
     return torch.where(macro.weights("unit") > 0, lam, 1.0)
 

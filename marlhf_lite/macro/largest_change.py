@@ -37,7 +37,7 @@ class LargestChange(TerminationRule):
         check_choice("of", self.of, SIGNALS)
         FixedNGram(self.n)  # checks n
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         signal = context.get(self.of)
         if signal is None:
             raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")

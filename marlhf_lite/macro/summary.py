@@ -33,7 +33,8 @@ def describe(macro: MacroActions) -> dict:
 def boundary_f1(a: MacroActions, b: MacroActions) -> float:
     """Agreement of two segmentations of the same responses: F1 over inner boundaries, pooled over all responses.
 
-    An inner boundary lies between two tokens of a response. 1 where both have the same ones (or none), 0 where they
+    An inner boundary lies between two neighbouring tokens of a turn; those at holes are in every segmentation and do
+    not count. 1 where both have the same ones (or none), 0 where they
     share none; symmetric. Raises InputError, naming the response, if the two do not cover the same tokens.
     """
     if a.ids.shape != b.ids.shape:
@@ -42,6 +43,7 @@ def boundary_f1(a: MacroActions, b: MacroActions) -> float:
         row = first_true(differ)[0]
         tokens = [int(m.token_mask[row].sum()) for m in (a, b)]
         raise InputError(f"b: response {row} has {tokens[1]} tokens, in a it has {tokens[0]}")
-    inner = [m.ids.diff(dim=1) == 1 for m in (a, b)]  # ids fall to -1 where padding begins
+    # ids fall to -1 where padding or a hole begins
+    inner = [(m.ids.diff(dim=1) == 1) & m.token_mask[:, :-1] for m in (a, b)]
     both, total = int((inner[0] & inner[1]).sum()), int(inner[0].sum() + inner[1].sum())
     return 2 * both / total if total else 1.0

@@ -1,7 +1,8 @@
 """Termination conditions ζ: where a macro action ends (§3.2.1).
 
-A rule is a small frozen object, called as ``rule(mask, **context)``. All rules take the same context, and each reads
-only what it needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``, ``process``.
+A rule is a small frozen object, called as ``rule(mask, **context)``. It segments each turn as if it were a response of
+its own, so a macro action never reaches over a hole. All rules take the same context, and each reads what it needs:
+``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``, ``process``.
 """
 
 import math
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from marlhf_lite.macro._checks import check_int, check_shape, first_true
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.macro.turns import TurnRows, has_holes
 from marlhf_lite.utils.errors import InputError
 
 
@@ -26,13 +28,21 @@ class TerminationRule:
             after = torch.nn.functional.pad(stop[:, :-1], (1, 0))  # a macro action begins behind each full stop
             return MacroActions.from_starts(after, mask)
 
-    A subclass may also do something in the other methods, which the trainer calls.
+    A subclass has `segment`, and may do something in the other methods, which the trainer calls. Where an environment
+    speaks between turns, both see each turn as a row of its own, so no rule has to know of holes.
     """
 
     needs_outputs = False  # whether the context has ``logprobs`` and ``values`` [B,T] too: one forward pass more
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        """mask: [B,T] bool, True on valid tokens, right-padded. Context that a rule does not use is ignored."""
+        """mask: [B,T] bool, True on valid tokens, with holes or not. Context that a rule does not use is ignored."""
+        if not has_holes(mask):
+            return self.segment(mask, **context)
+        turns = TurnRows(mask)
+        return turns.join(check_segmentation(self.segment(turns.mask, **turns.context(context)), turns.mask))
+
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
+        """The macro actions of responses without holes, ``mask`` [B,T] bool right-padded, or of turns as such."""
         raise NotImplementedError
 
     def prepare(self, mask: Tensor, **context: Any) -> None:
@@ -52,7 +62,7 @@ class FunctionRule(TerminationRule):
 
     function: Callable[..., MacroActions]
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         return self.function(mask, **context)
 
 
@@ -74,7 +84,7 @@ class FixedNGram(TerminationRule):
         if self.n != math.inf:  # one macro action of a response
             check_int("n", self.n, least=1)
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         place = torch.arange(mask.shape[1], device=mask.device)
         starts = place % self.n == 0 if self.n < mask.shape[1] else place == 0
         return MacroActions.from_starts(starts.expand_as(mask), mask)
@@ -82,9 +92,14 @@ class FixedNGram(TerminationRule):
 
 @dataclass(frozen=True)
 class Whole(FixedNGram):
-    """One macro action for the whole response."""
+    """One macro action for the whole response; where an environment speaks in between, one for each turn."""
 
     n: int | float = math.inf
+
+
+@dataclass(frozen=True)
+class Turn(Whole):
+    """One macro action for each turn: the environment decides where it ends, by its answer."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +122,7 @@ class RandomizedNGram(TerminationRule):
         check_int("repeats", self.repeats, least=1)
         check_int("seed", self.seed)
 
-    def __call__(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
         ends = _shuffle(bag, self.seed, step, process).cumsum(1)
         return _cut_behind(ends, mask)
@@ -122,7 +137,7 @@ class Listed(TerminationRule):
     def __post_init__(self) -> None:
         _check_lengths(self.lengths)
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
         return _cut_behind(ends.expand(len(mask), -1), mask)
 
@@ -154,7 +169,7 @@ class Shuffled(TerminationRule):
     def metrics(self) -> dict[str, float]:
         return self.rule.metrics()
 
-    def __call__(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         macro = check_segmentation(self.rule(mask, step=step, process=process, **context), mask)
         ends = _shuffle(macro.lengths, self.seed, step, process).cumsum(1)
         return _cut_behind(ends, mask)

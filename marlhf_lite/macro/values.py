@@ -5,6 +5,7 @@ from torch import Tensor
 
 from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
+from marlhf_lite.utils.errors import InputError
 
 POOLINGS = ("sum", "mean")
 ESTIMATORS = ("k1", "k3")
@@ -16,7 +17,7 @@ def macro_values(values: Tensor, macro: MacroActions, sigma: str = "equal") -> T
     Args:
         values: [B,T] floating, the critic's V(s_t).
         macro: the segmentation.
-        sigma: "equal", "unit", "position" or "position_reversed"; see `MacroActions.pool`.
+        sigma: "equal", "unit", "start", "position" or "position_reversed"; see `MacroActions.pool`.
 
     Returns:
         [B,S] float32, 0 on padding. Differentiable.
@@ -35,11 +36,12 @@ def macro_rewards(
     """R_τ: the KL rewards inside a macro action, pooled, plus the score on the last one (§3.2.2, Appendix E).
 
     The score is added once and unaveraged, whatever the pooling. A response without tokens has no last macro action:
-    its score is not used.
+    its score is not used. With a score for each turn, each comes with the last macro action of its turn.
 
     Args:
         token_rewards: [B,T] floating, the per-token rewards without the score; see `kl_rewards`.
-        scores: [B] floating, the reward model's score of each response.
+        scores: [B] floating, the reward model's score of each response; or [B,K], a score for each of its turns,
+            right-padded.
         macro: the segmentation.
         pooling: "sum" Σ_i ρ^i r_{t_τ+i} (the paper); "mean" Σ_i σ_i r_{t_τ+i} (the released code, which shrinks the
             KL coefficient by about the mean length of a macro action).
@@ -51,14 +53,25 @@ def macro_rewards(
     """
     check_choice("pooling", pooling, POOLINGS)
     rewards = clean("token_rewards", token_rewards, macro.token_mask)
-    counts = macro.mask.sum(1)
-    scores = clean("scores", scores, counts > 0)
     if pooling == "mean":
         pooled = macro.pool(rewards, sigma)
     else:
         pooled = macro.sum(rewards if rho == 1.0 else rewards * rho**macro._offset)
+    if scores.dim() == 2:
+        return pooled + _turn_scores(scores, macro)
+    counts = macro.mask.sum(1)
+    scores = clean("scores", scores, counts > 0)
     steps = torch.arange(pooled.shape[1], device=pooled.device)
     return pooled + (steps == (counts - 1)[:, None]) * scores[:, None]
+
+
+def _turn_scores(scores: Tensor, macro: MacroActions) -> Tensor:
+    """[B,S]: the scores [B,K] of turns, each on the macro action that holds the last token of its turn."""
+    turns = macro.turns
+    if len(scores) != len(turns.ids) or scores.shape[1] < turns.width:
+        expected = f"{len(turns.ids)} responses with a score for each of up to {turns.width} turns"
+        raise InputError(f"scores: expected {expected}, got shape {tuple(scores.shape)}")
+    return macro.sum(turns.broadcast(scores[:, : turns.width]) * turns.weights("unit"))
 
 
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
@@ -69,7 +82,7 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator
 
     Args:
         logprobs, ref_logprobs: [B,T] floating, natural logarithms.
-        mask: [B,T] bool, True on valid tokens, right-padded.
+        mask: [B,T] bool, True on valid tokens.
         estimator: "k1" or "k3".
 
     Returns:

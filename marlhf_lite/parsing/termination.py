@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, TerminationRule
+from marlhf_lite.macro.turns import TurnRows, has_holes
 from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
@@ -51,7 +52,7 @@ class Sentence(_TextRule):
     without text join the sentence before them.
     """
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         rows = []
         for response in self._responses(mask, **context):
             ends = [response.before(end) for _, end in split_sentences(response.text)]
@@ -86,7 +87,7 @@ class Parsing(_TextRule):
         self._begun: tuple[list[str], Future] | None = None
         self._metrics: dict[str, float] = {}
 
-    def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
+    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         responses = self._responses(mask, **context)
         texts = [response.text for response in responses]
         if self._begun and self._begun[0] == texts:
@@ -107,6 +108,9 @@ class Parsing(_TextRule):
     def prepare(self, mask: Tensor, **context: Any) -> None:
         """Begin to parse these responses in the background, if that is on; the next call of the rule collects."""
         if self._pool:
+            if has_holes(mask):  # it parses what `segment` will be called with
+                turns = TurnRows(mask)
+                mask, context = turns.mask, turns.context(context)
             texts = [response.text for response in self._responses(mask, **context)]
             self._begun = texts, self._pool.submit(self._parse, texts)
 

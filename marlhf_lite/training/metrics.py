@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.macro import kl_per_token
+from marlhf_lite.macro import MacroActions, kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.outputs import Batch, OldOutputs
 from marlhf_lite.utils.precision import exact
@@ -58,7 +58,7 @@ def explained_variance(target: Moments, error: Moments) -> float:
 
 def quarters(mask: Tensor) -> Tensor:
     """[B, T] int64: the quarter of the response (0 to 3) that each token lies in; −1 on padding."""
-    place = torch.arange(mask.shape[1], device=mask.device)
+    place = mask.cumsum(1) - 1
     return (4 * place // mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, -1)
 
 
@@ -68,8 +68,8 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     Args:
         values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
     """
-    values, scores = exact(values.masked_fill(~mask, 0.0)), exact(scores)
-    mask = mask.to(values.device)
+    tokens = MacroActions.from_starts(mask, mask)  # each on its own: without the holes between turns
+    values, scores, mask = exact(tokens.sum(values)), exact(scores), tokens.mask.to(scores.device)
     quarter, targets, last = quarters(mask), scores[:, None].expand_as(values), (mask.sum(1) - 1).clamp(min=0)
     change = values.gather(1, last[:, None])[:, 0] - values[:, 0]
     numbers = {"score": scores, "change": change, "change times score": change * scores}
