@@ -58,6 +58,17 @@ def test_each_claim_leads_to_a_section_of_the_lesson():
     cells = json.loads(LESSON.read_text(encoding="utf-8"))["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     headings = {heading.replace(" ", "-") for heading in re.findall(r"^### ([A-Z] · .*)$", text, re.M)}
-    ten, every = paper.overview("ten"), paper.overview()
-    assert len(ten) == 10 and len(every) > 40
-    assert {re.search(r"\(#(.*)\)$", row["in"])[1] for row in ten + every} <= headings
+    rows = [row for group in paper.claim_groups() for row in paper.overview(group)]
+    assert len(rows) > 40 and {re.search(r"\(#(.*)\)$", row["in"])[1] for row in rows} <= headings
+
+
+def test_a_claim_that_other_judges_made_gets_no_verdict():
+    found = paper.evidence("not comparable: wins gold")
+    assert found == (paper.evidence("wins gold")[0], "not comparable") and "[" in found[0]
+    verdicts = {row["claim"]: row["verdict"] for row in paper.overview("MA-PPO against PPO")}
+    assert verdicts["74 % wins by people"] == verdicts["judges agree beyond chance"] == "not comparable"
+
+
+def test_the_table_of_studies_counts_runs():
+    line = next(line for line in paper.studies_table().splitlines() if line.startswith("| `steps_confirm` |"))
+    assert re.split(r" *\| *", line)[3:6] == ["40", "4", "10"]

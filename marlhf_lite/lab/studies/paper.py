@@ -1,7 +1,8 @@
 """The paper's claims beside the stored results of this project: differences, verdicts, and the overview of lesson 15.
 
 `paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
-final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test.
+final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test, and "not comparable: …" one
+whose counterpart was judged by somebody else.
 """
 
 import json
@@ -27,6 +28,7 @@ from marlhf_lite.utils.tables import interval
 SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of PPO's gain over SFT (Table 7)
 TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")  # one goal for all methods
 BUDGET = 30  # updates of a run that never reaches the goal
+NOT_COMPARABLE = "not comparable: "
 
 
 @cache
@@ -203,6 +205,8 @@ def measures() -> dict[str, Measure]:
 
 def evidence(what: str) -> tuple[str, str]:
     """Counterpart and verdict of a claim (see the module's first lines)."""
+    if what.startswith(NOT_COMPARABLE):
+        return evidence(what.removeprefix(NOT_COMPARABLE))[0], NOT_COMPARABLE.rstrip(": ")
     if what in measures():
         name, found, sign, form, size, beside = measures()[what]
         return f"{name}: {say(found, form, beside)}", verdict(found, sign, size, beside)
@@ -216,12 +220,39 @@ def evidence(what: str) -> tuple[str, str]:
     return f"{name}: {say(found)}", verdict(found, 1 - 2 * (relation == "<"))
 
 
-def overview(part: str = "claims") -> list[dict]:
-    """Rows of claims, or of the ten of the reading version: item, claim, here, verdict, and a link to the section."""
-    text = yaml.safe_load((files(__package__) / "paper.yaml").read_text(encoding="utf-8"))
-    rows = []
-    for item, claim, what, section in text[part]:
+@cache
+def _texts() -> dict:
+    return yaml.safe_load((files(__package__) / "paper.yaml").read_text(encoding="utf-8"))
+
+
+def claim_groups() -> list[str]:
+    """Names of the groups of claims, in the order of lesson 15."""
+    return list(_texts()["claims"])
+
+
+def claims_table(group: str) -> str:
+    """The claims of a group of `paper.yaml`, such as "norms", with counterparts and verdicts, as a Markdown table."""
+    heads = {"item": "paper", "claim": "claim", "here": "counterpart here", "verdict": "verdict", "in": "section"}
+    return table(overview(group), heads)
+
+
+def overview(group: str) -> list[dict]:
+    """Rows of a group of claims: item, claim, here, verdict, and a link to the section."""
+    rows, sections = [], _texts()["sections"]
+    for item, claim, what, section in _texts()["claims"][group]:
         here, words = evidence(what)
-        place = f"{section} · {text['sections'][section]}".replace(" ", "-")
+        place = f"{section} · {sections[section]}".replace(" ", "-")
         rows.append({"item": item, "claim": claim, "here": here, "verdict": words, "in": f"[{section}](#{place})"})
     return rows
+
+
+def studies_table() -> str:
+    """The studies that are stored: what each asks, its runs, methods and seeds, and the day of its first run."""
+    rows = []
+    for name, question in _texts()["studies"].items():
+        runs = stored(name)
+        days = [run["environment"]["date"][:10] for run in runs]
+        row = {"study": f"`{name}`", "asks": question, "runs": len(runs), "date": min(days, default="not measured yet")}
+        rows.append(row | {key: len({run[key] for run in runs}) for key in ("method", "seed")})
+    heads = {"study": "study", "asks": "asks", "runs": "runs", "method": "methods", "seed": "seeds"}
+    return table(rows, heads | {"date": "first run"})
