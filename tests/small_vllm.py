@@ -73,7 +73,7 @@ class SmallVLLM(ThreadingHTTPServer):
             return 400, f"This model's maximum context length is {self.max_length} tokens."
         policy = self.first if self.stale else self.adapters[body["model"]]
         policy.model.generation_config.eos_token_id = body["stop_token_ids"]
-        shape = (limit, body["temperature"], body["top_k"], body["top_p"])
+        shape = (limit, body["temperature"], body["top_k"], body["top_p"], body["min_tokens"])
         how = SeededSampling(*shape, uniforms=uniform_numbers([str(body["seed"])], limit))  # no global random state
         tokens, mask, ended = sample(policy.model, self.tokenizer, ids, torch.ones_like(ids), how)
         logprobs = policy(tokens, torch.ones_like(tokens), mask.shape[1])[0]

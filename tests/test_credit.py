@@ -1,5 +1,7 @@
 """Values by Monte Carlo and what critics see, against values by enumeration and closed forms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,17 @@ def test_monte_carlo_finds_the_values_of_enumeration_in_the_order_given(policy):
     truth = torch.tensor([value(policy, *state) for state in STATES], dtype=torch.float64)
     assert scores.shape == (6, 600) and truth.std() > 0.3
     assert ((scores.mean(1) - truth) / (scores.std(1) / 600**0.5)).abs().max() < 4
+
+
+def test_continuations_keep_the_minimum_of_the_whole_response(policy):
+    """Each state has its own number of tokens left until a response may end."""
+    prompts, prefixes = zip(*STATES, strict=True)
+    torch.manual_seed(0)
+    free = continue_responses(policy.model, Letters(), prompts, prefixes, 50, SAMPLING)
+    some = continue_responses(policy.model, Letters(), prompts, prefixes, 50, replace(SAMPLING, min_new_tokens=2))
+    assert some.lengths.min() == 3 == LIMIT and free.lengths.min() == 1
+    ends = some.response_ids == END
+    assert not ends[:, :2].any() and ends[:, 2].any()
 
 
 def responses(policy, prompts, count):

@@ -111,6 +111,21 @@ def test_critic_from_sft(base, sft, rm, with_rm):
     assert trainable(roles.critic)
 
 
+@pytest.mark.parametrize("with_rm", [True, False])
+def test_a_new_head_of_zero_gives_values_of_zero_and_learns(base, sft, rm, with_rm):
+    roles = build_models(base, sft, rm if with_rm else None, critic_init="sft", critic_head_init="zero")
+    values = roles.critic(IDS, torch.ones_like(IDS))
+    assert not values.any()
+    (values - 1.0).square().sum().backward()
+    (head,) = (p for name, p in roles.critic.named_parameters() if "score" in name and p.requires_grad)
+    assert head.grad.norm() > 0
+    normal = build_models(base, sft, rm if with_rm else None, critic_init="sft").critic
+    assert normal(IDS, torch.ones_like(IDS)).std() > 1e-3
+    if with_rm:  # the head of the reward model stays
+        kept = build_models(base, sft, rm, critic_init="rm", critic_head_init="zero").critic
+        assert torch.equal(scores(kept.model), scores(roles.reward.model))
+
+
 # -- scores -----------------------------------------------------------------------------------------------------------
 
 

@@ -182,6 +182,13 @@ def test_bounds(name):
         assert getattr(read(f"--{name}", str(edge), command=command), name) == edge
 
 
+@pytest.mark.parametrize("command", ["ppo", "grpo", "evaluate", "generate"])
+def test_a_minimum_length_above_the_longest_response_is_refused(command):
+    words = "--max_response_length 64 --min_response_length"
+    assert read(*words.split(), "64", command=command).min_response_length == 64
+    fails(lambda: read(*words.split(), "65", command=command), "--min_response_length 65: ", "--max_response_length 64")
+
+
 def test_every_number_is_bounded_and_every_choice_is_a_type():
     """The parser, not the trainer, refuses the rest."""
     numbers = {name for name in OWNER if TYPES[name] in (int, int | None, *FLOATS)}

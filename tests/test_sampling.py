@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from marlhf_lite.evaluation.sampling import InverseTransformSampler, generate_seeded
@@ -77,6 +78,35 @@ def test_a_response_is_the_same_in_any_batch(draw):
     assert [mixed.responses[order.index(i)] for i in range(6)] == together.responses
     pair = draw(["", ""], ["x", "y"])  # BOS alone: nothing to read ahead
     assert pair.responses == [draw([""], [name]).responses[0] for name in ("x", "y")]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_no_response_ends_before_its_minimum(draw, policy, tokenizer, temperature):
+    """Every second token ends a response here; from the minimum on it may, and the tokens before stay as likely."""
+    policy.generation_config.eos_token_id = list(range(0, 512, 2))
+    free = draw(how=Sampling(8, temperature))
+    rollout = draw(how=Sampling(8, temperature, min_new_tokens=3))
+    ends = torch.isin(rollout.response_ids, torch.tensor(policy.generation_config.eos_token_id))
+    assert not ends[:, :3].any() and rollout.lengths.min() > 3 and rollout.ended.any()
+    assert (free.lengths <= 3).any()
+    never = draw(how=Sampling(8, temperature, min_new_tokens=8))
+    assert never.lengths.tolist() == [8] * 6 and not never.ended.any()
+
+
+def test_a_minimum_leaves_the_other_tokens_as_likely(draw, policy, tokenizer):
+    """The first token of 600 responses against the probabilities without the end tokens, by chi-squared."""
+    ends, how, count = [1, 5, 300], Sampling(1, 0.9, 6, min_new_tokens=1), 600
+    ids = torch.tensor(tokenizer(["a"])["input_ids"])
+    logits = policy(ids).logits[0, -1].detach().double() / 0.9
+    ends = [tokenizer.eos_token_id, *logits.topk(2).indices.tolist()]  # the likeliest ones
+    policy.generation_config.eos_token_id = ends
+    logits[ends] = -torch.inf
+    likeliest = logits.topk(6)
+    p = torch.zeros_like(logits).scatter(0, likeliest.indices, likeliest.values.softmax(0))
+    found = draw(["a"] * count, [str(i) for i in range(count)], how=how).response_ids[:, 0].bincount(minlength=len(p))
+    some = p > 0
+    assert found[~some].sum() == 0
+    assert chisquare(found[some], (p[some] / p[some].sum() * count)).pvalue > 1e-3
 
 
 def test_first_tokens_come_as_often_as_the_model_says(draw, policy, tokenizer):

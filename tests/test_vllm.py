@@ -104,6 +104,15 @@ def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, toke
     assert torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
 
 
+def test_servers_keep_the_minimum_length(serve, make):
+    """Half of all tokens end a response here."""
+    trainer = make(serve(), length=12, min_response_length=5)
+    trainer.models.policy.model.generation_config.eos_token_id = list(range(0, 512, 2))
+    rollout = trainer.generate_rollout(trainer.prompts[:8])
+    ends = rollout.response_ids[:, :5] % 2 == 0
+    assert rollout.lengths.min() > 5 and not ends.any() and rollout.ended.any()
+
+
 def test_what_fails_for_a_moment_is_asked_for_again(serve, make):
     """Also a load that was done, and whose answer was lost."""
     server = serve()

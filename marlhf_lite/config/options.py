@@ -245,6 +245,16 @@ class SamplingConfig(Checked):
     temperature: float = option(0.8, "Sampling temperature.", above=0)
     top_k: int = option(50, "Number of likeliest tokens to sample from; 0: all.", least=0)
     top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
+    min_response_length: int = option(
+        0, "Tokens that a response has at least: no end token is sampled before them; 0: no minimum.", least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        longest = getattr(self, "max_response_length", math.inf)  # a command's, beside these options
+        if self.min_response_length > longest:
+            limit = f"--max_response_length {longest}"
+            raise InputError(f"--min_response_length {self.min_response_length}: above {limit}: give at most that")
 
 
 class BatchConfig(Checked):
@@ -307,6 +317,9 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
     critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
+    critic_head_init: Literal["normal", "zero"] = option(
+        "normal", "Start of a critic's new head: normal (deviation 0.1 / sqrt(width)), or zero: all values begin at 0."
+    )
 
 
 class GroupConfig(RolloutConfig):

@@ -259,6 +259,8 @@ def evaluate_checkpoints(
         for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
             how = replace(sampling, temperature=float(temperature))
             settings = {"fingerprint": prints[name], "model": model, **vars(how)}
+            if not how.min_new_tokens:  # so that answers stored without a minimum are found again
+                del settings["min_new_tokens"]
             settings |= {"engine": "vllm"} if engine else {}
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]

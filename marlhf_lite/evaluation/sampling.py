@@ -53,21 +53,37 @@ class InverseTransformSampler(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens.gather(1, place), 0.0)
 
 
+class EndsForbidden(LogitsProcessor):
+    """Forbids the tokens `ends` to each row until it has its own number of new tokens, `least` [B]."""
+
+    def __init__(self, least: Tensor, ends: Sequence[int]):
+        self.least, self.ends, self.prompt_width = least, list(ends), None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.prompt_width is None:
+            self.prompt_width = input_ids.shape[1]
+        short = (self.least > input_ids.shape[1] - self.prompt_width).to(scores.device)
+        ends = torch.zeros(scores.shape[1], dtype=torch.bool, device=scores.device)
+        ends[self.ends] = True
+        return scores.masked_fill(short[:, None] & ends, -torch.inf)
+
+
 @dataclass(frozen=True)
 class SeededSampling(Sampling):
     """`Sampling` for `rollout.generate`, after tokens that the model has read already, or by inverse transform."""
 
     past: object = None  # a cache of all tokens but the last; `generate` adds to it. None: nothing was read
     uniforms: Tensor | None = None  # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
+    processors: tuple[LogitsProcessor, ...] = ()  # what changes the logits before a token is drawn
 
     def arguments(self) -> dict:
         """Arguments of `generate`: with uniform numbers greedy over what `InverseTransformSampler` leaves."""
         given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
-        if self.temperature == 0 or self.uniforms is None:
-            return given
-        sampler = LogitsProcessorList([InverseTransformSampler(self.uniforms, self)])
-        greedy = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        return given | greedy | {"logits_processor": sampler}
+        processors = LogitsProcessorList(self.processors)
+        if self.temperature > 0 and self.uniforms is not None:
+            processors.append(InverseTransformSampler(self.uniforms, self))
+            given |= {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return given | ({"logits_processor": processors} if processors else {})
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.program_tests import with_tests
 from marlhf_lite.training.rewards import FunctionReward, text_reward
 from marlhf_lite.training.rloo_grpo import check_groups
-from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.sft import split_batch
 from marlhf_lite.utils.errors import InputError
@@ -85,16 +85,12 @@ class RunContext(Generic[Options]):
 
     @property
     def sampling(self) -> Sampling:
-        return _sampling(self.options)
+        return sampling_of(self.options, self.limit)
 
     @property
     def test_prompts(self) -> list[str]:
         """The held-out prompts to evaluate on, each once."""
         return list(self.task.held_out(self.options.eval_prompts)["prompt"])
-
-
-def _sampling(options: commands.PolicyCommand) -> Sampling:
-    return Sampling(options.max_response_length, options.temperature, options.top_k, options.top_p)
 
 
 def print_main(text: str) -> None:
@@ -201,7 +197,9 @@ def _open_engine(
         prompts = list(task.splits["ppo"]["prompt"])
         if isinstance(options, commands.RunCommand):  # which answers held-out prompts in the end
             prompts += task.held_out(options.eval_prompts)["prompt"]
-        together(engine.try_out, PolicyModel(first), tokenizer, prompts, _sampling(options))
+        together(
+            engine.try_out, PolicyModel(first), tokenizer, prompts, sampling_of(options, options.max_response_length)
+        )
     return engine
 
 

@@ -12,7 +12,7 @@ from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.templates import Write
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampling, end_of_text, generate
+from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 
@@ -43,7 +43,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
     set_seed(options.seed)
-    sampling = Sampling(options.max_response_length, options.temperature, options.top_k, options.top_p)
+    sampling = sampling_of(options, options.max_response_length)
     return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
 
 
@@ -53,8 +53,9 @@ def _sampling_of(folder: Path) -> dict:
     config = RunFolder.open(run).config if run else {}
     if "temperature" not in config:
         return {}
-    names = ("temperature", "top_k", "top_p")
-    return Sampling(config["max_response_length"], **{name: config[name] for name in names}).arguments()
+    how = {name: config[name] for name in ("temperature", "top_k", "top_p")}
+    least = config.get("min_response_length", 0)  # an older run has none
+    return Sampling(config["max_response_length"], **how, min_new_tokens=least).arguments()
 
 
 def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:

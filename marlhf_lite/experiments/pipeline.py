@@ -193,8 +193,15 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
     options = context.options.methods[name]
     run, checkpoints = _open_stage(context, name.lower(), "update-*", asdict(options))
-    how = (options.critic_init, options.gradient_checkpointing)
-    models = build_models(context.base, sft, rm, *how, with_reward=context.reward is None)
+    models = build_models(
+        context.base,
+        sft,
+        rm,
+        options.critic_init,
+        options.gradient_checkpointing,
+        with_reward=context.reward is None,
+        critic_head_init=options.critic_head_init,
+    )
     reward = make_reward(context, rm, models.reward)
     trainer = PPOTrainer(
         models,

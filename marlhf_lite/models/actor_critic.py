@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from peft import PeftModel
 from torch import Tensor, nn
@@ -104,15 +105,18 @@ def build_models(
     critic_init: str = "rm",
     gradient_checkpointing: bool = False,
     with_reward: bool = True,
+    critic_head_init: Literal["normal", "zero"] = "normal",
 ) -> PPOModels:
     """Load the four models from saved adapters or models (paper, Appendix B.2).
 
     Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
-    without a reward model, the critic starts from SFT with a new head. Without `with_reward`, where the reward is a
-    function, the reward model itself is not loaded.
+    without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
+    Without `with_reward`, where the reward is a function, the reward model itself is not loaded.
     """
     from_rm = rm is not None and critic_init == "rm"
-    critic = load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft)
+    critic = (
+        load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft, head=critic_head_init)
+    )
     policy = load_policy(base, sft)
     for model in (policy, critic):
         without_dropout(model)

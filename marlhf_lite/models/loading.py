@@ -14,6 +14,7 @@ import copy
 import importlib.util
 import re
 from pathlib import Path
+from typing import Literal
 
 import huggingface_hub
 import peft
@@ -199,15 +200,20 @@ def load_policy(base: PreTrainedModel, adapter: str | Path, trainable: bool = Tr
     return _load_adapter(share(base), adapter, trainable)
 
 
-def new_reward_model(base: PreTrainedModel, sft: str | Path, seed: int = 0) -> peft.PeftModel:
-    """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2)."""
+def new_reward_model(
+    base: PreTrainedModel, sft: str | Path, seed: int = 0, head: Literal["normal", "zero"] = "normal"
+) -> peft.PeftModel:
+    """Return a trainable score model that starts from the SFT adapter or model, with a new head (Appendix B.2).
+
+    The head's weights are normal with deviation 0.1 / sqrt(width), or with `head="zero"` zero, and so are all scores.
+    """
     if is_full_model(sft):
-        return with_head(_load_full_model(base, sft, trainable=True), seed).requires_grad_(True).train()
+        return with_head(_load_full_model(base, sft, trainable=True), seed, head).requires_grad_(True).train()
     config = peft.LoraConfig.from_pretrained(_check_adapter(sft, base))
     config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, ["score"], False
-    model = use_merged_forward(peft.get_peft_model(with_head(share(base), seed), config))
-    head = {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k}
-    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(sft), device=_device(base)) | head)
+    model = use_merged_forward(peft.get_peft_model(with_head(share(base), seed, head), config))
+    kept = {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k}
+    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(sft), device=_device(base)) | kept)
     return model.train()
 
 
@@ -261,7 +267,7 @@ class ScoreHead(nn.Linear):
         return super().forward(hidden.to(self.weight.dtype))
 
 
-def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
+def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "zero"] = "normal") -> PreTrainedModel:
     """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
     config = copy.deepcopy(causal_lm.config)
     config.num_labels = 1
@@ -270,7 +276,8 @@ def with_head(causal_lm: PreTrainedModel, seed: int) -> PreTrainedModel:
         model = transformers.AutoModelForSequenceClassification.from_config(config)
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
     width = config.get_text_config().hidden_size
-    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * 0.1 / width**0.5
+    deviation = 0.1 / width**0.5 if head == "normal" else 0.0
+    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * deviation
     model.score = ScoreHead(width, 1, bias=False)
     model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
     return model.requires_grad_(False)

@@ -35,11 +35,11 @@ from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
-    Sampling,
     generate,
     generate_in_batches,
     longest_rollout,
     prompt_batches,
+    sampling_of,
 )
 from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError, ServerError
@@ -96,7 +96,7 @@ class PPOTrainer:
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
         self.objective = Objective(config, self.macro_config)
-        self.sampling = Sampling(max_response_length, config.temperature, config.top_k, config.top_p)
+        self.sampling = sampling_of(config, max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 

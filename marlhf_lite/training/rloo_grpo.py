@@ -25,7 +25,7 @@ from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
-from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens, prompt_stream
+from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.training.sft import quiet_arguments
 from marlhf_lite.utils.errors import InputError
@@ -140,7 +140,7 @@ def group_trainer(
         trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
         own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
-    sampling = Sampling(config.max_response_length, config.temperature, config.top_k, config.top_p)
+    sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
     return trainer_class(
         model=model,

@@ -12,7 +12,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from marlhf_lite.config.options import PPOConfig
+from marlhf_lite.config.options import PPOConfig, SamplingConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
 from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.checkpoint import random_states, set_random_states
@@ -22,16 +22,22 @@ from marlhf_lite.utils.errors import InputError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' default is 50)."""
+    """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' default is 50).
+
+    Before `min_new_tokens` tokens no end token is drawn, as if it had no probability. Log-probabilities of the policy
+    do not know of this, as they do not know of top-k and top-p: they are over all tokens, the end token among them.
+    """
 
     max_new_tokens: int
     temperature: float = 0.8
     top_k: int = 50
     top_p: float = 1.0
+    min_new_tokens: int = 0
 
     def arguments(self) -> dict:
         """Arguments of transformers' `generate`; the four models have no other settings of their own."""
         common = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
+        common |= {"min_new_tokens": self.min_new_tokens} if self.min_new_tokens else {}
         if self.temperature == 0:
             return common | {"do_sample": False}
         return common | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
@@ -120,6 +126,12 @@ class Rollout:
     def before_tokens(self, scores: Tensor) -> Tensor:
         """Read scores [B, L] at the token before each response token, which gives V(s_t): [B, T]."""
         return scores[:, self.prompt_width - 1 : -1]
+
+
+def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
+    """The sampling that a command's options ask for."""
+    how = {"top_k": options.top_k, "top_p": options.top_p, "min_new_tokens": options.min_response_length}
+    return Sampling(max_response_length, options.temperature, **how)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def _request(sampling: Sampling, ends: Sequence[int]) -> dict:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "logprobs": 0,  # of the sampled tokens alone
-        "extra_body": none | {"top_k": sampling.top_k},
+        "extra_body": none | {"top_k": sampling.top_k, "min_tokens": sampling.min_new_tokens},
     }
 
 

@@ -1,8 +1,9 @@
 """Prompts about plain things, and rewards for how friendly an answer of an instruct model sounds: in all of its words,
 in its first, or in its last.
 
-The score is VADER's compound value in [-1, 1], from a published lexicon (Hutto & Gilbert, 2014). Nothing of it is
-learned, so no reward model's faults are in it.
+The score is VADER's compound value in [-1, 1], from a published lexicon (Hutto & Gilbert, 2014), or the lexicon's
+valences of the words (-4 to 4 each), added up and clipped. Nothing of it is learned, so no reward model's faults are in
+it.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import yaml
 
 WORDS = 12  # at the beginning or the end of an answer
+MOST = 5.0  # sum of valences that counts as 1: untrained answers then vary as much as in VADER's compound value
 
 
 def write_prompts(folder: Path) -> None:
@@ -37,6 +39,25 @@ def first_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]
 def last_words(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
     """The score of each answer's last 12 words: what decides is the last thing that is written."""
     return _scores([" ".join(response.split()[-WORDS:]) for response in responses])
+
+
+def first_valence(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """The clipped sum of valences of each answer's first 12 words."""
+    return _valences([" ".join(response.split()[:WORDS]) for response in responses])
+
+
+def last_valence(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+    """The clipped sum of valences of each answer's last 12 words."""
+    return _valences([" ".join(response.split()[-WORDS:]) for response in responses])
+
+
+def _valences(texts: Sequence[str]) -> list[float]:
+    """Sums of the lexicon's valences, without VADER's rules for negation and emphasis, over `MOST`, in [-1, 1]."""
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer, SentiText  # pip install -e '.[real]'
+
+    lexicon = SentimentIntensityAnalyzer().lexicon
+    sums = [sum(lexicon.get(word.lower(), 0.0) for word in SentiText(text).words_and_emoticons) for text in texts]
+    return [min(max(total / MOST, -1.0), 1.0) for total in sums]
 
 
 def _scores(texts: Sequence[str]) -> list[float]:

@@ -157,7 +157,7 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
 def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
     options = context.options
     set_seed(options.seed)
-    models = build_models(context.base, sft, rm, options.critic_init)
+    models = build_models(context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init)
     reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
     return PPOTrainer(
         models,

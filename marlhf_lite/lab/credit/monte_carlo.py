@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.sampling import SeededSampling, read_all_but_last
+from marlhf_lite.evaluation.sampling import EndsForbidden, SeededSampling, read_all_but_last
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.rewards import score_responses
@@ -119,15 +119,19 @@ def continue_responses(
     ends = end_of_text(model, tokenizer)
     given = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
     ids, attention_mask = (x.to(next(model.parameters()).device) for x in pad(given, tokenizer.pad_token_id, left=True))
-    left = torch.tensor([sampling.max_new_tokens - len(prefix) for prefix in prefixes]).repeat_interleave(count)
+    lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
+    left, least = sampling.max_new_tokens - lengths, sampling.min_new_tokens - lengths
     copies = [row for row in range(len(ids)) for _ in range(count)]
     past = read_all_but_last(model, ids, attention_mask, copies)
     ids, attention_mask = ids[copies], attention_mask[copies]
     width, rows = ids.shape[1], torch.arange(len(ids))
     new: list[list[int]] = [[] for _ in rows]
     while len(rows):
-        step = min(TOKENS_AT_A_TIME, int(left[rows].max()) - (ids.shape[1] - width))
-        some = SeededSampling(step, sampling.temperature, sampling.top_k, sampling.top_p, past)
+        there = ids.shape[1] - width  # new tokens of every row that goes on
+        step, short = min(TOKENS_AT_A_TIME, int(left[rows].max()) - there), least[rows] - there
+        forbid = (EndsForbidden(short, ends),) if short.max() > 0 else ()
+        how = (sampling.temperature, sampling.top_k, sampling.top_p)
+        some = SeededSampling(step, *how, past=past, processors=forbid)
         tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, some)
         for row, found, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
             new[row] += found[valid].tolist()
