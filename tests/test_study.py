@@ -128,6 +128,10 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
+    *(({"mean_updates": span}, "mean_updates: .*16, 30") for span in ([5], [5, 4], [0, 3], ["a", 3])),
+    ({"mean_updates": [1, 2], "methods": {"SFT": {"command": "sft"}}}, "mean_updates: sft"),
+    ({"mean_updates": [1, 2], "contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
+    ({"contrasts": {"c": {"difference": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"shared": {"reward": "wishs:few", "critic_init": "sft"}, "methods": {"A": PPO}}, "wishs:few: cannot be imported"),
     ({"methods": {"A": PPO | {"options": {"reward": "json:fw"}}}}, "json:fw: cannot be imported"),
     *(  # with unit tests or a function for a reward there is no reward model

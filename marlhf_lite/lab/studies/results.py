@@ -34,7 +34,7 @@ COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds"
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
     "update rm_score_mean gold_mean kl_k1 response_length advantage_norm advantage_rms q_norm q_rms "
-    "explained_variance score_explained_variance credit_seen macro_length accuracy generated_tokens "
+    "explained_variance score_explained_variance value_noise credit_seen macro_length accuracy generated_tokens "
     "seconds share_compile_error share_runtime_error share_timeout share_unsupported share_failed share_passed"
 ).split()
 FINAL = ["rm_score", "gold", "kl", "tokens", "ended"]

@@ -63,18 +63,26 @@ class Study:
     # A gold score: the outcome is how soon training gets there (`lab.studies.learning`), and nothing is evaluated.
     threshold: float | None = None
     window: int = 3  # updates in the mean that is compared with the threshold
-    # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D. The first
-    # one is the primary outcome, the others are exploration; within a factor of `margin` two methods are called equal.
+    # First and last update: the outcome is the mean reward of these (`lab.studies.mean_reward`); nothing is evaluated.
+    mean_updates: list[int] = field(default_factory=list)
+    # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D; within a
+    # factor of `margin` two methods are called equal. With `mean_updates` {difference: [A, B], subtracted_from}: A - B,
+    # or this taken from the same difference in another study. The first is the primary outcome, others are exploration.
     contrasts: dict[str, dict] = field(default_factory=dict)
     equal_kl: list[str] = field(default_factory=list)  # [A, B]: also report A's score minus B's at equal KL
 
     @property
+    def of_curves(self) -> bool:
+        """Whether the outcome is read from the training curves, so that nothing is evaluated after training."""
+        return self.threshold is not None or bool(self.mean_updates)
+
+    @property
     def reward_model(self) -> bool:
-        """Whether each seed has a reward model. With a threshold, and with tests or a function as the reward, none has.
+        """Whether each seed has a reward model. None has where curves decide, or with tests or a function as reward.
 
         A function needs no pairs, and whether the data have any is not known before they are loaded.
         """
-        return self.threshold is None and self.shared.get("reward", "rm") in ("rm", "gold")
+        return not self.of_curves and self.shared.get("reward", "rm") in ("rm", "gold")
 
 
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
@@ -82,6 +90,7 @@ KEYS |= {
     "figures": dict,
     "threshold": float,
     "window": int,
+    "mean_updates": list,
     "contrasts": dict,
     "equal_kl": list,
 }  # key of a protocol -> its type
@@ -146,12 +155,19 @@ def _check(study: Study, path: Path) -> None:
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
     if study.equal_kl and (len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)):
         raise InputError(f"{path}: equal_kl: {study.equal_kl}: give two methods, as [MA-PPO, PPO]")
+    span = study.mean_updates
+    if span and (len(span) != 2 or not all(isinstance(x, int) for x in span) or not 1 <= span[0] <= span[1]):
+        raise InputError(f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]")
     for name, contrast in study.contrasts.items():
-        ratio = contrast.get("ratio", []) if isinstance(contrast, dict) else []
-        if len(ratio) not in (2, 4) or not set(ratio) <= set(study.methods) or study.threshold is None:
-            raise InputError(
-                f"{path}: contrasts, {name}: {contrast}: give a ratio of two or four methods, and a threshold"
-            )
+        _check_contrast(study, contrast, f"{path}: contrasts, {name}: {contrast}")
+
+
+def _check_contrast(study: Study, contrast: dict, where: str) -> None:
+    key, sizes = ("difference", (2,)) if study.mean_updates else ("ratio", (2, 4))
+    methods = contrast.get(key, []) if isinstance(contrast, dict) else []
+    if len(methods) not in sizes or not set(methods) <= set(study.methods) or not study.of_curves:
+        give = "a ratio of two or four methods, and a threshold, or a difference of two, and mean_updates"
+        raise InputError(f"{where}: give {give}")
 
 
 def run_name(method: str, seed: int) -> str:
@@ -236,8 +252,9 @@ def _run(study: Study, name: str, seed: int) -> Run:
 def _check_rewards(study: Study, name: str, command: str, options: dict) -> None:
     """Raise `InputError` where a method needs a reward model that the study does not have, or its curve is missing."""
     where = f"study {study.name}, method {name}"
-    if study.threshold is not None and command not in ("ppo", "rloo", "grpo"):
-        raise InputError(f"{where}: threshold: {command} has no curve: give ppo, rloo or grpo")
+    if study.of_curves and command not in ("ppo", "rloo", "grpo"):
+        key = "threshold" if study.threshold is not None else "mean_updates"
+        raise InputError(f"{where}: {key}: {command} has no curve: give ppo, rloo or grpo")
     if command in ("dpo", "best_of_n") or "rm" in (options.get("reward"), options.get("critic_init")):
         hint = "give ppo, rloo or grpo, with reward: gold, tests or a function, and critic_init: sft for ppo"
         raise InputError(f"{where}: no reward model is trained: {hint}")
@@ -345,10 +362,11 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
 
     matplotlib.use("Agg")  # files only: no window, no display needed
     from marlhf_lite.lab.studies.learning import learning_report
+    from marlhf_lite.lab.studies.mean_reward import mean_reward_report
     from marlhf_lite.lab.studies.reports import study_report
 
     figures = results / "figures" if custom else Path("figures") / study.name
-    report = study_report if study.threshold is None else learning_report
+    report = mean_reward_report if study.mean_updates else study_report if study.threshold is None else learning_report
     print(f"\n{report(study, list(found.values()), results, figures)}\n\nfigures: {figures}")
 
 
@@ -402,7 +420,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
     models, folder = start.result(), work / f"{run.name}-{_hash(run.options)}"  # other options have another folder
     training, evaluation, log = folder / "training", folder / "evaluation", work / f"{run.name}.log"
     inputs = [f"--sft={models / 'sft'}"]
-    if study.threshold is None:
+    if not study.of_curves:
         _check_prompts(run, models)
     if study.reward_model:
         inputs.append(f"--rm={models / 'rm'}")
@@ -411,7 +429,7 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
         place = f"--resume={training}" if (training / CONFIG).is_file() else f"--output_dir={training}"
         commands.run([stage, *run.words[stage], *inputs, place], log)
     trained = training if stage else None
-    if study.threshold is not None:
+    if study.of_curves:
         found = collect_result(trained, None, models)
     else:
         policies = [f"--policies=policy={training}"] if stage else []

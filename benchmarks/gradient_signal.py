@@ -1,0 +1,295 @@
+"""How much signal has the gradient of one batch, by estimator, in a language model that has learned nothing yet?
+
+1,024 answers of SmolLM2-135M-Instruct, untrained, to the training questions of `data/sentiment`, sampled once as in the
+study `sentiment_settle`: 64 tokens each, and the clipped valence of the first 12 words as the reward. They are 64
+batches of 16, in two halves. The reference of a half is the gradient of the policy's adapter over its 512 answers with
+lambda = 1 and the half's mean reward as the baseline. Each batch's gradient is projected on the reference of the OTHER
+half. Four estimators see the same answers and the same critic: PPO (lambda 0.95), MA-PPO (n = 5, lambda 0.95),
+PPO lam^(1/5), and PPO lam=1.
+
+The critic is one that began with a value head of zero and was trained as PPO's is, at the rate of 0.003, for 16
+updates on the first 16 batches of the other half, towards the final score (lambda = 1). Beside it stand the zero head
+before training, a constant (the other half's mean reward), and a normal head before and after the same training.
+
+Fixed before the first run. PRIMARY OUTCOME: signal-to-noise ratio of MA-PPO over that of PPO, with the critic whose
+head began at zero, trained: mean over standard deviation of the 64 projections; 95 % percentile interval of 10,000
+bootstrap draws of batches, the reference directions held fixed. Predicted: 4 to 6. The mechanism, that macro actions
+let the first words' credit through, is refuted where the interval lies below 1.5. SECOND: the same for lam^(1/5) over
+PPO, predicted: near MA-PPO's. All other ratios are exploration.
+
+Also fixed: the critic's noise (root mean square of V(s_t+1) − V(s_t)) and explained variance of the score on the half
+that it was not trained on, head of zero against normal head, before and after training. The default for new heads can
+become zero if its noise is lower and the embedded tasks lose nothing.
+
+    marlhf sft --model FOLDER --dataset data/sentiment --lora_r 4 --lora_alpha 8 --output_dir SFT
+    python benchmarks/gradient_signal.py --model FOLDER --sft SFT
+
+The program was tried on eight answers with another seed. Each batch is kept in `--folder`, so an interrupted run goes
+on where it stopped; `--half 0` and `--half 1` may run side by side, and the last call without `--half` writes the
+record.
+"""
+
+import os
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from cells import Cells, arguments
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.lab.corpora.sentiment import first_valence
+from marlhf_lite.lab.credit.credit import token_values
+from marlhf_lite.lab.credit.gradient_signal import (
+    projection,
+    ratio_of_signals,
+    signal_to_noise,
+    slopes,
+    token_advantages,
+)
+from marlhf_lite.models.actor_critic import build_models, trainable
+from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.chats import chat_writer, expect_chats
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.training.metrics import critic_metrics, critic_numbers, moments
+from marlhf_lite.training.rollout import Rollout, Sampling, concatenate, generate, generate_in_batches, prompt_stream
+
+DATA = Path(__file__).parents[1] / "data" / "sentiment"
+SEED, SIZE, BATCHES, UPDATES, RATE = 850_000, 16, 64, 16, 3e-3
+SAMPLING = Sampling(64, temperature=0.8, top_k=50, min_new_tokens=64)
+LAM = 0.95
+ESTIMATORS = {"PPO": (1, LAM), "MA-PPO": (5, LAM), "PPO lam^(1/5)": (1, LAM**0.2), "PPO lam=1": (1, 1.0)}
+HEADS = ("zero", "normal")
+STEP = 0.02  # along a unit vector of the adapter's weights: log-probabilities change by some hundredths
+CHECKED = 2  # batches of each half whose gradient is also taken directly
+
+
+class Signal:
+    """The measurement, a file for each of its parts."""
+
+    def __init__(self, args):
+        self.folder, self.batches, self.size = args.folder, args.batches, args.size
+        self.tokenizer, self.base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
+        expect_chats(self.tokenizer)
+        task = load_task(str(DATA), chat=chat_writer(self.tokenizer, "auto"))
+        wanted = self.batches * self.size
+        self.prompts = list(islice(prompt_stream(list(task.splits["ppo"]["prompt"]), SEED), wanted))
+        self.sft = resolve_adapter_dir("sft", args.sft)
+        self.policy = build_models(self.base, self.sft, None, "sft").policy
+        self.policy.eval()
+        self.parameters = trainable(self.policy)
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def half(self, which: int) -> range:
+        middle = self.batches // 2
+        return range(middle * which, middle * (which + 1))
+
+    def kept(self, name: str, make):
+        """What `make()` returns, from its file where it is there already."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            begin, found = time.time(), make()
+            new = path.with_suffix(f".{os.getpid()}.tmp")
+            torch.save(found, new)
+            os.replace(new, path)
+            print(f"{time.strftime('%H:%M:%S')} {name}: {time.time() - begin:.0f} s", flush=True)
+        return torch.load(path, weights_only=False)
+
+    def waited(self, name: str):
+        """A part that another process makes, once it is there."""
+        while not (self.folder / f"{name}.pt").exists():
+            time.sleep(5)
+        return self.kept(name, None)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def answers(self, batch: int) -> Rollout:
+        """A batch of scored answers."""
+
+        def make():
+            torch.manual_seed(SEED + batch)
+            prompts = self.prompts[batch * self.size : (batch + 1) * self.size]
+            rollout = generate_in_batches(generate, 0, self.policy.model, self.tokenizer, prompts, SAMPLING)[0]
+            scores = torch.tensor(first_valence(rollout.prompts, rollout.responses))
+            return vars(rollout) | {"scores": scores}
+
+        return Rollout(**self.kept(f"answers-{batch:02}", make))
+
+    def of_half(self, which: int) -> list[Rollout]:
+        return [Rollout(**self.waited(f"answers-{batch:02}")) for batch in self.half(which)]
+
+    def logprobs(self, rollout: Rollout):
+        return self.policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+
+    def gradient(self, rollout: Rollout, advantages) -> torch.Tensor:
+        """[W] gradient of the mean over tokens of Â log π."""
+        total, rows = 0.0, torch.arange(len(rollout)).split(8)
+        for some in rows:
+            part = rollout.select(some).trim()
+            weights = advantages[some][:, : part.mask.shape[1]]
+            loss = (self.logprobs(part) * weights)[part.mask].sum() / rollout.mask.sum()
+            total = total + torch.cat([g.flatten() for g in torch.autograd.grad(loss, self.parameters)])
+        return total
+
+    def reference(self, batch: int, baseline: float) -> torch.Tensor:
+        def make():
+            rollout = self.answers(batch)
+            return self.gradient(rollout, (rollout.scores - baseline)[:, None].expand(rollout.mask.shape))
+
+        return self.kept(f"reference-{batch:02}", make)
+
+    def direction(self, which: int) -> torch.Tensor:
+        """[W] the unit vector of the reference gradient of a half."""
+        total = sum(self.waited(f"reference-{batch:02}").double() for batch in self.half(which))
+        return (total / total.norm()).float()
+
+    def slopes(self, batch: int, direction) -> torch.Tensor:
+        def make():
+            rollout = self.answers(batch)
+            return slopes(lambda: self._all_logprobs(rollout), self.parameters, direction, STEP)
+
+        return self.kept(f"slopes-{batch:02}", make)
+
+    def _all_logprobs(self, rollout: Rollout) -> torch.Tensor:
+        parts = [rollout.select(some).trim() for some in torch.arange(len(rollout)).split(8)]
+        return torch.cat([rollout.widen(self.logprobs(part)) for part in parts])
+
+    def critic(self, head: str, which: int):
+        """The critic of a half, trained on the other one, and the same before training."""
+        critic = build_models(self.base, self.sft, None, "sft", critic_head_init=head).critic
+        parameters = trainable(critic)
+
+        def make():
+            optimizer, others = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0), self.of_half(1 - which)
+            for update, rollout in enumerate(others[:UPDATES]):
+                optimizer.param_groups[0]["lr"] = RATE * min(1, (update + 1) / 5)
+                for some in torch.arange(len(rollout)).split(8):
+                    part = rollout.select(some).trim()
+                    errors = part.before_tokens(critic(part.tokens, part.attention_mask)) - part.scores[:, None]
+                    (0.5 * errors[part.mask].square().sum() / rollout.mask.sum()).backward()
+                torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                print(f"{time.strftime('%H:%M:%S')} critic {head} {which}: update {update + 1}", flush=True)
+            return [p.detach().clone() for p in parameters]
+
+        weights = self.kept(f"critic-{head}-{which}", make)
+        with torch.no_grad():
+            for p, value in zip(parameters, weights, strict=True):
+                p.copy_(value)
+        return critic
+
+    def values(self, name: str, batch: int, critic) -> torch.Tensor:
+        return self.kept(f"values-{name}-{batch:02}", lambda: token_values(critic, self.answers(batch)))
+
+    # -- the halves ---------------------------------------------------------------------------------------------------
+
+    def run_half(self, which: int) -> None:
+        """All parts of one half."""
+        rollouts = [self.answers(batch) for batch in self.half(which)]
+        baseline = float(torch.cat([rollout.scores for rollout in rollouts]).mean())
+        for batch in self.half(which):
+            self.reference(batch, baseline)
+        other = self.direction(1 - which)
+        for batch in self.half(which):
+            self.slopes(batch, other)
+        for batch in list(self.half(which))[:CHECKED]:
+            self.kept(f"check-{batch:02}", lambda batch=batch: self.check(batch, other))
+        for head in HEADS:
+            trained = self.critic(head, which)
+            for batch in self.half(which):
+                self.values(f"{head}-trained", batch, trained)
+        start = build_models(self.base, self.sft, None, "sft").critic
+        for batch in self.half(which):
+            self.values("normal-start", batch, start)
+
+    def check(self, batch: int, direction) -> tuple[float, float]:
+        """The projection of PPO's gradient for values of 0, from slopes and from the gradient itself."""
+        rollout, slope = self.answers(batch), self.slopes(batch, direction)
+        advantages = token_advantages(rollout, torch.zeros(rollout.mask.shape), *ESTIMATORS["PPO"])
+        direct = self.gradient(rollout, advantages).double() @ direction.double()
+        return projection(advantages, slope, rollout.mask), float(direct)
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    def critics(self, which: int) -> dict[str, list[torch.Tensor]]:
+        """Name of a critic -> its values on each batch of a half."""
+        rollouts = self.of_half(which)
+        mean = float(torch.cat([rollout.scores for rollout in self.of_half(1 - which)]).mean())
+        found = {"zero, start": [torch.zeros(rollout.mask.shape) for rollout in rollouts]}
+        found["constant"] = [torch.full(rollout.mask.shape, mean) for rollout in rollouts]
+        for name in ("zero-trained", "normal-start", "normal-trained"):
+            found[name.replace("-", ", ")] = [self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)]
+        return found
+
+    def projections(self) -> dict[str, dict[str, list[float]]]:
+        """Critic -> estimator -> the projection of each batch."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for which in (0, 1):
+            for critic, values in self.critics(which).items():
+                rows = found.setdefault(critic, {name: [] for name in ESTIMATORS})
+                for batch, rollout, value in zip(self.half(which), self.of_half(which), values, strict=True):
+                    slope = self.waited(f"slopes-{batch:02}")
+                    for name, how in ESTIMATORS.items():
+                        rows[name].append(projection(token_advantages(rollout, value, *how), slope, rollout.mask))
+        return found
+
+    def critic_rows(self) -> dict[str, dict[str, float]]:
+        """Critic -> what it knows of the final score, and its noise, on all answers."""
+        halves = [self.critics(which) for which in (0, 1)]
+        rollouts = [rollout for which in (0, 1) for rollout in self.of_half(which)]
+        rollout = concatenate(rollouts, self.tokenizer.pad_token_id)
+        scores = torch.cat([part.scores for part in rollouts])
+        return {
+            name: critic_metrics(
+                moments(
+                    critic_numbers(torch.cat(halves[0][name] + halves[1][name]), scores, rollout.mask), Accelerator()
+                )
+            )
+            for name in halves[0]
+        }
+
+
+def summarise(projections: dict) -> dict:
+    """Signal-to-noise of each estimator with each critic, and their ratios over PPO."""
+    found = {}
+    for critic, rows in projections.items():
+        ratios = {name: ratio_of_signals(rows, name, "PPO")._asdict() for name in rows if name != "PPO"}
+        found[critic] = {"signal_to_noise": {name: signal_to_noise(x) for name, x in rows.items()}, "over_PPO": ratios}
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__, "gradient_signal")
+    parser.add_argument("--sft", required=True, help="folder that `marlhf sft` wrote")
+    parser.add_argument("--half", type=int, choices=(0, 1), help="measure one half alone, and write no record")
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--size", type=int, default=SIZE, help="answers of a batch")
+    args = parser.parse_args()
+    signal = Signal(args)
+    if args.half is not None:
+        signal.run_half(args.half)
+        return
+    cells = Cells(args.out, args)
+    for which in (0, 1):  # the reference of each half is needed by the other one
+        rollouts = [signal.answers(batch) for batch in signal.half(which)]
+        baseline = float(torch.cat([rollout.scores for rollout in rollouts]).mean())
+        for batch in signal.half(which):
+            signal.reference(batch, baseline)
+    for which in (0, 1):
+        signal.run_half(which)
+    projections = cells.measure("projections", signal.projections)
+    critics = cells.measure("critics", signal.critic_rows)
+    checks = [signal.waited(f"check-{batch:02}") for which in (0, 1) for batch in list(signal.half(which))[:CHECKED]]
+    scores = torch.cat([rollout.scores for which in (0, 1) for rollout in signal.of_half(which)])
+    rewards = {"mean": float(scores.mean()), "deviation": float(scores.std())}
+    cells.finish(primary="zero, trained", found=summarise(projections), rewards=rewards, checks=checks)
+    for critic, row in summarise(projections).items():
+        print(f"{critic:<16}", {name: round(x, 3) for name, x in row["signal_to_noise"].items()}, row["over_PPO"])
+        print(f"{'':<16}", critics[critic])
+
+
+if __name__ == "__main__":
+    main()

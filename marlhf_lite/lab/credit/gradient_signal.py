@@ -1,0 +1,75 @@
+"""Signal and noise of one batch's policy gradient along a direction that improves the reward.
+
+A batch's gradient is the sum over its tokens of Â_t ∇ log π(a_t | s_t). Along a direction u it is the sum of Â_t d_t,
+where d_t is the slope of log π(a_t | s_t) along u. So u needs one pass for all estimators of the advantage, and what
+differs between them are the weights Â_t alone. A batch's signal is its mean projection over batches, its noise their
+standard deviation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.evaluation.statistics import Interval, percentile_interval
+from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.outputs import ModelOutputs
+from marlhf_lite.training.rollout import Rollout
+
+RESAMPLES = 10_000
+
+
+def token_advantages(rollout: Rollout, values: Tensor, n: int, lam: float) -> Tensor:
+    """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values [B, T].
+
+    The policy is still the reference, so there is no KL, and the scores are the only rewards.
+    """
+    options, zeros = MacroConfig(n=str(n)), torch.zeros(rollout.mask.shape)
+    objective = Objective(PPOConfig(lam=lam), options)
+    from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
+    batch = objective.batch(from_reference, make_rule(options)(rollout.mask))
+    old = objective.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))
+    return batch.steps.broadcast(old.advantages).masked_fill(~rollout.mask, 0.0)
+
+
+@torch.no_grad()
+def slopes(logprobs: Callable[[], Tensor], parameters: Sequence[Tensor], direction: Tensor, step: float) -> Tensor:
+    """[B, T] slopes of log-probabilities along a direction [W] of the parameters, by a central difference.
+
+    `logprobs` computes them with the parameters as they are; these are moved by ± `step` times the direction and put
+    back.
+    """
+    parts = direction.split([p.numel() for p in parameters])
+    found, kept = [], [p.detach().clone() for p in parameters]
+    try:
+        for sign in (1.0, -1.0):
+            for p, start, part in zip(parameters, kept, parts, strict=True):
+                p.copy_(start + sign * step * part.view_as(p))
+            found.append(logprobs().double())
+    finally:
+        for p, start in zip(parameters, kept, strict=True):
+            p.copy_(start)
+    return (found[0] - found[1]) / (2 * step)
+
+
+def projection(advantages: Tensor, slope: Tensor, mask: Tensor) -> float:
+    """The gradient of the mean over tokens of Â log π, along the direction of `slope` [B, T]."""
+    return float((advantages.double() * slope)[mask].sum() / mask.sum())
+
+
+def signal_to_noise(projections: Sequence[float]) -> float:
+    """Mean of projections over batches, over their standard deviation (N − 1)."""
+    return float(np.mean(projections) / np.std(projections, ddof=1))
+
+
+def ratio_of_signals(projections: Mapping[str, Sequence[float]], ours: str, theirs: str, seed: int = 0) -> Interval:
+    """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches."""
+    pair = np.array([projections[ours], projections[theirs]])
+    rows = np.random.default_rng(seed).integers(pair.shape[1], size=(RESAMPLES, pair.shape[1]))
+    drawn = pair[:, rows]
+    of_draws = drawn.mean(-1) / drawn.std(-1, ddof=1)
+    value = signal_to_noise(pair[0]) / signal_to_noise(pair[1])
+    return percentile_interval(value, of_draws[0] / of_draws[1])

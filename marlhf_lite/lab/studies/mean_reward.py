@@ -1,0 +1,101 @@
+"""Studies whose outcome is the mean reward of some updates: differences of methods, paired by seed.
+
+Methods of a seed share prompts and random numbers. A difference may also be taken from the same difference in another
+study, with other seeds: an interaction.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from marlhf_lite.lab.studies.contrasts import curve_of
+from marlhf_lite.lab.studies.learning import learning_curves
+from marlhf_lite.lab.studies.power import visible, visible_gap
+from marlhf_lite.lab.studies.reports import add_equal_kl, save_figures, write_report
+from marlhf_lite.lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
+from marlhf_lite.utils import tables
+
+LEGEND = (
+    "Mean reward of the training batches of updates {first} to {last}. In square brackets the 95 % t-interval over "
+    "seeds, in parentheses the seeds one by one; differences are paired by seed, and one that is subtracted from that "
+    "of another study has Welch's interval. Could be seen: with 90 % power. KL: nats a response, and explained "
+    "variance of the score: means of the same updates. {seeds} of {planned} planned seeds are there{unfinished}."
+)
+METRICS = {"gold_mean": "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "response_length": "length"}
+
+
+def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = "gold_mean") -> dict[str, dict[int, float]]:
+    """Method -> seed -> mean of a metric over the updates of `span`, first and last included."""
+
+    def mean(run: Mapping) -> float:
+        return float(np.mean([row[metric] for row in curve_of(run) if span[0] <= row["update"] <= span[1]]))
+
+    return {method: {seed: mean(run) for seed, run in runs.items()} for method, runs in by_method(results).items()}
+
+
+def difference_of_means(results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]) -> dict:
+    """Mean, low, high and by_seed of one method's mean reward minus another's, with `visible` and the seeds."""
+    ours, theirs = (means_of(results, span).get(method, {}) for method in methods)
+    seeds = sorted(set(ours) & set(theirs))
+    gaps = [ours[seed] - theirs[seed] for seed in seeds]
+    found = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    return found | {"seeds": seeds, "visible": visible_gap(gaps) if len(gaps) > 1 else None}
+
+
+def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
+    """Mean, low and high (Welch's t-interval) of the mean of `far` minus that of `near`, with `visible`."""
+    if min(len(far), len(near)) < 2:
+        return {"mean": None, "low": None, "high": None, "by_seed": [], "visible": None}
+    test = stats.ttest_ind(far, near, equal_var=False)
+    low, high = test.confidence_interval()
+    error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
+    found = {"mean": float(np.mean(far) - np.mean(near)), "low": float(low), "high": float(high), "by_seed": []}
+    return found | {"visible": visible(error, test.df)}
+
+
+def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
+    """Name of each contrast of a `Study` -> its numbers."""
+    found = {}
+    for name, contrast in study.contrasts.items():
+        methods, other = contrast["difference"], contrast.get("subtracted_from")
+        here = difference_of_means(results, methods, study.mean_updates)
+        if other:
+            there = difference_of_means(stored_results(other), methods, study.mean_updates)
+            here |= interaction(there["by_seed"], here["by_seed"])
+        found[name] = here
+    return found
+
+
+def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
+    """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
+    contrasts, span = contrasts_of(study, results), study.mean_updates
+    means = {metric: means_of(results, span, metric) for metric in METRICS}
+    drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results)}
+    text = f"{_contrast_table(study, contrasts)}\n\n{_method_table(means)}" + add_equal_kl(study, results, drawn)
+    write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
+    save_figures(drawn, figures)
+    return text
+
+
+def _contrast_table(study, contrasts: Mapping[str, Mapping]) -> str:
+    lines = []
+    for number, (name, found) in enumerate(contrasts.items()):
+        by_seed = "; ".join(tables.number(gap, "+.2f") for gap in found["by_seed"])
+        role = "exploration" if number else "primary outcome"
+        cells = [tables.interval(found, "+.3f") + f" ({by_seed})" * bool(by_seed), tables.number(found["visible"])]
+        lines.append([name, role, *cells])
+    seeds = len(next(iter(contrasts.values()))["seeds"])
+    unfinished = "" if seeds == len(study.seeds) else ": unfinished, so nothing is claimed yet"
+    first, last = study.mean_updates
+    legend = LEGEND.format(first=first, last=last, seeds=seeds, planned=len(study.seeds), unfinished=unfinished)
+    return tables.markdown(["contrast", "", "difference", "could be seen"], lines) + f"\n\n{legend}"
+
+
+def _method_table(means: Mapping[str, Mapping]) -> str:
+    def cell(metric: str, method: str) -> str:
+        return tables.interval(t_interval([*means[metric][method].values()]))
+
+    lines = [[method, *(cell(metric, method) for metric in METRICS)] for method in means["gold_mean"]]
+    return tables.markdown(["method", *METRICS.values()], lines)
