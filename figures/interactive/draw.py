@@ -1,7 +1,7 @@
 """Fill the figures to play with: `python figures/interactive/draw.py` writes style and data into the HTML pages here.
 
 Each page stands alone, for JupyterLab shows it in a sandbox that may load no second file. The library cuts the
-responses of macro_actions.html, once, with every setting of every rule.
+responses of macro_actions.html, once, with every setting of every rule, and computes the update of one_update.html.
 """
 
 import json
@@ -12,6 +12,7 @@ import torch
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.lab.figures.macro_actions import token_pieces
+from marlhf_lite.lab.figures.one_update import page_data
 from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_base, load_tokenizer
@@ -74,11 +75,12 @@ def cut_responses() -> dict:
 def pages() -> dict[str, str]:
     """Return each page's file name and its text with shared style and data filled in, one line each."""
     style = " ".join((HERE / "style.css").read_text(encoding="utf-8").split())
-    data = json.dumps(cut_responses(), ensure_ascii=False, separators=(",", ":"))
+    data = {"macro_actions.html": cut_responses(), "one_update.html": page_data()}
     found = {}
     for page in sorted(HERE.glob("*.html")):
         text = fill('<style id="shared">', style, "</style>", page.read_text(encoding="utf-8"))
-        found[page.name] = fill('<script type="application/json" id="data">', data, "</script>", text)
+        numbers = json.dumps(data.get(page.name), ensure_ascii=False, separators=(",", ":"))
+        found[page.name] = fill('<script type="application/json" id="data">', numbers, "</script>", text)
     return found
 
 

@@ -1,0 +1,90 @@
+"""Every number of the page "One sentence, one update": the sentence of lesson 01, through PPO and MA-PPO.
+
+The policy is a table of logits [6, 5], one row for each place and one column for each word. The critic's values lie
+between those of a blind one (lesson 02, section 1) and those of one that sees (lesson 01, section 11).
+"""
+
+import torch
+from torch import Tensor
+
+from marlhf_lite.lab.credit.signal_kept import signal_kept
+from marlhf_lite.macro import FixedNGram, MacroActions, gae, kl_rewards, macro_rewards, macro_values, policy_loss
+
+WORDS = "the cat sat on mat".split()
+WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
+POLICY, REFERENCE = [-1.2, -2.0, -0.9, -0.4, -0.3, -1.1], [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
+BLIND, SEEING = 0.65, [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]  # the critic's values
+SCORE, BETA, EPSILON, RATE = 1.0, 0.05, 0.2, 3.0
+LONG = 101  # words of the answer in which the first word decided the score
+STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0}  # where the page begins
+MASK = torch.ones(1, 6, dtype=torch.bool)
+
+
+def table(logprobs: list[float]) -> Tensor:
+    """Logits [6, 5] with this log-probability of the wanted word at each place; the other words share the rest."""
+    wanted = torch.tensor(logprobs, dtype=torch.float64)
+    logits = ((1 - wanted.exp()) / 4).log()[:, None].repeat(1, 5)
+    logits[range(6), [WORDS.index(word) for word in WANTED]] = wanted
+    return logits
+
+
+def of_sentence(logits: Tensor) -> Tensor:
+    """Log-probabilities of the words that were written [1, 6]."""
+    return logits.log_softmax(-1)[range(6), [WORDS.index(word) for word in WRITTEN]][None]
+
+
+def true_advantages() -> list[float]:
+    """What each word changed in the expected score: ¼ if it is right, less ¼ of the chance that it would be."""
+    chances = [torch.tensor(p).exp().item() for p in POLICY]
+    return [0.25 * ((a == b) - p) for a, b, p in zip(WRITTEN, WANTED, chances, strict=True)]
+
+
+def one_update(n: int, lam: float, sees: float, beta: float, steps: int) -> dict[str, list[float]]:
+    """Return each row of the page as a list, for words (6 numbers) or for macro actions.
+
+    Args:
+        n: words in a macro action, from 1.
+        lam: GAE's λ, per word for PPO and per macro action for MA-PPO.
+        sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 01.
+        beta: the price of one nat of KL.
+        steps: gradient steps on the sentence.
+    """
+    values = torch.tensor([[BLIND + sees * (value - BLIND) for value in SEEING]])
+    penalties = kl_rewards(of_sentence(table(POLICY)), of_sentence(table(REFERENCE)), MASK, beta)
+    rows = {"V": values, "share": torch.tensor([[signal_kept(0, LONG, size, lam, 0.0) for size in (1, n)]])}
+    for name, macro in (("", FixedNGram(1)(MASK)), ("macro_", FixedNGram(n)(MASK))):
+        rewards = macro_rewards(penalties, torch.tensor([SCORE]), macro)
+        pooled = macro_values(values, macro)
+        advantages, _ = gae(rewards, pooled, macro.mask, lam=lam)
+        deltas, _ = gae(rewards, pooled, macro.mask, lam=0.0)  # GAE with λ = 0 is the TD error
+        rows |= {
+            f"{name}r": rewards,
+            f"{name}V": pooled,
+            f"{name}delta": deltas,
+            f"{name}A": macro.broadcast(advantages),
+        }
+        rows |= {f"{name}{key}": row for key, row in after_steps(advantages, macro, steps).items()}
+    return {name: row[0].tolist() for name, row in rows.items()}
+
+
+def after_steps(advantages: Tensor, macro: MacroActions, steps: int) -> dict[str, Tensor]:
+    """Probabilities, ratios, and which words the clip has stopped, after gradient steps on the policy loss [1, 6]."""
+    logits, old = table(POLICY), of_sentence(table(POLICY))
+    for _ in range(steps + 1):  # the last slope says whom the clip has stopped
+        logits.requires_grad_()
+        new = of_sentence(logits)
+        loss, _ = policy_loss(new, old, advantages, macro, clip=EPSILON)
+        slope, push = torch.autograd.grad(loss, (logits, new))
+        logits = (logits - RATE * slope).detach()
+    stopped = (push == 0) & (macro.broadcast(advantages) != 0)
+    return {"p": new.detach().exp(), "rho": (new - old).detach().exp(), "stopped": stopped.float()}
+
+
+def page_data() -> dict:
+    """What the page computes from, and the library's rows for the settings that it names, which it checks itself by."""
+    settings = [STORY, STORY | {"lam": 1.0}, STORY | {"sees": 1.0}, STORY | {"sees": 1.0, "beta": BETA, "steps": 4}]
+    checks = [{"settings": setting, "rows": one_update(**setting)} for setting in settings]
+    constants = {"score": SCORE, "beta": BETA, "epsilon": EPSILON, "rate": RATE, "long": LONG, "blind": BLIND}
+    tables = {"policy": table(POLICY).tolist(), "reference": table(REFERENCE).tolist(), "seeing": SEEING}
+    sentence = {"words": WORDS, "wanted": WANTED, "written": WRITTEN, "truth": true_advantages()}
+    return constants | tables | sentence | {"story": STORY, "checks": checks}
