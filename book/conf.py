@@ -44,6 +44,7 @@ mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
 SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")  # JupyterLab's link to a section, in an output
 ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")  # a link to what students lack
+PAGE = re.compile(r"\[([^][]*)\]\(([^):\s]+\.html)\)")  # a link to a page that plays by itself
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -69,9 +70,10 @@ def contents() -> str:
 
 
 def prepare(app, page: str, source: list[str]) -> None:
-    """Add contents to the front page, take out links that lead nowhere, and name sections as Sphinx does."""
+    """Add contents to the front page, take out links that lead nowhere, name sections as Sphinx does, open pages."""
     source[0] = BADGE.sub("", source[0]) + (contents() if page == root_doc else "")
     source[0] = ANSWERS.sub(r"\1", source[0]) if STUDENTS else source[0]
+    source[0] = PAGE.sub(r"<a href='\2'>\1</a>", source[0])  # Sphinx would let the browser save the page
     source[0] = SECTION.sub(lambda link: f"](#{make_id(link[1])})", source[0])
 
 
