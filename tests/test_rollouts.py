@@ -1,6 +1,7 @@
 """Sampling and the Rollout: masks, positions, log-probabilities and scores, against loops over single responses."""
 
 import contextlib
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import changed, snapshot
 from small_tokenizers import NAMES, small_tokenizer
+from tokenizers import processors
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -103,6 +105,28 @@ def test_names_of_special_tokens_in_data_stay_text(name, tokenizer, tiny, tmp_pa
         assert from_texts(tokenizer, [HOSTILE], [HOSTILE], limit=99).responses == [HOSTILE]
         tokenizer.save_pretrained(tmp_path)  # a chat template writes special tokens by name
         assert tokenizer.eos_token_id in AutoTokenizer.from_pretrained(tmp_path)(HOSTILE)["input_ids"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("form, first", [("$A <eos>", []), ("<bos> $A <eos>", ["<bos>"]), ("<bos> $A", ["<bos>"])])
+def test_no_prompt_ends_with_eos(name, form, first, texts):
+    """Of a tokenizer that puts EOS behind every text (`add_eos_token`): BOS stays, in every stage."""
+    plain, tokenizer = small_tokenizer(name), copy.deepcopy(small_tokenizer(name))
+    ids = [(token, plain.convert_tokens_to_ids(token)) for token in ("<bos>", "<eos>")]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=form, special_tokens=ids)
+    assert (tokenizer("a cat")["input_ids"][-1] == tokenizer.eos_token_id) == form.endswith("<eos>")
+    first = plain.convert_tokens_to_ids(first)
+    prompts = [first + ids for ids in plain(texts.prompts, add_special_tokens=False)["input_ids"]]
+    assert encode_prompts(tokenizer, texts.prompts) == prompts
+    answers = [ids + [plain.eos_token_id] for ids in plain(texts.responses, add_special_tokens=False)["input_ids"]]
+    whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    sides = {"chosen": texts.responses, "rejected": texts.responses}
+    rows = datasets.Dataset.from_dict({"prompt": texts.prompts} | sides)
+    assert (
+        sft_dataset(tokenizer, rows, 99)["input_ids"][:] == pair_dataset(tokenizer, rows, 99)["chosen_ids"][:] == whole
+    )
+    rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=99)
+    assert [row[m.bool()].tolist() for row, m in zip(rollout.tokens, rollout.attention_mask, strict=True)] == whole
 
 
 def test_from_texts(either, texts):

@@ -10,10 +10,21 @@ from torch import Tensor
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma).
 
-    A prompt that a chat template wrote (`chats.expect_chats`) has its special tokens in it, BOS among them.
+    What it puts last, such as EOS, is left out: the response follows. A prompt that a chat template wrote
+    (`chats.expect_chats`) has its special tokens in it, BOS among them.
     """
-    chats = getattr(tokenizer, "expects_chats", False)
-    return tokenizer(list(prompts), add_special_tokens=not chats, split_special_tokens=not chats)["input_ids"]
+    if getattr(tokenizer, "expects_chats", False):
+        return tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=False)["input_ids"]
+    plain = tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    first = _leading_special_tokens(tokenizer)
+    return [[*first, *ids] for ids in plain]
+
+
+def _leading_special_tokens(tokenizer) -> list[int]:
+    """Return the special tokens that a tokenizer puts before a text."""
+    text, plain = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+    start = next(i for i in range(len(text)) if text[i : i + len(plain)] == plain)
+    return text[:start]
 
 
 def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:
