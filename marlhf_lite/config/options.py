@@ -133,13 +133,20 @@ class ProgramConfig(Checked):
 # SFT, reward model, DPO
 
 
+# Those of transformers' schedules that need no arguments of their own.
+Decay = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
+NoDecay = Literal["constant", "constant_with_warmup"]
+
+
 class TrainerConfig(Checked):
     """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
 
     per_device_train_batch_size: int = option(
         0, "Most rows per forward and backward pass; 0: the whole batch.", least=0
     )
-    lr_scheduler_type: str = option("cosine", "Learning-rate schedule, by transformers' name for it.")
+    lr_scheduler_type: Literal[Decay, NoDecay] = option(
+        "cosine", "Learning-rate schedule, by transformers' name for it."
+    )
     warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
 
 

@@ -105,6 +105,7 @@ def start_processes() -> None:
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"peft\.")  # such as of tied weights: see `lora`
 
 
 def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -> RunContext:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel, set_seed
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
+from marlhf_lite.models.lora import merge_adapter
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.templates import Write
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -29,7 +30,7 @@ def merged_policy(
     tokenizer, policy = load_tokenizer(config.model), load_policy(load_base(config), folder, trainable=False)
     if write := chat_writer(tokenizer, config.chat_template):
         expect_chats(tokenizer)
-    return (policy.merge_and_unload() if isinstance(policy, PeftModel) else policy), tokenizer, write
+    return (merge_adapter(policy) if isinstance(policy, PeftModel) else policy), tokenizer, write
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:

@@ -210,10 +210,17 @@ def new_reward_model(
     if is_full_model(sft):
         return with_head(_load_full_model(base, sft, trainable=True), seed, head).requires_grad_(True).train()
     config = peft.LoraConfig.from_pretrained(_check_adapter(sft, base))
-    config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, ["score"], False
-    model = use_merged_forward(peft.get_peft_model(with_head(share(base), seed, head), config))
-    kept = {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k}
-    peft.set_peft_model_state_dict(model, peft.load_peft_weights(str(sft), device=_device(base)) | kept)
+    classifier = with_head(share(base), seed, head)
+    names = [name for name, _ in classifier.named_modules()]
+    # What SFT trained as a whole trains on, but for a head over the vocabulary: a classifier has none.
+    whole = [name for name in config.modules_to_save or () if any(place.endswith(name) for place in names)]
+    config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, [*whole, "score"], False
+    try:
+        model = use_merged_forward(peft.get_peft_model(classifier, config))
+    except ValueError:  # of peft
+        fix = "a reward model and a critic need an adapter on layers below it"
+        raise InputError(f"{sft}: its adapter is on the head alone: {fix}") from None
+    _load_weights(model, sft, {k: v for k, v in peft.get_peft_model_state_dict(model).items() if ".score." in k})
     return model.train()
 
 
@@ -252,12 +259,33 @@ def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
 
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
+    config = peft.PeftConfig.from_pretrained(_check_adapter(folder, model))
+    config.inference_mode = not trainable
+    loaded = peft.get_peft_model(model, config)
+    _load_weights(loaded, folder)
+    return use_merged_forward(loaded).train(trainable)
+
+
+def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, torch.Tensor] | None = None) -> None:
+    """Load the weights of a saved adapter, and `more`; the base, which others share, stays as it is.
+
+    An adapter of the embedding is saved with the base's embedding, which is not loaded. Raises `InputError` where the
+    adapter is another model's.
+    """
+    places, reason = dict(model.named_parameters()), ""  # a tied one once
     try:
-        loaded = peft.PeftModel.from_pretrained(model, _check_adapter(folder, model), is_trainable=trainable)
-        return use_merged_forward(loaded).train(trainable)
-    except (RuntimeError, SafetensorError) as error:
+        weights = peft.load_peft_weights(str(folder), device=_device(model))
+        copies = {name: weights.pop(name) for name in list(weights) if name in places}
+        missing = peft.set_peft_model_state_dict(model, weights | (more or {})).missing_keys
+        if lost := [name for name in missing if ".default" in name and name in places]:
+            reason = f"{lost[0]} is missing"
+        # The copies may be rounded to another number format.
+        if not all(torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6) for name, x in copies.items()):
+            reason = "it was trained over other embeddings"
+    except (RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on") from None
+    if reason:
+        raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")
 
 
 class ScoreHead(nn.Linear):

@@ -5,9 +5,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from transformers import TrainerCallback
 
+from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.logging import RunLogger
+from marlhf_lite.training.safeguards import some_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.progress import bar
@@ -23,26 +26,39 @@ class ProgressBar(TrainerCallback):
     """One progress bar with the remaining time and the loss, instead of the trainer's line of text a step.
 
     It stops the training with `InputError` where the loss or the gradient is not finite: TRL's trainers have made that
-    step already, so there are no weights to go on with.
+    step already, so there are no weights to go on with. It does, too, where the first step moves no weight.
     """
 
     def __init__(self, name: str):
-        self.name, self.bar, self.free_cores = name, None, FreeCores()
+        self.name, self.bar, self.free_cores, self.at_start = name, None, FreeCores(), None
 
-    def on_train_begin(self, args, state, control, **kwargs):
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.at_start = some_weights({self.name: trainable(model)})
         hidden = not state.is_local_process_zero
         self.bar = bar(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.free_cores.use()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if "loss" in logs:  # the summary at the end has none
+            self._check_moved(model, float(logs.get("grad_norm", 0.0)))
             self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}", refresh=False)
             check_finite(self.name, state.global_step, logs["loss"], logs.get("grad_norm", 0.0))
 
     def on_step_end(self, args, state, control, **kwargs):
         self.bar.update()
+
+    def _check_moved(self, model, gradient: float) -> None:
+        """Raises `InputError` where the first step that has a gradient moved no weight; groups may score alike."""
+        if self.at_start is None or not gradient:
+            return
+        before, self.at_start = self.at_start[self.name], None
+        after = some_weights({self.name: trainable(model)})[self.name]
+        if all(map(torch.equal, before, after)) and sum(map(torch.numel, before)):  # DeepSpeed's parts may be empty
+            stage = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}.get(self.name, "policy")
+            fix = f"its rate is 0, or less than the weights' rounding: give a higher --{stage}_learning_rate"
+            raise InputError(f"{self.name}: the first step moved no weight: {fix}")
 
     def close(self) -> None:
         """Close the bar, so that what is printed after it has a line of its own."""
@@ -78,7 +94,7 @@ class Recorder(ProgressBar):
         super().on_step_begin(args, state, control, **kwargs)
         self.start = time.perf_counter()
 
-    def on_log(self, args, state, control, logs=None, **kwargs):
+    def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if "loss" not in logs:
             return
         seconds, history, update = time.perf_counter() - self.start, self.logger.history, state.global_step
@@ -89,6 +105,7 @@ class Recorder(ProgressBar):
         self.logger.log_update(row)
         self.bar.set_postfix({k: number(row[k]) for k in SHOWN if k in row}, refresh=False)
         _check_start(row)
+        self._check_moved(model, row.get("policy_grad_norm", 0.0))
         check_finite(self.name, update, row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
         if self.held_out and (update % self.every == 0 or update == state.max_steps):
             self.logger.log_held_out(update, self.held_out())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import datasets
 from peft import PeftModel
+from transformers import PreTrainedModel
 from trl import DPOConfig, DPOTrainer
 
 from marlhf_lite.config.commands import DPOCommand, PolicyCommand
@@ -11,10 +12,11 @@ from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import tracker_names
-from marlhf_lite.training.sft import EvenPairs, shared_arguments
+from marlhf_lite.training.optimizer import WarmUpAboveZero
+from marlhf_lite.training.sft import EvenPairs, check_head, shared_arguments
 
 
-class PairsTrainer(ScaledGradients, EvenPairs, DPOTrainer):
+class PairsTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids. Its own would tokenize prompt and response together, and add EOS to cut ones."""
 
     def compute_loss(self, model, inputs, *args, **kwargs):
@@ -35,12 +37,24 @@ def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DP
     for side in ("chosen", "rejected"):
         encoded[f"{side}_ids"] = encode_responses(tokenizer, rows[side], options.max_response_length)
     arguments = shared_arguments(output / "checkpoints", options.seed, options, options, "dpo")
-    return PairsTrainer(
+    check_head(model)
+    trainer = PairsTrainer(
         model=model,
         args=DPOConfig(beta=options.dpo_beta, max_length=None, **arguments | baseline_arguments(options)),
         train_dataset=datasets.Dataset.from_dict(encoded),
         processing_class=tokenizer,
     )
+    complete_reference(trainer.model)
+    return trainer
+
+
+def complete_reference(model: PeftModel | PreTrainedModel) -> None:
+    """Copy to TRL's reference adapter, `ref`, what TRL leaves out: adapters of an embedding and of single tokens."""
+    if "ref" not in getattr(model, "peft_config", {}):
+        return
+    for name, parameter in model.named_parameters():
+        if name.endswith(".default"):  # in a dictionary by adapter, where TRL expects modules
+            model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
 
 
 def baseline_arguments(options: PolicyCommand) -> dict:

@@ -1,10 +1,11 @@
-"""AdamW and its learning-rate schedule, for PPO, RLOO and GRPO alike."""
+"""AdamW for PPO, RLOO and GRPO, and the learning-rate schedules of all stages: none begins at 0."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from marlhf_lite.config.options import RolloutConfig
 
@@ -37,3 +38,23 @@ def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float
     done = (update + 1 - warmup) / max(total + 1 - warmup, 1)
     shares = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
     return shares[config.rl_lr_scheduler_type]
+
+
+class WarmUpAboveZero:
+    """Makes a trainer of transformers begin its warm-up above 0, as `learning_rate_share` does.
+
+    Its own begins at 0, so that a stage of one step would train nothing. Step s of N, from 0, here has the rate of step
+    s + 1 of N + 1: the warm-up ends with the peak, and the decay ends at 0 behind the last step.
+    """
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """The schedule of `num_training_steps`; one that the trainer was given stays."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        self.args.warmup_steps = warmup = self.args.get_warmup_steps(num_training_steps)
+        if not warmup:
+            return super().create_scheduler(num_training_steps, optimizer)
+        schedule = super().create_scheduler(num_training_steps + 1, optimizer)
+        later = [lambda step, rate=rate: rate(step + 1) for rate in schedule.lr_lambdas]
+        self.lr_scheduler = LambdaLR(schedule.optimizer, later)
+        return self.lr_scheduler

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from peft import PeftModel
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,6 +39,7 @@ from marlhf_lite.training.rollout import (
     generate,
     generate_in_batches,
     longest_rollout,
+    merged_adapter,
     prompt_batches,
     sampling_of,
 )
@@ -217,7 +219,8 @@ class PPOTrainer:
         """
         config, critic_alone = self.config, self.updates_done < self.config.critic_warmup
         batch = self.objective.batch(rollout, macro.check_segmentation(macro_actions, rollout.mask))
-        at_start = safeguards.some_weights(self.parameters) if self.updates_done == 0 else None
+        is_first = self.updates_done in (0, config.critic_warmup)  # of the critic, of the policy
+        at_start = safeguards.some_weights(self.parameters) if is_first else None
         self._set_learning_rates()
 
         # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
@@ -256,8 +259,20 @@ class PPOTrainer:
             with summon_full_params(self.actor_critic):
                 given = (model, self.tokenizer, prompts, self.sampling)
                 rollout, self.generation_batch_size = generate_in_batches(self.generator, size, *given)
+            if self.updates_done == 0 and isinstance(model, PeftModel):
+                self._with_less_memory(self._check_merged, rollout, alone=True)
         self.models.policy.train()
         return rollout.sort_by_length()
+
+    @torch.no_grad()
+    def _check_merged(self, rollout: Rollout) -> None:
+        """Compare the merged policy, which samples, with the policy that trains, on a micro-batch."""
+        part = rollout.select(slice(self.micro_batch_size)).trim()
+        with self.accelerator.autocast():
+            logprobs = self.models.policy(*self._inputs(part))[0]
+            with merged_adapter(self.models.policy.model):
+                part = replace(part, sampled_logprobs=self.models.policy(*self._inputs(part))[0])
+        safeguards.check_merged(part, logprobs, self.models.policy, self.accelerator)
 
     def _ask_servers(self, prompts: list[str]) -> Rollout:
         """Responses by the engine, each with a seed of its own; torch's random state is neither used nor changed."""
@@ -413,10 +428,11 @@ class PPOTrainer:
     # -- after an update ----------------------------------------------------------------------------------------------
 
     def _finish_update(self, row: dict[str, float], at_start: dict | None) -> None:
-        """Count the update, and refuse a run that does not work; `at_start` are the weights before the first update."""
+        """Count the update, and refuse a run that does not work; `at_start` are the weights before a first update."""
         skipped = bool(row["skipped_steps"]) and self.accelerator.scaler is None
         if at_start and not row["skipped_steps"]:
-            safeguards.check_moved(at_start, self.parameters, self.config.critic_warmup, self.accelerator)
+            critic_alone = self.updates_done < self.config.critic_warmup
+            safeguards.check_moved(at_start, self.parameters, critic_alone, self.accelerator)
         if self.updates_done == 0 and not skipped:
             safeguards.check_start(row)
         self.updates_done += 1

@@ -14,6 +14,7 @@ from marlhf_lite.config.options import LengthConfig, RewardModelConfig, TrainerC
 from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_peft
 from marlhf_lite.tasks.tokenization import pair_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
+from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, with_less_memory
@@ -82,7 +83,7 @@ class _PairLoss(EvenPairs, RewardTrainer):
         return score_states(classifier, states[0])
 
 
-class PairTrainer(ScaledGradients, _PairLoss):
+class PairTrainer(ScaledGradients, WarmUpAboveZero, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
 
 

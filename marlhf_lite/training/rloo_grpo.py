@@ -19,7 +19,7 @@ from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.memory import rows_a_pass
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.dpo import baseline_arguments
+from marlhf_lite.training.dpo import baseline_arguments, complete_reference
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
@@ -27,7 +27,7 @@ from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
 from marlhf_lite.training.safeguards import updates_of_passes
-from marlhf_lite.training.sft import quiet_arguments
+from marlhf_lite.training.sft import check_head, quiet_arguments
 from marlhf_lite.utils.errors import InputError
 
 # TRL's name in a log of a step -> PPO's in a row of metrics. The rest of a row comes from `SampledReward`.
@@ -125,6 +125,7 @@ def group_trainer(
     """
     processes = PartialState().num_processes
     check_groups(config, processes)
+    check_head(model)
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     groups, share = config.batch_size // config.num_generations, config.batch_size // processes
@@ -142,7 +143,7 @@ def group_trainer(
         own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
-    return trainer_class(
+    trainer = trainer_class(
         model=model,
         reward_funcs=reward,
         args=config_class(
@@ -166,6 +167,8 @@ def group_trainer(
         processing_class=tokenizer,
         optimizers=(optimizer, schedule),
     )
+    complete_reference(trainer.model)
+    return trainer
 
 
 def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:

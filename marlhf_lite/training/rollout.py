@@ -13,6 +13,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from marlhf_lite.config.options import PPOConfig, SamplingConfig
+from marlhf_lite.models.lora import tied_layers
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
 from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.checkpoint import random_states, set_random_states
@@ -224,9 +225,11 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     """Merge a LoRA adapter into copies of the base weights inside this block: sampling then takes half the time.
 
     Afterwards the weights are the very same tensors as before. Samples may differ in the last digits of their
-    probabilities. Nothing is merged into weights that are sharded or quantised, or where the copies would be too large.
+    probabilities. Nothing is merged into weights that are sharded, quantised, or of another module too (tied), or where
+    the copies would be too large.
     """
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    tied = tied_layers(model)
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer) and module not in tied]
     weights = list(dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters()))
     size = sum(weight.numel() * weight.element_size() for weight in weights)
     plain = all(weight.is_floating_point() and not hasattr(weight, "full_tensor") for weight in weights)

@@ -81,7 +81,7 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
 
 
 def check_moved(
-    before: dict[str, list[Tensor]], parameters: dict, critic_warmup: int, accelerator: Accelerator
+    before: dict[str, list[Tensor]], parameters: dict, critic_alone: bool, accelerator: Accelerator
 ) -> None:
     """Raises `InputError` where the first update moved no weight of a model that it should train.
 
@@ -93,14 +93,14 @@ def check_moved(
         for role, own in after.items()
     }
     for role, count in sum_over_processes(moved, accelerator).items():
-        if not count and not (role == "policy" and critic_warmup):
+        if not count and not (role == "policy" and critic_alone):
             raise InputError(
                 f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a higher "
                 f"--{role}_learning_rate"
             )
 
 
-# -- responses of a server ---------------------------------------------------------------------------------------------
+# -- what sampled the responses ---------------------------------------------------------------------------------------
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
@@ -117,16 +117,36 @@ def check_sampled(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelera
     """
     if rollout.sampled_logprobs is None:
         return {}
+    difference, is_rounding = _sampler_difference(rollout, logprobs, model, accelerator)
+    if not is_rounding:
+        what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
+        dtype = str(next(model.parameters()).dtype).split(".")[1]
+        raise ServerError(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
+    return {"sampler_difference": difference}
+
+
+def check_merged(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator: Accelerator) -> None:
+    """Raises `InputError` where a policy with its adapter merged, which samples, is not the policy that trains.
+
+    `rollout.sampled_logprobs` are those of the first, `logprobs` [B, T] those of the second. What is not finite is left
+    to the update.
+    """
+    difference, is_rounding = _sampler_difference(rollout, logprobs, model, accelerator)
+    if math.isfinite(difference) and not is_rounding:
+        what = f"merged into the base for sampling, it is {difference:.4f} nats a token from the policy that trains"
+        raise InputError(f"the adapter of --sft: {what}: give one of other layers (--lora_target_modules all-linear)")
+
+
+def _sampler_difference(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator) -> tuple[float, bool]:
+    """The mean of |log π of the sampler - log π| in nats a token, and whether it is no more than rounding."""
     gap = (logprobs.detach() - rollout.sampled_logprobs).abs()[rollout.mask].sum()
     sums, dtype = {"gap": gap, "tokens": rollout.mask.sum()}, next(model.parameters()).dtype
     ran_in = dtype
     if accelerator is not None:
         sums, ran_in = sum_over_processes(sums, accelerator), AUTOCAST.get(accelerator.mixed_precision, dtype)
     difference = float(sums["gap"] / sums["tokens"])
-    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):  # weights are rounded, too
-        what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
-        raise ServerError(f"--vllm_url: {what}: serve the base of --model with --dtype {str(dtype).split('.')[1]}")
-    return {"sampler_difference": difference}
+    # Weights are rounded, too.
+    return difference, difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in])
 
 
 # -- numbers that are not finite --------------------------------------------------------------------------------------

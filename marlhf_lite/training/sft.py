@@ -10,6 +10,8 @@ from accelerate import PartialState
 from accelerate.state import GradientState
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PrinterCallback
@@ -21,10 +23,11 @@ from marlhf_lite.models.memory import rows_a_pass, smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.training.half_precision import ScaledGradients
+from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.utils.errors import InputError
 
 
-class ResponseTrainer(ScaledGradients, SFTTrainer):
+class ResponseTrainer(ScaledGradients, WarmUpAboveZero, SFTTrainer):
     """TRL's trainer, in float16 too."""
 
 
@@ -44,6 +47,8 @@ def train_sft(
     where loss or gradient are not finite; then nothing is saved.
     """
 
+    check_head(model)
+
     def train(trainer_config: o.TrainerConfig) -> list[dict]:
         trainer = ResponseTrainer(
             model=model,
@@ -58,6 +63,13 @@ def train_sft(
         return run_trainer(trainer, tokenizer, output, "SFT")
 
     return with_less_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
+
+
+def check_head(model: PeftModel | PreTrainedModel) -> None:
+    """Raise `InputError` where the head has an adapter: TRL computes with its weight, and would not train it."""
+    if isinstance(model.get_output_embeddings(), BaseTunerLayer | TrainableTokensWrapper):
+        fix = "SFT, DPO, RLOO and GRPO cannot train it: give --lora_target_modules that leaves the head out"
+        raise InputError(f"the head (lm_head) has an adapter: {fix}")
 
 
 def with_less_memory(
