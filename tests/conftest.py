@@ -3,8 +3,11 @@
 import copy
 import gc
 import os
+import shutil
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import matplotlib as mpl
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import settings
 from matplotlib import pyplot
 from small_runs import PROMPTS, build
@@ -31,6 +35,7 @@ mpl.use("Agg")  # no window, whatever the machine has
 settings.register_profile("slow machines too", deadline=None)
 settings.load_profile("slow machines too")
 
+HERE = Path(__file__).resolve().parent
 RESPONSES = ["yes it is", "", "no", "a rather long answer, I fear", "ok then", "!"]
 
 
@@ -48,6 +53,27 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the wheel as it is installed; built once for all processes of the tests."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+            wheel = tmp_path_factory.mktemp("wheel")
+            command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel), str(HERE.parent)]
+            subprocess.run(command, check=True)
+            target = wheel / "target"
+            command = [*pip, "install", "--no-deps", "--no-index", "--target", str(target)]
+            subprocess.run([*command, *map(str, wheel.glob("*.whl"))], check=True)
+            for helper in ("figure_checks.py", "exercise_answers.py"):
+                shutil.copy(HERE / helper, target)
+            shutil.copytree(HERE / "data", target / "data")
+            target.rename(shared)
+    return shared
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,10 @@ def options(**changes):
     return PPOConfig(**{"kl_coef": BETA, "max_grad_norm": 1e9, "warmup_updates": 0, "micro_batch_size": 4} | changes)
 
 
-def learner(models, config, macro_config=None, started=True):
+def learner(models, config, macro_config=None, started=True, objective=None):
     """A trainer that gets its rollouts from the test."""
-    made = PPOTrainer(models, None, PROMPTS, None, None, config, macro_config, max_response_length=12)
+    given = (models, None, PROMPTS, None, None, config, macro_config)
+    made = PPOTrainer(*given, max_response_length=12, objective=objective)
     made.updates_done = int(started)  # these policies have left the reference already
     return made
 
@@ -87,17 +88,18 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None):
         score = float(rollout.scores[i])
         score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
         rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)
-        lam = max(1 - 1 / (ppo.lam_alpha * max(len(lengths), 1)), 0.0) if ppo.lam_alpha else ppo.lam
+        named = dict((name.split("=") + [1.0])[:2] for name in ppo.objective.split(",") if name)
+        lam = max(1 - 1 / (float(named["vapo"]) * max(len(lengths), 1)), 0.0) if "vapo" in named else ppo.lam
         pooled = ref.pool(old_values[i], lengths, how.sigma)
         gains, returns = ref.gae(rewards, pooled, ppo.gamma, lam)
-        if ppo.critic_lam is not None:
-            _, returns = ref.gae(rewards, pooled, ppo.gamma, ppo.critic_lam)
+        if "vc_ppo" in named:
+            _, returns = ref.gae(rewards, pooled, ppo.gamma, float(named["vc_ppo"]))
         gains, returns = (gains, returns) if made is None else made[i]
         estimates.append((gains, returns))
         policy.append(ref.policy_terms(logprobs[i], old_logprobs[i], gains, lengths, ppo.cliprange, how.ratio))
         clip = ppo.cliprange_value or None
         value.append(ref.value_terms(values[i], old_values[i], returns, lengths, clip, how.value_target, how.sigma))
-    losses = (ref.mean(terms, ppo.loss_mean) for terms in (policy, value))
+    losses = (ref.mean(terms, "response" if "released" in ppo.objective else "token") for terms in (policy, value))
     return *losses, (old_logprobs, old_values), estimates
 
 

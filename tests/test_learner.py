@@ -42,10 +42,10 @@ CASES = [
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
     (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
     (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5, "kl_estimator": "k3"}),
-    (3, {"sigma": "start"}, {"lam_alpha": 0.4}),
-    (1, {}, {"critic_lam": 1.0, "lam": 0.7}),
-    (3, {"ratio": "macro_mean"}, {"loss_mean": "response", "lam_alpha": 0.4, "critic_lam": 0.5}),
-    (4, {"value_target": "macro", "ratio": "macro"}, {"loss_mean": "response"}),
+    (3, {"sigma": "start"}, {"objective": "vapo=0.4"}),
+    (1, {}, {"objective": "vc_ppo", "lam": 0.7}),
+    (3, {"ratio": "macro_mean"}, {"objective": "vc_ppo=0.5, released,vapo=0.4"}),
+    (4, {"value_target": "macro", "ratio": "macro"}, {"objective": "released"}),
     (3, {}, {"temperature": 0.6, "logprobs_at_temperature": True}),
 ]
 
@@ -63,14 +63,14 @@ def test_one_update_is_the_equations(moved, batch, n, how, ppo):
     assert row["policy_grad_norm"] == pytest.approx(torch.cat([g.flatten() for g in grads]).norm().item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{}, {"critic_lam": 0.8}, {"lam_alpha": 0.9}])
-def test_lam_at_borders_over_tokens(moved, batch, changes):
+@pytest.mark.parametrize("objective", ["sae", "sae,vc_ppo=0.8", "vapo=0.9,sae"])
+def test_lam_at_borders_over_tokens(moved, batch, objective):
     """SAE: every token has its own value and loss term, and λ stands at the last token of a macro action alone.
 
     So does the critic's own λ; and a λ by length counts macro actions, at whose borders it stands.
     """
-    ppo = options(lam=0.6, **changes)
-    row, steps = update(moved, batch, ppo, MacroConfig(gae_over="tokens"))
+    ppo = options(lam=0.6, objective=objective)
+    row, steps = update(moved, batch, ppo)
     (grads, policy), (critic_grads, critic) = steps["policy"][0], steps["critic"][0]
     logprobs, values = (numbers(x) for x in plain_pass(policy, critic, batch))
     estimates = []
@@ -78,10 +78,10 @@ def test_lam_at_borders_over_tokens(moved, batch, changes):
         theirs = batch.ref_logprobs[i][batch.mask[i]].double().tolist()
         rewards = [-BETA * (a - b) for a, b in zip(logprobs[i], theirs)]
         rewards[-1] += float(batch.scores[i])
-        lam = max(1 - 1 / (0.9 * len(lengths)), 0.0) if ppo.lam_alpha else 0.6
+        lam = max(1 - 1 / (0.9 * len(lengths)), 0.0) if "vapo" in objective else 0.6
         advantages, returns = ref.gae(rewards, values[i], 1.0, borders(lengths, lam))
-        if ppo.critic_lam is not None:
-            _, returns = ref.gae(rewards, values[i], 1.0, borders(lengths, ppo.critic_lam))
+        if "vc_ppo" in objective:
+            _, returns = ref.gae(rewards, values[i], 1.0, borders(lengths, 0.8))
         estimates.append((advantages, returns))
     given = ((policy, critic), batch, cut(batch, 1), MacroConfig(), ppo)
     policy_loss, value_loss, *_ = plain_losses(*given, made=estimates)

@@ -15,7 +15,7 @@ from marlhf_lite.lab.studies.learning import learning_report, learning_table
 from marlhf_lite.lab.studies.results import stored_results
 from marlhf_lite.lab.studies.study import STUDIES, load_study
 
-OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "gae_over": "macro_actions"}
+OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "objective": ""}
 GROUPS = {"L8": ["L8 E0", "L8 E4"]}
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,6 @@ from pathlib import Path
 import exercise_answers
 import nbformat
 import pytest
-from filelock import FileLock
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -30,27 +28,6 @@ DRAW = "ax = plt.subplots()[1]; ax.set(xlabel='x', ylabel='y', title='β = 0.012
 
 def errors(cells: list) -> list[str]:
     return [f"{o.ename}: {o.evalue}" for cell in cells for o in cell.outputs if o.output_type == "error"]
-
-
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory) -> Path:
-    """A folder with the wheel as it is installed; built once for all processes of the tests."""
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installed"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-            wheel = tmp_path_factory.mktemp("wheel")
-            command = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel), str(ROOT)]
-            subprocess.run(command, check=True)
-            target = wheel / "target"
-            command = [*pip, "install", "--no-deps", "--no-index", "--target", str(target)]
-            subprocess.run([*command, *map(str, wheel.glob("*.whl"))], check=True)
-            for helper in ("figure_checks.py", "exercise_answers.py"):
-                shutil.copy(HERE / helper, target)
-            shutil.copytree(HERE / "data", target / "data")
-            target.rename(shared)
-    return shared
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ def test_what_the_baselines_start_with():
 
 RELEASED = {
     "rl_lr_scheduler_type": "linear", "warmup_updates": 0.05, "adam_beta1": 0.9, "adam_beta2": 0.95,
-    "weight_decay": 0.1, "loss_mean": "response", "last_token_alone": True, "template": "released",
+    "weight_decay": 0.1, "objective": "released", "last_token_alone": True, "template": "released",
     "perplexity_rule": "token", "perplexity_early": True, "score_clip": 2.5, "rm_loss": "all", "reward_pooling": "mean",
 }  # fmt: skip
 
@@ -105,12 +105,12 @@ def test_the_ladder_changes_one_thing_a_rung():
     assert rungs == {
         "E0": {"n": "1"},
         "E1": {"n": "1", "lam": pytest.approx(0.95 ** (1 / 5), abs=1e-5)},
-        "E2": {"gae_over": "tokens"},
+        "E2": {"objective": "sae"},
         "E3": {"sigma": "start"},
         "E4": {},  # the defaults are MA-PPO
         "E5": {"reward_pooling": "mean"},
         "MC": {"n": "1", "lam": 1.0},
-        "VC": {"n": "1", "lam_alpha": 0.33, "critic_lam": 1.0, "critic_warmup": 8, "critic_epochs": 6},
+        "VC": {"n": "1", "objective": "vapo=0.33,vc_ppo", "critic_warmup": 8, "critic_epochs": 6},
     }
 
 

@@ -13,13 +13,13 @@ from marlhf_lite.cli import main
 
 SIZES = "--size 60 --batch_size 4 --updates 1 --max_prompt_length 200 --max_response_length 8"
 RULES = {
-    "randomized": "--num_mini_batches 2 --whiten --gae_over tokens",
+    "randomized": "--num_mini_batches 2 --whiten --objective sae",
     "whole": "--micro_batch_size 0 --rollouts 2 --ratio macro --value_target macro",
     "perplexity": "--perplexity_rule macro --critic_warmup 1 --critic_init sft",
-    "sentence": "--kl_estimator k3 --loss_mean response --logprobs_at_temperature",
+    "sentence": "--kl_estimator k3 --objective released --logprobs_at_temperature",
     "sentence_shuffled": "--num_ppo_epochs 2 --micro_batch_size 3 --generation_batch_size 3",
     "parsing": "--parser python --sigma position --reward_pooling mean",
-    "value_change": "--n 3 --lam_alpha 0.05 --gradient_checkpointing",
+    "value_change": "--n 3 --objective vapo --gradient_checkpointing",
     "listed": "--lengths 1,3",
     "cutpoints": "--n 3 --eval_every 1 --test_prompts 4",
 }

@@ -181,20 +181,20 @@ class DPOStageConfig(Checked):
 # Macro actions
 
 
-# What ends a macro action: its length, the text, or what the models say of it.
-ByLength = Literal["fixed", "randomized", "listed", "whole"]
-ByText = Literal["sentence", "sentence_shuffled", "parsing"]
-ByModels = Literal["perplexity", "value_change", "cutpoints"]
+# Rules by what ends a macro action: its length, the text, or what the models say of it.
+TERMINATIONS = ("fixed", "randomized", "listed", "whole", "sentence", "sentence_shuffled", "parsing")
+TERMINATIONS += ("perplexity", "value_change", "cutpoints")
 
 
 class MacroConfig(Checked):
     """What a macro action is, its value, and how it enters the losses."""
 
-    termination: Literal[ByLength, ByText, ByModels] = option(
+    termination: str = option(
         "fixed",
-        "Termination rule of macro actions (section 3.2.1); listed: --lengths in order, the last again and again; "
-        "value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
-        "sentence_shuffled: lengths of sentences in random order, a control.",
+        f"Termination rule of macro actions (section 3.2.1): {', '.join(TERMINATIONS)}, or your own as "
+        "package.module:function; listed: --lengths in order, the last again and again; value_change, cutpoints: where "
+        "the critic's value changes most, or the policy was least sure; sentence_shuffled: lengths of sentences in "
+        "random order, a control.",
     )
     n: str = option(
         "5", "Tokens per macro action (on average for value_change, cutpoints): an integer or inf; 1: token-level PPO."
@@ -219,11 +219,6 @@ class MacroConfig(Checked):
         "Pooling of KL rewards in a macro action: sum (paper), or mean (released code: beta over its length).",
     )
     rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
-    gae_over: Literal["macro_actions", "tokens"] = option(
-        "macro_actions",
-        "Steps of GAE and of the losses; tokens: each token with its own value, lambda at the borders of macro actions "
-        "and 1 inside (SAE).",
-    )
     ratio: Literal["token", "macro", "macro_mean"] = option(
         "token",
         "Importance ratio of a token (Appendix E), a macro action (section 3.2.2), or its geometric mean (GSPO).",
@@ -311,12 +306,11 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
     gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
-    lam_alpha: float = option(
-        0.0, "Length-adaptive lambda, 1 - 1 / (alpha * macro actions), with this alpha (VAPO: 0.05); 0: --lam.", least=0
-    )
-    critic_lam: float | None = option(None, "Lambda of the critic's returns. Default: the policy's.", least=0, most=1)
-    loss_mean: Literal["token", "response"] = option(
-        "token", "Mean in the losses: over all tokens, or over each response first (released code)."
+    objective: str = option(
+        "",
+        "Equations other than MA-PPO's, comma-separated: sae (lambda at the borders of macro actions, values of "
+        "tokens), vapo (lambda by length, vapo=0.05 gives alpha), vc_ppo (lambda of the critic's returns, vc_ppo=1), "
+        "released (losses as means over each response), or your own as package.module:Class.",
     )
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)

@@ -26,6 +26,7 @@ from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, StudyCo
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
 from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.former import FORMER, with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of
 
 Command = TypeVar("Command")
@@ -84,6 +85,8 @@ class OptionParser(TrlParser):
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             word = unknown[0].split("=")[0]
+            if word.removeprefix("--") in FORMER:
+                raise InputError(f"{self.prog}: {word} is no option any more: give {FORMER[word.removeprefix('--')]}")
             hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
             raise InputError(f"{self.prog}: unknown option {word}: {hint}see {self.prog} --help")
         return {name: value for name, value in vars(known).items() if value is not None}
@@ -93,6 +96,7 @@ class OptionParser(TrlParser):
 
         Options of other commands are left out: one file serves several commands.
         """
+        values = with_todays_names(values)
         for key in values:
             if key not in OPTIONS and key != "environment":  # which the config.yaml of a run has
                 hint = did_you_mean(str(key), OPTIONS).rstrip()

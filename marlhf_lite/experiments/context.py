@@ -21,6 +21,7 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import EngineConfig, GroupConfig, PPOConfig, ProgramConfig
 from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import (
@@ -37,8 +38,9 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.logging import tracker_names
+from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.program_tests import with_tests
-from marlhf_lite.training.rewards import FunctionReward, text_reward
+from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates
@@ -130,6 +132,7 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     rules = {}
     if isinstance(options, commands.PPOCommand):
         rules = {name: make_rule(macro, options.seed) for name, macro in options.methods.items()}
+        make_objective(options, options)
     if isinstance(options, commands.PolicyCommand):
         tracker_names(options.report_to)
     _check_finetune(options)

@@ -8,7 +8,6 @@ made again in the backward pass.
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction
 
 MAX_LOGITS = 2**23  # elements: 32 MiB in float32. What fits goes through at once, without a second projection
 _TILE = {"cpu": 2**20}  # there a tile passes through several tensors, best in the cache;
@@ -51,6 +50,8 @@ def from_hidden(
         logits = head(hidden)
         logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
         return from_logits(logits, targets, temperature)
+    from trl.kernels.chunked_logprob import TOKEN_CHUNK_SIZE, ChunkedLogProbFunction  # PPO needs no more of trl
+
     rows = min(targets.numel(), TOKEN_CHUNK_SIZE)
     logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
         hidden.reshape(-1, hidden.shape[-1]),

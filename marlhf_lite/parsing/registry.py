@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
+
+from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 
 PARSERS: dict[str, Callable[[], Parser]] = {
     "grammar": GrammarParser,
@@ -35,9 +40,42 @@ def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule
     Raises `InputError` that names the option, for an unknown rule, a bad n or lengths, and for a parser whose package
     or model is missing.
     """
-    if macro_config.termination not in RULES:
-        raise InputError(f"--termination {macro_config.termination}: unknown: choose from {', '.join(RULES)}")
-    return RULES[macro_config.termination](macro_config, seed)
+    name, known = macro_config.termination, ", ".join(RULES)
+    if is_user_code(name):
+        rule = import_user_code("termination", name, known)
+        with named_errors("termination", name):
+            return NamedRule(name, macro.as_rule(rule() if isinstance(rule, type) else rule))
+    if name not in RULES:
+        raise InputError(f"--termination {name}: unknown: choose from {known}, or give package.module:function")
+    return RULES[name](macro_config, seed)
+
+
+@dataclass(frozen=True)
+class NamedRule(macro.TerminationRule):
+    """A rule of the user's own, by the name that `--termination` gives it: its errors are one line with that name."""
+
+    name: str
+    rule: macro.TerminationRule
+
+    @property
+    def needs_outputs(self) -> bool:
+        return self.rule.needs_outputs
+
+    def __call__(self, mask: Tensor, **context: Any) -> macro.MacroActions:
+        with named_errors("termination", self.name):
+            return macro.check_segmentation(self.rule(mask, **context), mask)
+
+    def prepare(self, mask: Tensor, **context: Any) -> None:
+        with named_errors("termination", self.name):
+            self.rule.prepare(mask, **context)
+
+    def check(self) -> None:
+        with named_errors("termination", self.name):
+            self.rule.check()
+
+    def metrics(self) -> dict[str, float]:
+        with named_errors("termination", self.name):
+            return self.rule.metrics()
 
 
 @cache

@@ -1,10 +1,13 @@
 """Tokenise prompts and responses in the same way in every stage; a response ends with EOS."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import datasets
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    import datasets  # PPO needs none of it
 
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
@@ -33,11 +36,11 @@ def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[li
     return [(row + [tokenizer.eos_token_id])[:limit] for row in ids]
 
 
-def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
+def sft_dataset(tokenizer, rows: "datasets.Dataset", limit: int) -> "datasets.Dataset":
     """Return columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them."""
     prompts = encode_prompts(tokenizer, rows["prompt"])
     chosen = encode_responses(tokenizer, rows["chosen"], limit)
-    return datasets.Dataset.from_dict(
+    return type(rows).from_dict(
         {
             "input_ids": [p + c for p, c in zip(prompts, chosen, strict=True)],
             "completion_mask": [[0] * len(p) + [1] * len(c) for p, c in zip(prompts, chosen, strict=True)],
@@ -45,11 +48,11 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
     )
 
 
-def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
+def pair_dataset(tokenizer, rows: "datasets.Dataset", limit: int) -> "datasets.Dataset":
     """Return columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
     prompts = encode_prompts(tokenizer, rows["prompt"])
     sides = {side: encode_responses(tokenizer, rows[side], limit) for side in ("chosen", "rejected")}
-    return datasets.Dataset.from_dict(
+    return type(rows).from_dict(
         {f"{side}_ids": [p + r for p, r in zip(prompts, ids, strict=True)] for side, ids in sides.items()}
     )
 

@@ -1,4 +1,8 @@
-"""What an update of PPO optimises: advantages over macro actions, and the two losses."""
+"""What an update of PPO optimises, in four equations: rewards, advantages, and the two losses.
+
+A subclass changes one of them: `rewards`, `estimate`, `policy_loss` or `value_loss`; `examples/my_objective.py` is one.
+The trainer takes it as `objective=`, the command line as `--objective package.module:Class`.
+"""
 
 from dataclasses import dataclass
 
@@ -10,45 +14,111 @@ from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.user_code import named_errors
+
+LossAndStats = tuple[Tensor, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What an update optimises: the equations of steps 4 and 5. It knows no model and no process."""
+    """MA-PPO's equations, for steps 4 and 5 of an update. It knows no model and no process.
+
+    Shapes: B responses, T response tokens, S steps. A step is a macro action; with n = 1 it is a token.
+    """
 
     config: PPOConfig
     macro_config: MacroConfig
 
+    mean = "token"  # in the losses: over all tokens (or macro actions), or over each response first
+    user_name = ""  # the value of --objective, where it names a class of the user's own
+
+    # -- the equations ------------------------------------------------------------------------------------------------
+
+    def rewards(self, batch: Batch, outputs: ModelOutputs) -> Tensor:
+        """R_τ [B, S]: r_t = −β (log π_old − log π_ref) of a step's tokens, and the score on the last step (3.2.2)."""
+        config, options, rollout = self.config, self.macro_config, batch.rollout
+        token_rewards = macro.kl_rewards(
+            outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, config.kl_estimator
+        )
+        scores = shape_scores(rollout.scores, config)
+        return macro.macro_rewards(
+            token_rewards, scores, batch.steps, options.reward_pooling, options.rho, options.sigma
+        )
+
+    def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Â_τ and Q̂_τ = Â_τ + V(ω_τ), each [B, S], from rewards and values [B, S] by GAE (Appendix E).
+
+        δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k}.
+        """
+        return self.gae(rewards, values, batch, self.lam(batch))
+
+    def policy_loss(self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, count: Tensor) -> LossAndStats:
+        """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
+
+        Returns the sum of the micro-batch's terms divided by `count`, which is how many there are in the whole
+        optimizer step; and stats, {} or those of `macro.policy_loss`.
+        """
+        return macro.policy_loss(
+            outputs.logprobs,
+            old.logprobs,
+            old.advantages,
+            batch.steps,
+            clip=self.config.cliprange,
+            ratio=self.macro_config.ratio,
+            normalizer=count,
+            mean=self.mean,
+        )
+
+    def value_loss(self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, count: Tensor) -> LossAndStats:
+        """½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1).
+
+        It returns what `policy_loss` returns.
+        """
+        return macro.value_loss(
+            outputs.values,
+            old.values,
+            old.returns,
+            batch.steps,
+            clip=self.config.cliprange_value or None,
+            target=self.macro_config.value_target,
+            sigma=self.macro_config.sigma,
+            normalizer=count,
+            mean=self.mean,
+        )
+
+    # -- their parts --------------------------------------------------------------------------------------------------
+
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
-        """The responses with the steps that are counted: macro actions, or with `--gae_over tokens` (SAE) tokens."""
-        over_tokens = self.macro_config.gae_over == "tokens"
-        return Batch(rollout, macro_actions, macro_actions.single_tokens if over_tokens else macro_actions)
+        """The responses with the steps that are counted, which are the macro actions."""
+        return Batch(rollout, macro_actions, macro_actions)
+
+    def lam(self, batch: Batch) -> float | Tensor:
+        """λ of the advantages: one number, or one for each response [B, 1]."""
+        return self.config.lam
+
+    def gae(self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [B, S] with this λ."""
+        return macro.gae(rewards, values, batch.steps.mask, self.config.gamma, lam)
+
+    # -- what the trainer calls ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> OldOutputs:
-        """These outputs as old ones, with advantages and returns by GAE over macro actions."""
-        config, options, rollout, steps = self.config, self.macro_config, batch.rollout, batch.steps
-        # r_t = −β (log π_old − log π_ref) of each token (section 2.2) ...
-        beta, estimator = config.kl_coef, config.kl_estimator
-        token_rewards = macro.kl_rewards(outputs.logprobs, rollout.ref_logprobs, rollout.mask, beta, estimator)
-        # ... summed over each macro action, and the score of the response on the last one: R_τ (section 3.2.2).
-        scores = shape_scores(rollout.scores, config)
-        rewards = macro.macro_rewards(token_rewards, scores, steps, options.reward_pooling, options.rho, options.sigma)
-        # V(ω_τ) = Σ_i σ_i V(s_{t_τ+i}) (Appendix D.1).
-        values = macro.macro_values(outputs.values, steps, options.sigma)
-        # δ_τ = R_τ + γ V(ω_{τ+1}) − V(ω_τ),  Â_τ = Σ_k (γλ)^k δ_{τ+k},  Q̂_τ = Â_τ + V(ω_τ) (Appendix E).
-        lam = macro.adaptive_lam(batch.macro_actions.mask, config.lam_alpha) if config.lam_alpha else config.lam
-        lam = self._lam_of_steps(batch, lam)
-        advantages, returns = macro.gae(rewards, values, steps.mask, config.gamma, lam)
-        if config.critic_lam is not None:  # a λ of its own for what the critic regresses to (VC-PPO)
-            lam = self._lam_of_steps(batch, config.critic_lam)
-            _, returns = macro.gae(rewards, values, steps.mask, config.gamma, lam)
-        old = (outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach())
-        return OldOutputs(*old, advantages, returns)
+        """These outputs as old ones, with advantages and returns of the steps.
 
-    def _lam_of_steps(self, batch: Batch, lam: float | Tensor) -> float | Tensor:
-        """λ of the steps that are counted: macro actions, or with `--gae_over tokens` their borders."""
-        return macro.border_lam(batch.macro_actions, lam) if self.macro_config.gae_over == "tokens" else lam
+        Raises `InputError` where an equation of the user's own gives another shape.
+        """
+        values = macro.macro_values(outputs.values, batch.steps, self.macro_config.sigma)  # V(ω_τ) (Appendix D.1)
+        with named_errors("objective", self.user_name):
+            rewards = self.rewards(batch, outputs)
+            _check_shapes("rewards", (rewards,), batch)
+            estimates = self.estimate(rewards, values, batch)
+            _check_shapes("estimate", estimates, batch, ("advantages", "returns"))
+        advantages, returns = (x.float().masked_fill(~batch.steps.mask, 0.0) for x in estimates)
+        return OldOutputs(
+            outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach(), advantages, returns
+        )
 
     def counts(self, batch: Batch) -> Tensor:
         """[3] terms of the policy loss and of the value loss (tokens or macro actions), and responses."""
@@ -64,35 +134,35 @@ class Objective:
 
         `normalizers` are the `counts` of the whole optimizer step.
         """
-        config, options = self.config, self.macro_config
-        # Each mean is over all tokens (macro actions) of the step, or over its responses.
-        over = normalizers[:2] if config.loss_mean == "token" else normalizers[2].expand(2)
-        # −min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, section 3.2.2)
-        policy, policy_stats = macro.policy_loss(
-            outputs.logprobs,
-            old.logprobs,
-            old.advantages,
-            batch.steps,
-            clip=config.cliprange,
-            ratio=options.ratio,
-            normalizer=over[0],
-            mean=config.loss_mean,
-        )
-        # ½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1)
-        value, value_stats = macro.value_loss(
-            outputs.values,
-            old.values,
-            old.returns,
-            batch.steps,
-            clip=config.cliprange_value or None,
-            target=options.value_target,
-            sigma=options.sigma,
-            normalizer=over[1],
-            mean=config.loss_mean,
-        )
-        return policy + value, {
-            "policy_loss": policy.detach(),
-            "value_loss": value.detach(),
-            "clip_fraction": policy_stats["clip_fraction"] * policy_stats["count"] / normalizers[0],
-            "value_clip_fraction": value_stats["clip_fraction"] * value_stats["count"] / normalizers[1],
-        }
+        counts = normalizers[:2] if self.mean == "token" else normalizers[2].expand(2)
+        total, stats = 0.0, {}
+        for name, count, terms in zip(("policy", "value"), counts, normalizers[:2], strict=True):
+            with named_errors("objective", self.user_name):
+                loss, parts = _check_loss(name, getattr(self, f"{name}_loss")(batch, outputs, old, count))
+            total, stats[f"{name}_loss"] = total + loss, loss.detach()
+            if "clip_fraction" in parts:
+                clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
+                stats[clipped] = parts["clip_fraction"] * parts["count"] / terms
+        return total, stats
+
+
+def _check_shapes(method: str, found: tuple, batch: Batch, names: tuple[str, ...] = ("rewards",)) -> None:
+    """Raise `InputError` where what a method returned are no tensors [B, S] of these names."""
+    shape, fix = tuple(batch.steps.mask.shape), "one number for each response and macro action"
+    if not isinstance(found, tuple) or len(found) != len(names):
+        raise InputError(f"{method}: it returned {type(found).__name__}: return {' and '.join(names)}")
+    for name, x in zip(names, found, strict=True):
+        if not isinstance(x, Tensor) or x.shape != shape:
+            actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"{method}: {name} of shape {actual}: return a tensor of shape {shape}, {fix}")
+
+
+def _check_loss(name: str, found: LossAndStats) -> LossAndStats:
+    """`found`, if it is a loss and its stats. Raises `InputError` where it is not."""
+    fix = "return a tensor of one number, and a dict of stats, which may be empty"
+    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
+        raise InputError(f"{name}_loss: it returned {type(found).__name__}: {fix}")
+    if not isinstance(found[0], Tensor) or found[0].dim():
+        actual = tuple(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+        raise InputError(f"{name}_loss: a loss of shape {actual}: {fix}")
+    return found

@@ -16,7 +16,7 @@ class Batch:
 
     rollout: Rollout
     macro_actions: MacroActions
-    steps: MacroActions  # what GAE and the losses count: the macro actions, or single tokens (`--gae_over tokens`)
+    steps: MacroActions  # what GAE and the losses count: the macro actions, or single tokens (`--objective sae`)
 
     def __len__(self) -> int:
         return len(self.rollout)

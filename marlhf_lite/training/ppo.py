@@ -31,6 +31,7 @@ from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, score_responses
@@ -68,6 +69,7 @@ class PPOTrainer:
         accelerator: where the models run; made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`.
         engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
+        objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
     """
 
     def __init__(
@@ -91,13 +93,14 @@ class PPOTrainer:
         accelerator: Accelerator | None = None,
         generator: Callable | None = None,
         engine: Callable | None = None,
+        objective: type[Objective] | None = None,
     ):
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
-        self.objective = Objective(config, self.macro_config)
+        self.objective = (objective or make_objective)(config, self.macro_config)
         self.sampling = sampling_of(config, max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
@@ -229,6 +232,8 @@ class PPOTrainer:
         keeps = config.num_mini_batches == 1 and not config.whiten
         normalizers = self.loss_normalizers(batch) if keeps else None
         old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
+        if self.updates_done == 0:
+            safeguards.check_objective(self.objective, batch, old, stats)
         checked = safeguards.check_sampled(rollout, old.logprobs, self.models.policy, self.accelerator)
         if config.whiten:
             old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))

@@ -1,8 +1,5 @@
 """Rewards: anything that gives each response of a rollout one number."""
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 
@@ -11,9 +8,7 @@ from torch import Tensor
 
 from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.batches import in_batches
-from marlhf_lite.training.program_tests import TestReward
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -97,39 +92,3 @@ def shape_scores(scores: Tensor, config: RolloutConfig) -> Tensor:
     """[B] the scores that are trained on, float32: the released code clips those of the reward model to ±2.5."""
     scores = scores.float()
     return scores.clamp(-config.score_clip, config.score_clip) if config.score_clip else scores
-
-
-# -- rewards by name --------------------------------------------------------------------------------------------------
-
-
-def text_reward(kind: str, task: Task) -> Callable | None:
-    """The function of texts that `--reward` names; None for rm or nothing. Raises `InputError` where there is none."""
-    if kind in ("", "rm"):
-        return None
-    if kind in ("tests", "all_tests"):
-        if task.tests is None:
-            raise InputError(f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function")
-        return TestReward(task.tests, strict=kind == "all_tests")
-    if kind != "gold":
-        return import_function(kind)
-    if task.gold is None:
-        raise InputError(f"--reward gold: {task.name} has no gold score: give rm, or package.module:function")
-    return task.gold
-
-
-def import_function(name: str) -> Callable:
-    """The function that `package.module:function` names, from the current folder too. Raises `InputError` if not."""
-    fix = "give rm, gold, tests, all_tests, or package.module:function"
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise InputError(f"--reward {name}: unknown: {fix}")
-    if os.getcwd() not in sys.path:  # `marlhf` itself does not look there, `python -m` does
-        sys.path.append(os.getcwd())
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
-        reason = one_line(error)
-        raise InputError(f"--reward {name}: cannot be imported ({reason}): {fix}") from None
-    if not callable(function):
-        raise InputError(f"--reward {name}: a {type(function).__name__}, not a function: {fix}")
-    return function

@@ -10,6 +10,8 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.training.distributed import local_tensor, sum_over_processes
+from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.outputs import Batch, OldOutputs
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, ServerError
 
@@ -73,6 +75,18 @@ def check_start(row: dict[str, float]) -> None:
             f"KL to the reference is {per_token:.3f} nats a token before any step: the policy does not start from the "
             "reference: give both the same SFT folder"
         )
+
+
+def check_objective(objective: Objective, batch: Batch, old: OldOutputs, losses: dict[str, Tensor]) -> None:
+    """Raises `InputError` where finite outputs of the models have advantages, returns or losses that are not."""
+    outputs = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
+    if not all(x.isfinite().all() for x in outputs):
+        return
+    named = {"advantages": old.advantages, "returns": old.returns} | losses
+    wrong = [name for name, x in named.items() if not x.isfinite().all()]
+    if wrong:
+        name = objective.user_name or type(objective).__name__
+        raise InputError(f"--objective {name}: {', '.join(wrong)} of the first update are not finite: correct it")
 
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:

@@ -16,6 +16,7 @@ import yaml
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
@@ -63,7 +64,7 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             reason = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
             raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
-        return cls(path, read_yaml(path / CONFIG))
+        return cls(path, with_todays_names(read_yaml(path / CONFIG)))
 
     def update_config(self, changes: Mapping) -> None:
         """Write config.yaml again with these values; its `environment` stays that of the start."""

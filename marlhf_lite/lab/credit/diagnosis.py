@@ -18,6 +18,7 @@ from transformers import set_seed
 from marlhf_lite.config.commands import PPOCommand, option_names
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments.context import RunContext, start_processes
+from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.experiments.pipeline import make_reward
 from marlhf_lite.lab.credit import credit, gradients, monte_carlo
 from marlhf_lite.lab.credit.ranking import rank_next_tokens
@@ -29,7 +30,7 @@ from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rewards import FunctionReward, text_reward
+from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Rollout, prompt_batches
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import environment

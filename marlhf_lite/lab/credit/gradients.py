@@ -31,6 +31,7 @@ from marlhf_lite.lab.credit.monte_carlo import continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.outputs import Batch, ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
@@ -50,7 +51,7 @@ class Estimator:
 
     @property
     def objective(self) -> Objective:
-        return Objective(self.config, self.macro_config)
+        return make_objective(self.config, self.macro_config)
 
     def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
         """The trainer's rollout, segmented by this estimator's rule."""
@@ -67,6 +68,7 @@ def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
     values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
     own = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
     macro_config = MacroConfig(**own[1])
+    own[0]["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
     return Estimator(replace(config, **own[0]), macro_config, make_rule(macro_config, seed))
 
 

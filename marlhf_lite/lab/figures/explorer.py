@@ -4,7 +4,7 @@ Without a browser that can answer widgets (nbconvert, nbclient, papermill), the 
 """
 
 import html
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.options import TERMINATIONS, MacroConfig
 from marlhf_lite.lab.figures.macro_actions import draw_spans, token_pieces
 from marlhf_lite.lab.figures.notebook import headless
 from marlhf_lite.macro import describe, macro_values
@@ -31,6 +31,7 @@ def explore(
     logprobs: Numbers | None = None,
     label: str = "value of the token",
     interactive: bool | None = None,
+    own_rules: Sequence[str] = (),
 ) -> Any:
     """Return widgets that draw `rule_figure` for every choice; without a browser, the figure of the first text.
 
@@ -41,6 +42,7 @@ def explore(
         logprobs: token ids to log-probabilities [T] under the reference model; None leaves out the perplexity rules.
         label: what `values` are, for the axis.
         interactive: whether to return widgets; None asks `headless`.
+        own_rules: your own rules to choose from, too, as package.module:function (in a notebook __main__:function).
     """
     label = label if values else "log-probability of the token"
     reference = _remember(logprobs) if logprobs else None
@@ -58,8 +60,8 @@ def explore(
             display(HTML(f'<p role="alert">⚠ {html.escape(str(error))}</p>'))
 
     hints = get_type_hints(MacroConfig)
-    choices = {name: list(get_args(hints[name])) for name in ("termination", "perplexity_rule", "parser", "sigma")}
-    choices["termination"] = [name for name in choices["termination"] if logprobs or name != "perplexity"]
+    choices = {name: list(get_args(hints[name])) for name in ("perplexity_rule", "parser", "sigma")}
+    choices["termination"] = [name for name in TERMINATIONS if logprobs or name != "perplexity"] + list(own_rules)
     numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
     other = {"own": "", "lengths": MacroConfig().lengths}
     return ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)

@@ -89,7 +89,7 @@ def _kept(options: Mapping, seen: float | None) -> dict:
     place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}
-    sigma = "start" if options["gae_over"] == "tokens" else options["sigma"]
+    sigma = "start" if "sae" in options["objective"] else options["sigma"]
     shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
     kept = [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]
     return {"n": options["n"], "kept": kept}

@@ -23,6 +23,7 @@ from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.jsonl import read_lines, to_jsonable, write_atomically
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
@@ -65,6 +66,8 @@ def read_result(path: Path) -> dict | None:
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
+    if "options" in result:
+        result["options"] = with_todays_names(result["options"])
     return result | {"curve": [{name: x for name, x in row.items() if x is not None} for row in rows]}
 
 

@@ -26,12 +26,14 @@ import filelock
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, RunConfig
+from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, read_yaml
+from marlhf_lite.utils.user_code import import_user_code
 
 STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
 MARLHF = [sys.executable, "-m", "marlhf_lite"]
@@ -145,7 +147,7 @@ def _check(study: Study, path: Path) -> None:
             raise InputError(f"{where}: samples {samples}: give a whole number from {least} up")
     if len({run_name(name, 0) for name in study.methods}) < len(study.methods):
         raise InputError(f"{path}: methods: two names differ in punctuation alone: their files would be the same")
-    for key in study.shared:
+    for key in with_todays_names(study.shared):
         if key not in OPTIONS:
             close = difflib.get_close_matches(str(key), OPTIONS, n=1)
             hint = f"did you mean {close[0]}?" if close else "see marlhf <command> --help"
@@ -211,9 +213,7 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
         raise InputError(f"study {study.name}: nothing to run: give methods, and seeds such as [0, 1, 2]")
     for reward in sorted({run.options.get("reward", "") for run in runs}):
         if ":" in reward:
-            from marlhf_lite.training.rewards import import_function  # torch takes seconds
-
-            import_function(reward)
+            import_user_code("reward", reward, ", ".join(REWARDS))
     return runs
 
 
@@ -225,12 +225,12 @@ def _run(study: Study, name: str, seed: int) -> Run:
         own = merge([read_presets(method["preset"], source), own])
     reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
     stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
-    given = merge([study.shared, own]) | {"seed": seed}
+    given = with_todays_names(merge([study.shared, own])) | {"seed": seed}
     words = {
         stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
     }
     known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
-    unknown = [f"--{key}={value}" for key, value in own.items() if key not in known]
+    unknown = [f"--{key}={value}" for key, value in with_todays_names(own).items() if key not in known]
     try:
         for key in (OWN | {"seed"}) & set(study.shared | own):
             raise InputError(f"{key}: the study sets this itself: leave it out")
@@ -266,6 +266,10 @@ def _parse(stage: str, *words: str) -> dict:
     options = parse(stage, words, COMMANDS[stage])
     if isinstance(options, PPOCommand):
         make_rule(options)
+        if options.objective:
+            from marlhf_lite.training.objectives import make_objective  # transformers takes seconds
+
+            make_objective(options, options)
     if stage in ("rloo", "grpo"):
         from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
 

@@ -1,0 +1,23 @@
+"""Rewards of texts by the names that `--reward` gives them."""
+
+from collections.abc import Callable
+
+from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.program_tests import TestReward
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.user_code import import_user_code
+
+
+def text_reward(kind: str, task: Task) -> Callable | None:
+    """The function of texts that `--reward` names; None for rm or nothing. Raises `InputError` where there is none."""
+    if kind in ("", "rm"):
+        return None
+    if kind in ("tests", "all_tests"):
+        if task.tests is None:
+            raise InputError(f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function")
+        return TestReward(task.tests, strict=kind == "all_tests")
+    if kind != "gold":
+        return import_user_code("reward", kind, "rm, gold, tests, all_tests")
+    if task.gold is None:
+        raise InputError(f"--reward gold: {task.name} has no gold score: give rm, or package.module:function")
+    return task.gold

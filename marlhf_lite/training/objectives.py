@@ -1,0 +1,102 @@
+"""Objectives by name: equations of other methods, each a change of MA-PPO's, and the user's own.
+
+sae       every token has its own value, and λ stands at the borders of macro actions    arXiv 2601.07320
+vapo      λ of the advantages grows with the number of macro actions                      arXiv 2504.05118
+vc_ppo    the critic learns from returns with a λ of its own                              arXiv 2503.01491
+released  losses are means over each response first                                       the released code
+
+Each changes another equation, so several of them go together: `--objective vapo,vc_ppo` is VAPO's estimator.
+"""
+
+import math
+
+from torch import Tensor
+
+from marlhf_lite import macro
+from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.outputs import Batch
+from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
+
+
+class SAE(Objective):
+    """Steps are tokens; λ counts at the last token of a macro action and is 1 inside (`macro.border_lam`)."""
+
+    def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
+        return Batch(rollout, macro_actions, macro_actions.single_tokens)
+
+    def gae(self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor) -> tuple[Tensor, Tensor]:
+        return super().gae(rewards, values, batch, macro.border_lam(batch.macro_actions, lam))
+
+
+class VAPO(Objective):
+    """λ = 1 − 1 / (α · macro actions) of each response, at least 0 (`macro.adaptive_lam`)."""
+
+    alpha = 0.05
+
+    def lam(self, batch: Batch) -> Tensor:
+        return macro.adaptive_lam(batch.macro_actions.mask, self.alpha)
+
+
+class VCPPO(Objective):
+    """Returns, to which the critic regresses, have their own λ; 1 is the plain sum of rewards."""
+
+    critic_lam = 1.0
+
+    def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        advantages, _ = super().estimate(rewards, values, batch)
+        _, returns = self.gae(rewards, values, batch, self.critic_lam)
+        return advantages, returns
+
+
+class Released(Objective):
+    """A response counts the same however long it is: losses are means over each response, then over responses."""
+
+    mean = "response"
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vapo": VAPO, "vc_ppo": VCPPO}
+NUMBERS = {"vapo": ("alpha", math.inf), "vc_ppo": ("critic_lam", 1.0)}  # name=number: what it sets, and its upper bound
+
+
+def make_objective(config: PPOConfig, macro_config: MacroConfig) -> Objective:
+    """The objective that `config.objective` names: MA-PPO's own where it is empty.
+
+    Several names, comma-separated, make one class of all of them; of two that change the same equation, or give the
+    same name another number, the later one counts. Raises `InputError` that names the option, for an unknown name, a
+    number out of range, and for what is no `Objective`.
+    """
+    names = [name.strip() for name in config.objective.split(",") if name.strip()]
+    different = {name.partition("=")[0]: name for name in names}.values()
+    kinds = tuple(_objective(name) for name in reversed(different)) or (Objective,)
+    with named_errors("objective", config.objective):
+        return type(kinds[0].__name__, kinds, {})(config, macro_config)
+
+
+def _objective(name: str) -> type[Objective]:
+    known = f"{', '.join(OBJECTIVES)} (comma-separated)"
+    if is_user_code(name):
+        kind = import_user_code("objective", name, known)
+        if not (isinstance(kind, type) and issubclass(kind, Objective)):
+            raise InputError(f"--objective {name}: no subclass of marlhf_lite.training.objective.Objective: give one")
+        return type(kind.__name__, (kind,), {"user_name": name})
+    word, _, number = name.partition("=")
+    if word not in OBJECTIVES:
+        raise InputError(f"--objective {name}: unknown: give {known}, or package.module:Class")
+    return _with_number(word, number) if number else OBJECTIVES[word]
+
+
+def _with_number(word: str, text: str) -> type[Objective]:
+    """The objective with another number than its own: α of vapo, λ of vc_ppo."""
+    attribute, most = NUMBERS.get(word, ("", -1.0))
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= most or (word == "vapo" and number == 0):
+        fix = "give vapo an alpha above 0, vc_ppo a lambda from 0 to 1, and the others no number"
+        raise InputError(f"--objective {word}={text}: {fix}")
+    kind = OBJECTIVES[word]
+    return type(kind.__name__, (kind,), {attribute: number})

@@ -1,0 +1,61 @@
+"""A user's own functions and classes: by the name `package.module:name`, with errors that name their option."""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from marlhf_lite.utils.errors import InputError, one_line
+
+
+def is_user_code(name: str) -> bool:
+    """Whether an option's value is `package.module:name`, and none of the names that the library knows."""
+    return ":" in name
+
+
+def import_user_code(option: str, name: str, known: str) -> Any:
+    """The function or class that `package.module:name` names, from the current folder too.
+
+    Raises `InputError` where there is none; `known` are the names that the option takes besides.
+    """
+    fix = f"give {known}, or package.module:name"
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise InputError(f"--{option} {name}: unknown: {fix}")
+    if os.getcwd() not in sys.path:  # `marlhf` itself does not look there, `python -m` does
+        sys.path.append(os.getcwd())
+    try:
+        code = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything
+        raise InputError(f"--{option} {name}: cannot be imported ({one_line(error)}): {fix}") from None
+    if not callable(code):
+        raise InputError(f"--{option} {name}: it is of type {type(code).__name__}, not a function or class: {fix}")
+    return code
+
+
+@contextmanager
+def named_errors(option: str, name: str) -> Iterator[None]:
+    """What the user's code raises in here becomes an `InputError` that names the option and the line of that code.
+
+    Where memory ended, the error stays as it is: the run goes on with less. Nothing happens without a name.
+    """
+    try:
+        yield
+    except Exception as error:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        if not name or should_reduce_batch_size(error):
+            raise
+        if isinstance(error, InputError):
+            raise InputError(f"--{option} {name}: {error}") from error
+        raise InputError(f"--{option} {name}: raised {one_line(error)}{_line_of(name, error)}: correct it") from error
+
+
+def _line_of(name: str, error: Exception) -> str:
+    """Where in the module of `name` the error came from."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""
