@@ -1,27 +1,24 @@
-"""How small an effect a study could have seen: with 90 % power, a two-sided t-test at 5 %, from its own records.
+"""The smallest effect that a study could have seen, from its own records.
 
-A study that finds nothing says nothing of smaller effects than this.
+Seen means that a two-sided t-test at 5 % finds an effect of this size with a probability of 90 %. Of anything smaller a
+study that finds nothing says nothing.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import stats
 
 POWER, LEVEL = 0.9, 0.05
 
 
-def power_of(effect: float, error: float, freedom: float) -> float:
-    """The probability that a t-test finds `effect` with its sign where a mean has this standard error."""
-    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL / 2, freedom), freedom, effect / error))  # the noncentral t
-
-
 def visible(error: float, freedom: float) -> float:
-    """The smallest effect that a t-test finds with the probability `POWER`, in the units of the standard error."""
-    if not error:
-        return 0.0
-    most = 40 * error  # enough for one degree of freedom
-    return float(optimize.brentq(lambda effect: power_of(effect, error, freedom) - POWER, 0.0, most))
+    """The smallest effect that could be seen where a mean has this standard error: (t + z) times it.
+
+    t and z are the quantiles of `LEVEL` and `POWER`. This usual approximation is a little low: by the noncentral t the
+    effect is 3 % larger with ten seeds, 8 % with five and 22 % with three.
+    """
+    return float((stats.t.ppf(1 - LEVEL / 2, freedom) + stats.norm.ppf(POWER)) * error)
 
 
 def visible_gap(gaps: Sequence[float]) -> float:
