@@ -20,7 +20,7 @@ class SmallVLLM(ThreadingHTTPServer):
     number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
     answers with the first adapter that ever came, `forgets` loads none, `spoil` changes an answer, `ends_after` breaks
     connections after so many answers, `hangs_after` takes requests and answers none any more, `well` is what it says of
-    itself.
+    itself from then on.
     """
 
     daemon_threads = True
@@ -34,7 +34,7 @@ class SmallVLLM(ThreadingHTTPServer):
         self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
-        self.hangs_after, self.well, self.freed = None, True, threading.Event()
+        self.hangs_after, self.hangs, self.well, self.freed = None, False, True, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
@@ -87,7 +87,7 @@ class SmallVLLM(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/health":
-            return self.answer(200 if self.server.well else 503, {})
+            return self.answer(503 if self.server.hangs and not self.server.well else 200, {})
         served = [{"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in self.server.adapters]
         self.answer(200, {"object": "list", "data": served})
 
@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             if server.ends_after is not None and done > server.ends_after:
                 status, answer = 0, None
             elif server.hangs_after is not None and done > server.hangs_after:
-                status, answer = None, None
+                server.hangs, status, answer = True, None, None
             elif server.script and (status := server.script.pop(0)) is not None:
                 answer = "a fault"
             elif route in server.routes:

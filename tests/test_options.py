@@ -155,13 +155,16 @@ def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
 
 def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs, tmp_path):
     url = "http://localhost:8000"
-    run = runs("a", rollout_engine="vllm", vllm_url=url, micro_batch_size=8, generation_batch_size=0)
+    servers = {"rollout_engine": "vllm", "vllm_url": url, "vllm_importance_sampling_mode": "token"}
+    run = runs("a", **servers, micro_batch_size=8, generation_batch_size=0)
     (file := tmp_path / "engine.yaml").write_text("rollout_engine: generate")
     assert read("--resume", run, command="ppo").vllm_url == url
     for words in (["--rollout_engine", "generate"], ["--config", str(file)]):
         options = read("--resume", run, *words, command="ppo")
         assert (options.rollout_engine, options.vllm_url) == ("generate", "")
     fails(lambda: read("--rollout_engine", "generate", "--vllm_url", url, command="ppo"), "--vllm_url")
+    mode = ["--vllm_importance_sampling_mode", "macro"]
+    fails(lambda: read(*mode, command="ppo"), "--vllm_importance_sampling_mode macro", "--rollout_engine vllm")
     less = read("--resume", run, "--generation_batch_size", "2", "--micro_batch_size", "4", command="ppo")
     assert (less.generation_batch_size, less.micro_batch_size) == (2, 4)
 

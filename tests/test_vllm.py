@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -21,7 +22,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.training.rollout import Sampling, generate
-from marlhf_lite.training.safeguards import SAMPLED_TOLERANCE
+from marlhf_lite.training.safeguards import SAMPLED_TOLERANCE, check_sampled
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -97,11 +98,37 @@ def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, toke
     rows = trainer.train()
     given = iter([dataclasses.replace(rollout, sampled_logprobs=None) for rollout in rollouts])
     other = build(build_models(base, sft, rm), tokenizer, generator=lambda *_: next(given), length=12, **HOW).train()
-    assert [row.pop("sampler_difference") for row in rows]
+    assert [row.pop("sampler_difference") for row in rows] and not any(row.pop("sampler_beyond") for row in rows)
     assert timeless(rows) == timeless(other)
     ended = torch.cat([rollout.ended for rollout in rollouts])
     last = torch.cat([r.response_ids.gather(1, r.lengths[:, None] - 1).squeeze(1) for r in rollouts])
     assert torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
+
+
+@pytest.mark.parametrize("mode", ["token", "macro"])
+def test_a_server_with_the_policy_s_weights_needs_no_correction(serve, make, mode):
+    plain, weighed = (make(serve(), updates=2, **how).train() for how in ({}, {"vllm_importance_sampling_mode": mode}))
+    for row, other in zip(plain, weighed, strict=True):
+        assert row["policy_loss"] == pytest.approx(other["policy_loss"], abs=1e-5)
+
+
+def test_tokens_that_the_server_gave_another_chance_are_counted_and_weigh_less(serve, make):
+    """One token in eight has 4 nats less: within what mixed precision allows on average, and far out as a token."""
+    trainer = make(serve(), vllm_importance_sampling_mode="token", vllm_importance_sampling_clip_max=2.0)
+    rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:8]))
+    batch = trainer.objective.batch(rollout, trainer.segment(rollout))
+    old, _ = trainer.forward_backward(batch, None)
+    change = torch.zeros_like(old.logprobs)
+    change[:, ::8], change[:, 1::8] = -4.0, 4.0  # trainer above the server, and below
+    odd = dataclasses.replace(rollout, sampled_logprobs=old.logprobs + change)
+    weights = trainer.objective.sampler_weights(dataclasses.replace(batch, rollout=odd), old)
+    assert weights[:, 0].tolist() == pytest.approx([2.0] * len(rollout))
+    assert weights[:, 1][rollout.mask[:, 1]].tolist() == pytest.approx([math.exp(-4.0)] * int(rollout.mask[:, 1].sum()))
+    shares = (change != 0)[rollout.mask].float().mean()
+    model = torch.nn.Linear(1, 1).to(torch.bfloat16)
+    small = dataclasses.replace(odd, sampled_logprobs=old.logprobs + change / 40)
+    assert check_sampled(small, old.logprobs, model, bound=1.05)["sampler_beyond"] == pytest.approx(float(shares))
+    assert check_sampled(small, old.logprobs, model, bound=2.0)["sampler_beyond"] == 0
 
 
 def test_servers_keep_the_minimum_length(serve, make):

@@ -322,6 +322,15 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
         "normal", "Start of a critic's new head: normal (deviation 0.1 / sqrt(width)), or zero: all values begin at 0."
     )
 
+    vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
+        "none",
+        "Weights of the policy's loss where servers sample: their log-probabilities may differ from the trainer's. "
+        "token: the ratio trainer / server of each token; macro: of each macro action.",
+    )
+    vllm_importance_sampling_clip_max: float = option(
+        3.0, "Largest such weight; also the bound of the metric sampler_beyond.", least=1
+    )
+
 
 class GroupConfig(RolloutConfig):
     """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
@@ -358,6 +367,9 @@ class EngineConfig(Checked):
         fix = "give addresses such as http://localhost:8000, without /v1"
         if bool(self.vllm_urls) != (self.rollout_engine == "vllm"):
             raise InputError(f"--vllm_url {self.vllm_url}: it goes with --rollout_engine vllm, and that with it: {fix}")
+        if getattr(self, "vllm_importance_sampling_mode", "none") != "none" and not self.vllm_urls:
+            mode = f"--vllm_importance_sampling_mode {self.vllm_importance_sampling_mode}"
+            raise InputError(f"{mode}: it goes with --rollout_engine vllm: transformers samples from the policy itself")
         for url in self.vllm_urls:
             if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", url) or url.rstrip("/").endswith("/v1"):
                 raise InputError(f"--vllm_url {url}: not an address: {fix}")

@@ -36,7 +36,12 @@ TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
 MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs"}
-MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
+MAY_CHANGE |= {
+    "vllm_importance_sampling_mode",
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "generation_batch_size",
+}
 MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)}
 # Options by which a command names models that an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
@@ -183,14 +188,14 @@ def merge(layers: Sequence[dict]) -> dict:
     """Merge options; later layers win.
 
     Of `updates` and `prompt_epochs`, which set one number, the later one counts. Where a later layer samples without
-    servers, the addresses of an earlier one are dropped.
+    servers, what an earlier one says of servers is dropped.
     """
     values: dict = {}
     for layer in layers:
         if "updates" in layer and "prompt_epochs" not in layer:
             values.pop("prompt_epochs", None)
         if layer.get("rollout_engine") == "generate":
-            values.pop("vllm_url", None)
+            values = {name: x for name, x in values.items() if not name.startswith("vllm_")}
         values |= layer
     return values
 

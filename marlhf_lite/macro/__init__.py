@@ -18,7 +18,7 @@ one out of range.
 from marlhf_lite.macro.actions import MacroActions
 from marlhf_lite.macro.advantages import adaptive_lam, border_lam, gae, whiten
 from marlhf_lite.macro.largest_change import LargestChange
-from marlhf_lite.macro.losses import average, policy_loss, value_loss
+from marlhf_lite.macro.losses import average, policy_loss, sampler_weights, value_loss
 from marlhf_lite.macro.perplexity import Perplexity
 from marlhf_lite.macro.summary import boundary_f1, describe
 from marlhf_lite.macro.termination import (

@@ -7,6 +7,8 @@ Stats are detached 0-d float32 tensors: means over this batch's own ``count`` te
 Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once an update.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from marlhf_lite.macro._checks import check_choice, clean
 from marlhf_lite.macro.actions import MacroActions
 
 RATIOS = ("token", "macro", "macro_mean")
+LEVELS = ("token", "macro")
 TARGETS = ("token", "macro")
 MEANS = ("token", "response")
 MAX_LOG_RATIO = 20.0
@@ -29,6 +32,7 @@ def policy_loss(
     ratio: str = "token",
     normalizer: float | Tensor | None = None,
     mean: str = "token",
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow to ``logprobs`` alone.
 
@@ -43,6 +47,8 @@ def policy_loss(
             tokens in place of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
             form, arXiv 2507.18071).
         normalizer, mean: see `average`.
+        weights: [B,T] floating, factors of the tokens' terms, without gradient (`sampler_weights`); a macro action's
+            term takes the mean of its tokens' factors. None: 1.
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
@@ -63,11 +69,40 @@ def policy_loss(
     # Padding has advantage 0, so its terms and their gradients are 0.
     unclipped = -advantages * ratios
     clipped = unclipped if clip is None else -advantages * ratios.clamp(1.0 - clip, 1.0 + clip)
-    loss, count = average(torch.maximum(unclipped, clipped), valid, normalizer, mean)
+    terms = torch.maximum(unclipped, clipped)
+    if weights is not None:
+        weights = clean("weights", weights, macro.token_mask).detach()
+        terms = terms * (weights if ratio == "token" else macro.pool(weights))
+    loss, count = average(terms, valid, normalizer, mean)
     share = count.clamp(min=1.0)
     # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
     approx_kl = (log_ratio.expm1() - log_ratio).detach().sum() / share
     return loss, {"clip_fraction": (clipped > unclipped).sum() / share, "approx_kl": approx_kl, "count": count}
+
+
+def sampler_weights(
+    old_logprobs: Tensor, sampled_logprobs: Tensor, macro: MacroActions, level: str = "token", most: float = 3.0
+) -> Tensor:
+    """min(π_old / μ, C) of each token [B,T], where μ sampled in place of π_old: truncated importance sampling.
+
+    A server that samples in another number format, or with weights of before, is another policy μ; this factor of the
+    policy's loss corrects for it, and C bounds its variance (as in TRL, OpenRLHF and verl). With equal
+    log-probabilities all are 1. No gradient flows.
+
+    Args:
+        old_logprobs, sampled_logprobs: [B,T] floating, natural logarithms, under the trainer's policy and the sampler.
+        macro: the segmentation.
+        level: "token": the ratio of each token. "macro": of the joint probabilities of its macro action.
+        most: C, at least 1.
+    """
+    check_choice("level", level, LEVELS)
+    valid = macro.token_mask
+    log_ratio = (
+        clean("old_logprobs", old_logprobs, valid) - clean("sampled_logprobs", sampled_logprobs, valid)
+    ).detach()
+    if level == "macro":
+        log_ratio = macro.broadcast(macro.sum(log_ratio))
+    return log_ratio.clamp(max=math.log(most)).exp().masked_fill(~valid, 0.0)
 
 
 def value_loss(

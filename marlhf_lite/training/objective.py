@@ -68,6 +68,7 @@ class Objective:
             ratio=self.macro_config.ratio,
             normalizer=count,
             mean=self.mean,
+            weights=self.sampler_weights(batch, old),
         )
 
     def value_loss(self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, count: Tensor) -> LossAndStats:
@@ -88,6 +89,14 @@ class Objective:
         )
 
     # -- their parts --------------------------------------------------------------------------------------------------
+
+    def sampler_weights(self, batch: Batch, old: OldOutputs) -> Tensor | None:
+        """Factors [B, T] of the policy's loss that correct for servers as samplers; None where they are off."""
+        level, sampled = self.config.vllm_importance_sampling_mode, batch.rollout.sampled_logprobs
+        if level == "none" or sampled is None:
+            return None
+        most = self.config.vllm_importance_sampling_clip_max
+        return macro.sampler_weights(old.logprobs, sampled, batch.macro_actions, level, most)
 
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
         """The responses with the steps that are counted, which are the macro actions."""

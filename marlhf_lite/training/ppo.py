@@ -234,7 +234,13 @@ class PPOTrainer:
         old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
         if self.updates_done == 0:
             safeguards.check_objective(self.objective, batch, old, stats)
-        checked = safeguards.check_sampled(rollout, old.logprobs, self.models.policy, self.accelerator)
+        checked = safeguards.check_sampled(
+            rollout,
+            old.logprobs,
+            self.models.policy,
+            self.accelerator,
+            bound=config.vllm_importance_sampling_clip_max,
+        )
         if config.whiten:
             old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 

@@ -123,20 +123,27 @@ SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}  # mixed precision of accelerate -> format of the pass
 
 
-def check_sampled(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator=None) -> dict[str, float]:
+def check_sampled(
+    rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator=None, bound: float = 3.0
+) -> dict[str, float]:
     """How far the log-probabilities that servers gave are from the policy's own [B, T]; nothing without servers.
 
     `sampler_difference` is the mean in nats a token, over all processes of `accelerator`, in whose precision the policy
-    ran. Raises `ServerError` where it is more than rounding: another policy sampled.
+    ran; `sampler_beyond` the share of tokens whose ratio trainer / server is above `bound` or below 1 / `bound`, since
+    a mean hides tails. Raises `ServerError` where the mean is more than rounding: another policy sampled.
     """
     if rollout.sampled_logprobs is None:
         return {}
     difference, is_rounding = _sampler_difference(rollout, logprobs, model, accelerator)
+    gaps = (logprobs.detach() - rollout.sampled_logprobs).abs()[rollout.mask]
+    sums = {"beyond": (gaps > math.log(bound)).sum(), "tokens": rollout.mask.sum()}
+    if accelerator is not None:
+        sums = sum_over_processes(sums, accelerator)
     if not is_rounding:
         what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
         dtype = str(next(model.parameters()).dtype).split(".")[1]
         raise ServerError(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
-    return {"sampler_difference": difference}
+    return {"sampler_difference": difference, "sampler_beyond": float(sums["beyond"] / sums["tokens"])}
 
 
 def check_merged(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator: Accelerator) -> None:
