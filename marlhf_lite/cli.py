@@ -12,7 +12,8 @@ from pathlib import Path
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, disk_fault
+from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
 USAGE = """usage: marlhf <command> [options]
@@ -29,6 +30,11 @@ Options may also stand in a YAML file: marlhf run --config my.yaml
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    with sigterm_as_ctrl_c():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
         if not argv or argv[0] in ("-h", "--help"):
             about = {name: kind.__doc__.partition("\n")[0] for name, kind in COMMANDS.items()} | {"presets": PRESETS}
@@ -43,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise InputError(f"unknown command {argv[0]}: choose from {', '.join([*COMMANDS, 'presets'])}")
     except InputError as error:
         print(f"marlhf: error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if not (fault := disk_fault(error)):
+            raise
+        print(f"marlhf: error: {fault}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nmarlhf: interrupted", file=sys.stderr)
@@ -66,17 +77,23 @@ def run_command(name: str, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"\nmarlhf: interrupted{_how_to_go_on(name, options) if is_stage else ''}", file=sys.stderr)
         return 130
+    except Exception as error:
+        if isinstance(error, InputError) or not (fault := disk_fault(error)):
+            raise
+        raise InputError(f"{fault}{_how_to_go_on(name, options) if is_stage else ''}") from error
     return 0
 
 
 def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
     from marlhf_lite.utils.run_folder import is_run
 
-    folder = options.output_dir
-    if not is_run(Path(folder)):
+    folder = Path(options.output_dir)
+    if not is_run(folder):
         return ""
-    again = f": marlhf {name} --resume {folder} goes on" if isinstance(options, commands.PolicyCommand) else ""
-    return f"; what was recorded so far in {folder} is whole{again}"
+    there = any(folder.glob("*/checkpoints/*")) or any(folder.glob("*/checkpoint-*"))
+    goes_on = "goes on" if there or isinstance(options, commands.EvaluateCommand) else "begins this stage again"
+    why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"
+    return f"; what was recorded so far in {folder} is whole{why}: marlhf {name} --resume {folder} {goes_on}"
 
 
 def print_presets(names: Sequence[str]) -> None:
@@ -99,12 +116,14 @@ def run_stages(options: commands.StageCommand) -> None:
 
     inputs = find_inputs(options)
     from marlhf_lite.experiments import context, pipeline
+    from marlhf_lite.utils.run_folder import RunLock
 
-    opened = context.open_context(options, inputs)
-    for line in preset_lines(options):
-        context.print_main(line)
-    context.print_main(f"run folder: {opened.path}")
-    pipeline.run_command(opened)
+    with RunLock() as lock:
+        opened = context.open_context(options, inputs, lock)
+        for line in preset_lines(options):
+            context.print_main(line)
+        context.print_main(f"run folder: {opened.path}")
+        pipeline.run_command(opened)
 
 
 def preset_lines(options: commands.StageCommand) -> list[str]:

@@ -2,7 +2,9 @@
 
 import copy
 import math
+import os
 import shutil
+import signal
 from itertools import islice
 from types import SimpleNamespace
 
@@ -26,6 +28,7 @@ from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
 from marlhf_lite.training.rollout import from_texts, prompt_stream
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.interrupts import Stopped
 from marlhf_lite.utils.run_folder import RunFolder
 
 METHODS = ("rloo", "grpo")
@@ -348,19 +351,23 @@ def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, mode
         assert isinstance(row["score"], float) and isinstance(row["ended"], bool)
 
 
-@pytest.mark.parametrize("method", ["rloo", "dpo"])
-def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, monkeypatch):
-    """Stopped in update 4 of 5, after the checkpoint of update 2: rows, samples and weights are the same."""
+@pytest.mark.parametrize("method, by_signal", [("rloo", False), ("dpo", True), ("grpo", True)])
+def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, by_signal, monkeypatch):
+    """Broken off in update 4 of 5, after the checkpoint of update 2, or by SIGTERM, with a checkpoint behind update 4.
+
+    Rows, samples and weights are the same.
+    """
     options = {"updates": 5, "checkpoint_every": 2, "eval_every": 2, "dpo_epochs": 5 / 3}
     runs = []
     for stop in (None, 4):
         if stop:
             with monkeypatch.context() as patch:
-                patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(stop))
-                with pytest.raises(KeyboardInterrupt):
+                patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(stop, by_signal=by_signal))
+                with pytest.raises(Stopped if by_signal else KeyboardInterrupt):
                     STAGES[method](work(method=method, **options), sft, model_reward)
             rows = RunFolder.open(runs[0][0].parent).metrics()
-            assert [row["update"] for row in rows] == [1, 2, 3]
+            assert [row["update"] for row in rows] == [1, 2, 3, 4][: 3 + by_signal]
+            assert (runs[0][0].parent / "checkpoints" / "checkpoint-4").exists() == by_signal
         given = {"resume": "work"} if stop else {}
         folder = STAGES[method](work(method=method, **options, **given), sft, model_reward).policy
         run = RunFolder.open(folder.parent)
@@ -421,13 +428,18 @@ def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
     assert all(torch.allclose(weights[name], others[name], atol=1e-4) for name in weights)
 
 
-def interrupting(update, error=KeyboardInterrupt, rows=0):
-    """`Recorder.on_step_begin` that raises `error` when an update begins, if it has as many rows a pass."""
+def interrupting(update, error=KeyboardInterrupt, rows=0, by_signal=False):
+    """`Recorder.on_step_begin` that raises `error` when an update begins, if it has as many rows a pass.
+
+    `by_signal`: SIGTERM is sent instead.
+    """
     original = pipeline.Recorder.on_step_begin
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step + 1 == update and args.per_device_train_batch_size >= rows:
-            raise error
+            if not by_signal:
+                raise error
+            os.kill(os.getpid(), signal.SIGTERM)
         original(self, args, state, control, **kwargs)
 
     return on_step_begin

@@ -22,8 +22,9 @@ from marlhf_lite.experiments import context
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
+from marlhf_lite.utils.errors import disk_fault
 from marlhf_lite.utils.jsonl import append_lines
-from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.run_folder import RunFolder, RunLock
 
 SMALL = (
     "--sft_epochs 0.2 --sft_batch_size 4 --rm_epochs 0.2 --rm_batch_size 8 --lora_r 4 --updates 2 --batch_size 8 "
@@ -310,7 +311,7 @@ def test_the_reward_model_is_loaded_where_it_is_the_reward(shared, base, sft, rm
     (tmp_path / "mine.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
     trained = []
 
-    def keep(self, resume):
+    def keep(self, *_):
         trained.append(self.models)
         raise KeyboardInterrupt
 
@@ -336,7 +337,8 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     assert main(argv) == 130
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins
-    assert shown.err.endswith("marlhf ppo --resume out goes on\n")
+    said = "out is whole, and there is no checkpoint yet: marlhf ppo --resume out begins this stage again"
+    assert shown.err.endswith(f"{said}\n")
     run = RunFolder.open("out/ppo")
     assert [row["update"] for row in run.metrics()] == [1] and len(run.samples()) == 4
     for name in ("metrics.jsonl", "samples.jsonl"):
@@ -344,6 +346,20 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     assert (run.path / "critic" / "adapter_model.safetensors").is_file()
     load_policy(base, run.path / "policy")
     stage("evaluate", "e", *shared, "--sft", sft, "--policies", "stopped=out")
+
+    # A resume keeps what is there, and one that finds another process in the run changes nothing.
+    before = {path.name: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with RunLock() as lock:
+        lock.take(Path("out"))
+        for words in (["--resume", "out"], [*argv[1:], "--overwrite"]):
+            assert main(["ppo", *words]) == 2
+            assert "marlhf: error: out: another process works in it" in capsys.readouterr().err
+    calls.append(None)  # no interrupt any more
+    assert main(["ppo", "--resume", "out"]) == 0
+    assert "begins again; what it has recorded is kept in out/ppo-stopped-1" in capsys.readouterr().out
+    kept = Path("out/ppo-stopped-1")
+    assert {path.name: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+    assert [row["update"] for row in RunFolder.open("out/ppo").metrics()] == [1, 2]
 
 
 # Prompts without answers
@@ -414,3 +430,32 @@ def test_what_learns_from_pairs_refuses_prompts(prompts, words, capsys):
     assert main(f"{words} --dataset prompts.jsonl --output_dir more".split()) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "prompts.jsonl: it has no preference pairs" in line
+
+
+# A full disk
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "x/y"), RuntimeError("PytorchStreamWriter: x")]
+)
+def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatch, capsys, error):
+    """What a library raises about it, also as the cause of another error; a model is not left half."""
+
+    def full(self, place, *args, **kwargs):
+        Path(place).mkdir(parents=True, exist_ok=True)
+        (Path(place) / "half").touch()
+        raise ValueError("cannot save") from error
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    export = ["export", "--model", tiny.model, "--policy", str(sft), "--output_dir", "model"]
+    for argv, again in ((["sft", *shared, *budget("sft"), "--output_dir", "out"], True), (export, False)):
+        assert main(argv) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("marlhf: error: ") and "free some disk space" in last
+        assert ("marlhf sft --resume out begins this stage again" in last) == again
+    assert not Path("model").exists()
+
+
+def test_other_errors_are_not_taken_for_a_full_disk():
+    assert disk_fault(ValueError("no space here")) == disk_fault(FileNotFoundError(2, "No such file", "x")) == ""
+    assert disk_fault(PermissionError(13, "Permission denied", "runs/x")).startswith("runs/x: not written")

@@ -1,5 +1,6 @@
 """Runs that are killed with SIGKILL and resumed end bit by bit as if they had not been."""
 
+import itertools
 import json
 import os
 import random
@@ -14,7 +15,9 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.utils import interrupts
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.threads import FreeCores
 
 CASES = {
     "one step, a reward that draws": {"reward": FunctionReward(noisy)},
@@ -124,6 +127,84 @@ def here(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "my_reward", raising=False)
     (tmp_path / "my_reward.py").write_text(REWARD)
     return tmp_path
+
+
+def stopped(monkeypatch, number, words, step):
+    """Exit code of a command that gets a real signal when its step or update of this number begins."""
+    use, steps = FreeCores.use, itertools.count(1)
+
+    def signalled(self):
+        if next(steps) == step:
+            os.kill(os.getpid(), number)
+        use(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FreeCores, "use", signalled)
+        return main(words)
+
+
+def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(tiny, here, pairs, capfd, monkeypatch):
+    """In SFT, in the reward model, in PPO: a checkpoint is there each time, and the end is the uninterrupted one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    words = [
+        "run",
+        "--dataset",
+        str(pairs),
+        "--model",
+        tiny.model,
+        *SMALL,
+        "--checkpoint_every",
+        "10",
+        "--rm_epochs",
+        "0.5",
+    ]
+    words.append("--output_dir")
+    assert main([*words, "whole"]) == 0
+    whole, path = here / "whole", here / "stopped"
+    logs = [json.loads((whole / stage / "log.json").read_text()) for stage in ("sft", "rm")]
+    assert min(map(len, logs)) > 1
+    again = ["run", "--resume", "stopped"]
+    stops = [
+        (signal.SIGTERM, [*words, "stopped"], 1, "sft/checkpoint-1"),
+        (signal.SIGINT, again, len(logs[0]), "rm/checkpoint-1"),  # the rest of SFT, and one step of the reward model
+        (signal.SIGTERM, again, len(logs[1]), "ma-ppo/checkpoints/update-000001.pt"),
+    ]
+    for number, command, step, checkpoint in stops:
+        assert stopped(monkeypatch, number, command, step) == 130
+        assert (path / checkpoint).exists()
+        assert capfd.readouterr().err.endswith("marlhf run --resume stopped goes on\n")
+    assert (path / "ma-ppo" / "policy" / "adapter_model.safetensors").is_file() and lines(path / "ma-ppo") == 1
+    assert main(again) == 0
+    for stage in ("sft", "rm", "ma-ppo/policy", "ma-ppo/critic"):
+        file = f"{stage}/adapter_model.safetensors"
+        assert (path / file).read_bytes() == (whole / file).read_bytes(), stage
+    assert timeless(RunFolder.open(path / "ma-ppo").metrics()) == timeless(RunFolder.open(whole / "ma-ppo").metrics())
+    assert not [*path.glob("*/checkpoint-*")]  # of stages that are done
+    for kept, log in zip(("sft", "rm"), logs, strict=True):
+        losses = [row["loss"] for row in json.loads((path / kept / "log.json").read_text())]
+        assert losses == [row["loss"] for row in log]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_ctrl_c_stops_at_once(monkeypatch):
+    """But not one that follows the first at once: a launcher sends it to its processes once more."""
+    now = iter([10.0, 11.0, 13.0])
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(now))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught, interrupts.stops_behind_a_step() as asked:
+            assert not asked()
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                assert asked()
+            os.kill(os.getpid(), signal.SIGTERM)  # never counts as a second Ctrl-C
+            os.kill(os.getpid(), signal.SIGINT)
+            pytest.fail("it went on")
+        assert not isinstance(caught.value, interrupts.Stopped)
+        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):

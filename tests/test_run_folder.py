@@ -1,6 +1,7 @@
 import datetime
 import json
 import os
+import subprocess
 import sys
 from importlib import metadata
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from marlhf_lite.utils import run_folder
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import RunFolder, environment
+from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, environment
 
 CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
 
@@ -37,6 +38,34 @@ def test_config_is_written_in_order_with_what_ran(run):
     assert (versions["torch"], versions["threads"]) == (metadata.version("torch"), torch.get_num_threads())
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(versions["date"])
     assert datetime.timedelta(0) <= age < datetime.timedelta(minutes=1)
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from marlhf_lite.utils.run_folder import RunLock
+
+lock = RunLock()
+lock.take(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_is_used_by_one_process_and_a_killed_one_blocks_nobody(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        check_output_dir(tmp_path)  # a lock alone is no content
+        fails(lambda: RunLock().take(tmp_path), f"{tmp_path}: another process works in it", "stop it", "delete .lock")
+        other.kill()
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        lock.take(tmp_path)  # its own does not keep it out
+        fails(lambda: RunLock().take(tmp_path), "another process")
+        RunFolder.create(tmp_path, CONFIG, overwrite=True)
+        fails(lambda: RunLock().take(tmp_path), "another process")  # overwriting has not removed it
+    with RunLock() as lock:
+        lock.take(tmp_path)
 
 
 def test_git_commit_and_dirty(git, tmp_path, monkeypatch):

@@ -259,10 +259,16 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
 def named_folders(policies: str) -> list[tuple[str, str]]:
     """Return the name (empty where none is given) and the folder of each policy in `--policies`.
 
-    A name holds no "=": what follows the first one is the folder.
+    A name holds no "=": what follows the first one is the folder. A comma that belongs to a folder that is there parts
+    nothing.
     """
-    items = [item.strip() for item in policies.split(",") if item.strip()]
-    return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in items]
+    found: list[tuple[str, str]] = []
+    for item in filter(None, map(str.strip, policies.split(","))):
+        if found and Path(f"{found[-1][1]},{item}").expanduser().exists():
+            found[-1] = (found[-1][0], f"{found[-1][1]},{item}")
+        else:
+            found.append(tuple(item.split("=", 1)) if "=" in item else ("", item))
+    return found
 
 
 # Presets

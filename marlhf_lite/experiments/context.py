@@ -47,7 +47,7 @@ from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.sft import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import RunFolder, check_output_dir, is_run
+from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run
 
 if TYPE_CHECKING:
     from marlhf_lite.training.vllm_rollouts import VLLMEngine
@@ -110,12 +110,14 @@ def start_processes() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module=r"peft\.")  # such as of tied weights: see `lora`
 
 
-def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -> RunContext:
+def open_context(
+    options: commands.StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None
+) -> RunContext:
     """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
 
-    `inputs` are models of earlier stages, which the run must not overwrite. An evaluation opens a run that exists, as
-    with `--resume`, and loads the base model when it is first needed. Raises `InputError` for every fault of the
-    options, the data or the model.
+    `inputs` are models of earlier stages, which the run must not overwrite; `lock` keeps other processes out of it,
+    where it is given. An evaluation opens a run that exists, as with `--resume`, and loads the base model when it is
+    first needed. Raises `InputError` for every fault of the options, the data or the model.
     """
     start_processes()
     inputs = inputs or Inputs()
@@ -126,6 +128,8 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     resume = bool(options.resume) or (evaluates and not options.overwrite and is_run(path))
     if not resume:
         check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
+    if lock and is_run(path):
+        _take(lock, path)
     model_path(options.model)
 
     # 2. Termination rules, trackers, and what contradicts itself.
@@ -154,6 +158,8 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
+    if lock:
+        _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
     if PartialState().is_main_process:
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
@@ -162,6 +168,18 @@ def open_context(options: commands.StageCommand, inputs: Inputs | None = None) -
     for note in _notes(options, inputs, task, reward):
         print_main(f"note: {note}")
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine)
+
+
+def _take(lock: RunLock, path: Path) -> None:
+    """Lock the run's folder by the main process. Raises `InputError` in all of them where another run has it."""
+    refusal = ""
+    if PartialState().is_main_process:
+        try:
+            lock.take(path)
+        except InputError as error:
+            refusal = str(error)
+    if refusal := broadcast_object_list([refusal])[0]:
+        raise InputError(refusal)
 
 
 def _check_finetune(options: commands.StageCommand) -> None:

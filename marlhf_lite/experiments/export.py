@@ -1,5 +1,6 @@
 """Use of a trained policy: answer a prompt, or save it as a model of its own."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,8 +69,12 @@ def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     ids["eos_token_id"] = end_of_text(model, tokenizer)
     model.generation_config = GenerationConfig(**ids, **_sampling_of(folder))
-    for part in (model, tokenizer):
-        part.save_pretrained(output)
+    try:
+        for part in (model, tokenizer):
+            part.save_pretrained(output)
+    except BaseException:
+        shutil.rmtree(output, ignore_errors=True)  # it was empty
+        raise
     print_main(f"model: {output}")
     if name := options.push_to_hub:
         try:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,9 +49,10 @@ from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_train
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import fewer_rows, train_sft
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
+from marlhf_lite.utils.jsonl import write_json, written_as_a_whole
 from marlhf_lite.utils.progress import Job
-from marlhf_lite.utils.run_folder import SAMPLES, RunFolder
+from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
 Reward = Callable[[Rollout], Tensor]
 # Seconds that a training sequence and an answer take with tiny-gemma on two cores: the shares of the stages.
@@ -154,7 +156,8 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     def train(folder: Path) -> dict:
         model = _to_train(new_policy(context.base, options), options)
         if len(rows):
-            return {"log.json": train_sft(model, tokenizer, rows, options, options, folder, options.seed, options)}
+            given = (rows, options, options, folder, options.seed, options)
+            return {"log.json": train_sft(model, tokenizer, *given, resume=context.resume)}
         print_main("SFT: no answers to learn from: the policy starts as the base model is")
         if PartialState().is_main_process:
             model.save_pretrained(folder)
@@ -170,7 +173,8 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
 
     def train(folder: Path) -> dict:
         model = _to_train(new_reward_model(context.base, sft, options.seed), options)
-        log = train_reward_model(model, tokenizer, rows, options, options, folder, options.seed, options)
+        given = (rows, options, options, folder, options.seed, options)
+        log = train_reward_model(model, tokenizer, *given, resume=context.resume)
         held_out = context.task.held_out(500)
         accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
@@ -223,15 +227,18 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         engine=context.engine,
     )
     try:
-        trainer.train(resume=bool(checkpoints))
+        with stops_behind_a_step() as asked_to_stop:
+            trainer.train(bool(checkpoints), asked_to_stop)
+            if trainer.history:
+                trainer.save(run.path)
+    except Stopped:
+        raise  # all is saved
     except BaseException:
         _save_stopped(trainer, run.path)
         raise
     finally:
         for tracker in trainer.accelerator.trackers:  # end_training would part the processes too
             tracker.finish()
-    if trainer.history:
-        trainer.save(run.path)
     PartialState().wait_for_everyone()
     return Trained(run.path / "policy", trainer.history)
 
@@ -252,6 +259,11 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
     place = context.path / name
     paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
     checkpoints = {int(re.sub(r"\D", "", path.name)): path for path in paths}
+    PartialState().wait_for_everyone()  # all have looked
+    if context.resume and not checkpoints and (place / METRICS).is_file() and PartialState().is_main_process:
+        kept = next(path for i in count(1) if not (path := place.with_name(f"{name}-stopped-{i}")).exists())
+        place.rename(kept)
+        print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
     return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
 
 
@@ -355,21 +367,24 @@ def _train_baseline(
         reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
         held_out = test and functools.partial(test, models)
-    recorder = Recorder(logger, translate, held_out, options.eval_every)
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(recorder)
 
     # 3. Train and save.
     folder = run.path / "policy"
-    try:
-        with nonfinite_probabilities_refused():
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    finally:
-        recorder.close()
-        if logger.history and is_main and _is_finite(trainer.model):
-            policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
-            trainer.model.save_pretrained(folder, **policy_only)  # without the reference's adapter
-            context.tokenizer.save_pretrained(folder)
+    with stops_behind_a_step() as asked_to_stop:
+        stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
+        recorder = Recorder(logger, translate, held_out, options.eval_every, **stops)
+        trainer.add_callback(recorder)
+        try:
+            with nonfinite_probabilities_refused():
+                trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        finally:
+            recorder.close()
+            if logger.history and is_main and _is_finite(trainer.model):
+                policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
+                with written_as_a_whole(folder) as place:
+                    trainer.model.save_pretrained(place, **policy_only)  # without the reference's adapter
+                    context.tokenizer.save_pretrained(place)
     return Trained(folder, logger.history)
 
 

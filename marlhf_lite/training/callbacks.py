@@ -26,11 +26,13 @@ class ProgressBar(TrainerCallback):
     """One progress bar with the remaining time and the loss, instead of the trainer's line of text a step.
 
     It stops the training with `InputError` where the loss or the gradient is not finite: TRL's trainers have made that
-    step already, so there are no weights to go on with. It does, too, where the first step moves no weight.
+    step already, so there are no weights to go on with. It does, too, where the first step moves no weight. Behind the
+    step in which `asked_to_stop()` becomes true it ends the training, with a checkpoint if `saves`.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, asked_to_stop: Callable[[], bool] = lambda: False, saves: bool = True):
         self.name, self.bar, self.free_cores, self.at_start = name, None, FreeCores(), None
+        self.asked_to_stop, self.saves = asked_to_stop, saves
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.at_start = some_weights({self.name: trainable(model)})
@@ -48,6 +50,16 @@ class ProgressBar(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         self.bar.update()
+        if self.asked_to_stop():
+            control.should_training_stop, control.should_save = True, control.should_save or self.saves
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / LOG_POSITIONS, self.positions())
+
+    def positions(self) -> dict[str, int]:
+        """The size of each log of ours, in bytes."""
+        return {}
 
     def _check_moved(self, model, gradient: float) -> None:
         """Raises `InputError` where the first step that has a gradient moved no weight; groups may score alike."""
@@ -82,12 +94,18 @@ class Recorder(ProgressBar):
         logger: what records.
         translate: makes a row of TRL's log; `tokens` in it are those generated in this update.
         held_out: returns scores; called every so many updates and at the last one. No update's seconds contain a test.
+        options: those of `ProgressBar`.
     """
 
     def __init__(
-        self, logger: RunLogger, translate: Callable[[dict], dict], held_out: Callable | None = None, every: int = 0
+        self,
+        logger: RunLogger,
+        translate: Callable[[dict], dict],
+        held_out: Callable | None = None,
+        every: int = 0,
+        **options,
     ):
-        super().__init__(logger.name)
+        super().__init__(logger.name, **options)
         self.logger, self.translate, self.held_out, self.every, self.start = logger, translate, held_out, every, 0.0
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -110,10 +128,8 @@ class Recorder(ProgressBar):
         if self.held_out and (update % self.every == 0 or update == state.max_steps):
             self.logger.log_held_out(update, self.held_out())
 
-    def on_save(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            write_json(checkpoint / LOG_POSITIONS, self.logger.run.position())
+    def positions(self) -> dict[str, int]:
+        return self.logger.run.position()
 
 
 def _check_start(row: dict) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint import state_dict as states
 from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.distributed import full_state_dict
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import written_as_a_whole
 from marlhf_lite.utils.run_folder import RunFolder
 
 # Full tensors on the CPU, whatever wraps the model; frozen weights come again from the base.
@@ -142,16 +143,13 @@ def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokeni
         model, weights = getattr(models, role).model, full_state_dict(accelerator, actor_critic, role)
         if not accelerator.is_main_process:
             continue
-        final, temporary = folder / role, folder / f".{role}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        final = folder / role
         try:
-            model.save_pretrained(temporary, **weights)
-            if role == "policy":
-                tokenizer.save_pretrained(temporary)
-            shutil.rmtree(final, ignore_errors=True)
-            os.replace(temporary, final)
+            with written_as_a_whole(final) as temporary:
+                model.save_pretrained(temporary, **weights)
+                if role == "policy":
+                    tokenizer.save_pretrained(temporary)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
             raise InputError(f"{final}: not written ({error}): free some disk space, then --resume") from error
 
 

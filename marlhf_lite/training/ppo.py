@@ -139,11 +139,12 @@ class PPOTrainer:
 
     # -- the training loop --------------------------------------------------------------------------------------------
 
-    def train(self, resume: bool = False) -> list[dict]:
+    def train(self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False) -> list[dict]:
         """Make all updates; returns the metrics of each, which are in the run's metrics.jsonl too.
 
         With `resume` the run goes on from its last checkpoint (or from `checkpoint_config.from_checkpoint`), bit by
-        bit as if it had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`.
+        bit as if it had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`, and with a
+        checkpoint behind the update in which `asked_to_stop()` becomes true.
         """
         torch.manual_seed(self.seed + self.accelerator.process_index)
         if resume:
@@ -161,7 +162,9 @@ class PPOTrainer:
                 bar.set_postfix({k: number(row[k]) for k in ("rm_score_mean", "gold_mean", "kl_k1") if k in row})
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
-                self._evaluate_and_save(last=stop or self.updates_done == self.total_updates)
+                self._evaluate(last=stop or self.updates_done == self.total_updates)
+                stop = asked_to_stop() or stop
+                self._save_checkpoint(last=stop or self.updates_done == self.total_updates)
         return self.history
 
     def _update_or_save(self, prompts: list[str]) -> dict[str, float]:
@@ -462,13 +465,16 @@ class PPOTrainer:
         self.logger.write_line(f"{self.name}: stopped at update {row['update']}: {kl}")
         return True
 
-    def _evaluate_and_save(self, last: bool) -> None:
-        """Held-out tests and checkpoints, where it is time."""
+    def _evaluate(self, last: bool) -> None:
+        """A held-out test, where it is time."""
         every = self.logging_config.eval_every
         if self.held_out and every and (self.updates_done % every == 0 or last):
             with summon_full_params(self.actor_critic):
                 scores = self.held_out(self.models)
             self.logger.log_held_out(self.updates_done, scores)
+
+    def _save_checkpoint(self, last: bool) -> None:
+        """A checkpoint, where it is time."""
         every = self.checkpoint_config.checkpoint_every
         if self.checkpoints and every and (self.updates_done % every == 0 or last):
             self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)

@@ -96,10 +96,11 @@ def train_reward_model(
     output: Path,
     seed: int = 0,
     trainer_config: TrainerConfig | None = None,
+    resume: bool = False,
 ) -> list[dict]:
     """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head to `output`.
 
-    Returns TRL's log, a row a step. Raises `InputError` where loss or gradient are not finite; then nothing is saved.
+    Returns TRL's log, a row a step. `resume` and errors are those of `train_sft`.
     """
 
     def train(trainer_config: TrainerConfig) -> list[dict]:
@@ -110,7 +111,7 @@ def train_reward_model(
             processing_class=tokenizer,
         )
         trainer.loss_kind = config.rm_loss
-        return run_trainer(trainer, tokenizer, output, "reward model")
+        return run_trainer(trainer, tokenizer, output, "reward model", resume)
 
     return with_less_memory(train, model, trainer_config or TrainerConfig(), config.rm_batch_size)
 

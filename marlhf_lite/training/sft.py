@@ -1,5 +1,6 @@
 """Supervised fine-tuning through `trl.SFTTrainer` (paper, Appendix B.2)."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,12 @@ from trl import SFTConfig, SFTTrainer
 from marlhf_lite.config import options as o
 from marlhf_lite.models.memory import rows_a_pass, smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
-from marlhf_lite.training.callbacks import ProgressBar
+from marlhf_lite.training.callbacks import LOG_POSITIONS, ProgressBar
+from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.interrupts import stops_behind_a_step
 
 
 class ResponseTrainer(ScaledGradients, WarmUpAboveZero, SFTTrainer):
@@ -40,11 +43,13 @@ def train_sft(
     output: Path,
     seed: int = 0,
     trainer_config: o.TrainerConfig | None = None,
+    resume: bool = False,
 ) -> list[dict]:
     """Train `model` on prompt -> chosen, save adapter and tokenizer to `output`; returns TRL's log, a row a step.
 
-    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. Raises `InputError`
-    where loss or gradient are not finite; then nothing is saved.
+    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. With `resume` it goes
+    on from the checkpoint of a training that was stopped, if there is one in `output`. Raises `InputError` where loss
+    or gradient are not finite, and `Stopped` by Ctrl-C and SIGTERM; then nothing is saved but a checkpoint by the last.
     """
 
     check_head(model)
@@ -60,7 +65,7 @@ def train_sft(
             train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
             processing_class=tokenizer,
         )
-        return run_trainer(trainer, tokenizer, output, "SFT")
+        return run_trainer(trainer, tokenizer, output, "SFT", resume)
 
     return with_less_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
 
@@ -175,18 +180,36 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     return rows, share // rows
 
 
-def run_trainer(trainer, tokenizer, output: Path, name: str) -> list[dict]:
-    """Train, save what was trained, and return the rows of the log that belong to a step."""
+def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
+    """Train, save what was trained, and return the rows of the log that belong to a step; see `train_sft`."""
     # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
-    bar = ProgressBar(name)
-    trainer.add_callback(bar)
-    try:
-        trainer.train()
-    finally:
-        bar.close()
-    trainer.save_model(str(output))
+    checkpoint = checkpoint_of_stop(output) if resume else None
+    with stops_behind_a_step() as asked_to_stop:
+        bar = ProgressBar(name, asked_to_stop)
+        trainer.add_callback(bar)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        finally:
+            bar.close()
+        if trainer.state.global_step == trainer.state.max_steps:
+            trainer.save_model(str(output))
+            if trainer.accelerator.is_main_process:
+                tokenizer.save_pretrained(output)
     if trainer.accelerator.is_main_process:
-        tokenizer.save_pretrained(output)
+        for path in output.glob("checkpoint-*"):
+            shutil.rmtree(path)
     return [row for row in trainer.state.log_history if "loss" in row]
+
+
+def checkpoint_of_stop(output: Path) -> Path | None:
+    """The checkpoint that a stopped training has left here, if it is whole.
+
+    Raises `InputError` where another number of processes made it.
+    """
+    whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
+    checkpoint = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
+        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
+    return checkpoint

@@ -1,5 +1,19 @@
 """Exceptions for what the user can fix."""
 
+import errno
+import re
+
+# Faults of a disk or folder -> the mend.
+DISK_FAULTS = {
+    errno.ENOSPC: "free some disk space",
+    errno.EDQUOT: "free some disk space",
+    errno.EROFS: "choose a folder that can be written",
+    errno.EACCES: "choose a folder that can be written",
+    errno.EPERM: "choose a folder that can be written",
+}
+# What writers say that raise no OSError: safetensors, and torch's.
+FULL_DISK = re.compile(r"No space left on device|quota exceeded|PytorchStreamWriter|file write failed")
+
 
 class InputError(ValueError):
     """Bad input. The message is one line: what is wrong, where (file, row or option), and the fix.
@@ -15,3 +29,15 @@ class ServerError(InputError):
 def one_line(error: Exception) -> str:
     """Return the class and the text of an error in one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def disk_fault(error: BaseException | None) -> str:
+    """One line where an error, or what it came from, says that a file could not be written or read; else nothing."""
+    while error is not None:
+        full = "free some disk space" if FULL_DISK.search(str(error)) else ""
+        fix = DISK_FAULTS.get(getattr(error, "errno", None), full)
+        if fix:
+            place, reason = getattr(error, "filename", None), getattr(error, "strerror", None) or one_line(error)
+            return f"{f'{place}: ' if place else ''}not written or read ({reason}): {fix}"
+        error = error.__cause__ or error.__context__
+    return ""

@@ -1,8 +1,10 @@
-"""JSON and JSON-lines files that stay readable when the writer is killed."""
+"""JSON and JSON-lines files, and folders, that stay whole when the writer is killed."""
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_as_a_whole(final: Path) -> Iterator[Path]:
+    """A folder to write to, which takes the place of `final` when the block ends well; else the older one stays."""
+    temporary = final.with_name(f".{final.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        yield temporary
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def append_lines(path: Path, rows: Iterable[Mapping]) -> None:

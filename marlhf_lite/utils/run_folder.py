@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import filelock
 import yaml
 
 from marlhf_lite import __version__
@@ -21,6 +22,39 @@ from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
+LOCK = ".lock"
+
+
+class RunLock:
+    """Keeps other processes out of a run's folder, from `take` to the end of the `with` block.
+
+    The operating system frees it when this process ends, however it ends: a killed run blocks nobody.
+    """
+
+    def __init__(self) -> None:
+        self._lock: filelock.FileLock | None = None
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._lock:
+            self._lock.release()
+
+    def take(self, path: Path) -> None:
+        """Lock this folder, which is made if need be. Raises `InputError` where another process has done so."""
+        if self._lock:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            what = "another process works in it: wait until it ends, or stop it"
+            raise InputError(f"{path}: {what} (if there is none, on no machine, delete {LOCK} there)") from None
+        except (OSError, NotImplementedError):  # a disk without locks, or one that is full, which others report better
+            return
+        self._lock = lock
 
 
 class RunFolder:
@@ -48,7 +82,7 @@ class RunFolder:
         check_output_dir(path, overwrite)
         path.mkdir(parents=True, exist_ok=True)
         # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
-        for item in sorted(path.iterdir(), key=lambda item: item.name == CONFIG):
+        for item in sorted(_content(path), key=lambda item: item.name == CONFIG):
             if item.is_dir() and not item.is_symlink():
                 shutil.rmtree(item)
             else:
@@ -121,7 +155,7 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
     that is no run or one of `inputs`.
     """
     check_writable("--output_dir", path)
-    if not path.exists() or not any(path.iterdir()):
+    if not path.exists() or not _content(path):
         return
     if not overwrite:
         raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
@@ -130,6 +164,11 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
     for needed in map(Path, inputs):
         if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
             raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
+
+
+def _content(path: Path) -> list[Path]:
+    """What stands in a folder, but for the lock."""
+    return [item for item in path.iterdir() if item.name != LOCK]
 
 
 def check_writable(option: str, path: Path) -> None:
