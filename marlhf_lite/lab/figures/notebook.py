@@ -4,6 +4,8 @@ The environment variable MARLHF_PROFILE names the profile. A notebook asks for i
 ``seeds = profile().pick(smoke=2, cpu=20)``.
 """
 
+import base64
+import gzip
 import html
 import os
 import platform
@@ -115,12 +117,20 @@ def diagram(name: str) -> Any:
 
 
 def play(name: str, height: int) -> Any:
-    """Return a figure to play with as the output of a cell: a page that needs no second file, `height` pixels high."""
+    """Return a figure to play with as the output of a cell: a page that needs no second file, `height` pixels high.
+
+    The notebook holds the page compressed; the browser unpacks it.
+    """
     from IPython.display import HTML
 
-    page = html.escape(shipped(f"interactive/{name}.html", "figures").read_text(encoding="utf-8"))
+    page = shipped(f"interactive/{name}.html", "figures").read_bytes()
+    packed = base64.b64encode(gzip.compress(page, mtime=0)).decode()
+    opened = f"""<script>(async () => {{
+const bytes = Uint8Array.from(atob("{packed}"), (c) => c.charCodeAt(0));
+const page = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+document.open(); document.write(page); document.close(); }})();</script>"""
     size = f'width="100%" height="{height}" style="border:0"'
-    return HTML(f'<div><iframe class="play" srcdoc="{page}" title="{name}" {size}></iframe></div>')
+    return HTML(f'<div><iframe class="play" srcdoc="{html.escape(opened)}" title="{name}" {size}></iframe></div>')
 
 
 def rounded(numbers: Any, digits: int) -> Any:
