@@ -105,7 +105,7 @@ def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_w
     shown = "diagram('sigma')", "play('signal_kept', height=700)", "import marlhf_lite; marlhf_lite.__file__"
     _, drawing, page, where = execute(SETUP, *shown)[:4]
     assert "<title>" in drawing.outputs[0].data["image/svg+xml"]
-    (packed,) = re.findall(r"srcdoc=.*atob\(&quot;(.*?)&quot;", page.outputs[0].data["text/html"])
+    (packed,) = re.findall(r"atob\(&quot;(.*?)&quot;", page.outputs[0].data["text/html"])
     assert b"accent-color" in gzip.decompress(base64.b64decode(packed))
     assert str(installed) in str(where.outputs)
 
