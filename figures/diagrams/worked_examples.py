@@ -25,6 +25,8 @@ from canvas import (
 
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.parser import parse
+from marlhf_lite.lab.figures.one_update import STORY, WANTED, WRITTEN, true_advantages
+from marlhf_lite.lab.figures.one_update import one_update as one_sentence
 from marlhf_lite.macro import FixedNGram, MacroActions, Perplexity, RandomizedNGram, gae, macro_rewards, macro_values
 from marlhf_lite.models.memory import GIB, Memory, estimate_memory
 from marlhf_lite.parsing.base import cut
@@ -63,6 +65,37 @@ def credit_travel(c: Canvas) -> None:
         f"The critic sees nothing here, so all credit has to travel. Tokens with λ^(1/5) = {longer} keep nearly as "
         "much as these macro actions.",
     )
+
+
+@diagram(height=620)
+def one_update(c: Canvas) -> None:
+    """One sentence, one update: the advantages of six words
+
+    Bars show the advantages by PPO and by MA-PPO with macro actions of three words, squares the true ones: 0.17, 0.22,
+    0.15, 0.08 for the four right words, −0.19 and −0.08 for the two wrong ones. With a blind critic all bars are above
+    0, and the first word has least by PPO. With a critic that sees, the first words have bars above 0, the last below.
+    """
+    truth, x0, w, tall = true_advantages(), 38, 121, 200
+    panels = (("A critic that expects 0.65 everywhere: all words are praised for the score of 1", 0.0, 190, 246),)
+    panels += (("A critic that sees: it expects more after right words, less after wrong ones", 1.0, 430, 508),)
+    for title, sees, zero, cells in panels:
+        rows = one_sentence(**STORY | {"sees": sees})
+        c.text(28, zero - 118, title, bold=True, anchor="start")
+        c.line([(x0, zero), (x0 + 6 * w, zero)], FAINT, thick=1)
+        for t, real in enumerate(truth):
+            for place, (value, colour) in enumerate(((rows["A"][t], PPO), (rows["macro_A"][t], MACRO))):
+                x, top = x0 + w * t + 14 + 48 * place, zero - tall * max(value, 0)
+                c.rect(x, top, 44, tall * abs(value), tint(colour, (0.2, 0.45)[place]), colour)
+                c.text(x + 22, top - 9 if value > 0 else zero - tall * value + 10, number(value), size=12.5)
+            c.rect(x0 + w * t + 54.5, zero - tall * real - 5.5, 11, 11, INK, "#ffffff", thick=2)
+        words = [f"{a} {'✓' if a == b else '✗'}" for a, b in zip(WRITTEN, WANTED, strict=True)]
+        c.cells(x0, cells, [w] * 6, words, alternate([3, 3]), h=26)
+    for x, words, colour, share in ((60, "PPO: each word a step", PPO, 0.2), (280, "MA-PPO: two steps", MACRO, 0.45)):
+        c.rect(x - 22, 555, 16, 14, tint(colour, share), colour)
+        c.text(x, 562, words, size=13, anchor="start")
+    c.rect(468, 557, 10, 10, INK)
+    c.text(486, 562, "the true advantage, known in this game", size=13, anchor="start")
+    c.note(592, "λ = 0.95, no price of KL. ✓ and ✗: right and wrong words; two colours of cells: two macro actions.")
 
 
 @diagram(height=444)

@@ -4,14 +4,11 @@ The policy is a table of logits [6, 5], one row for each place and one column fo
 between those of a blind one (lesson 02, section 1) and those of one that sees (lesson 01, section 11).
 """
 
-import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from torch import Tensor
 
 from marlhf_lite.lab.credit.signal_kept import signal_kept
 from marlhf_lite.macro import FixedNGram, MacroActions, gae, kl_rewards, macro_rewards, macro_values, policy_loss
-from marlhf_lite.plotting.styles import method_styles
 
 WORDS = "the cat sat on mat".split()
 WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
@@ -91,19 +88,3 @@ def page_data() -> dict:
     tables = {"policy": table(POLICY).tolist(), "reference": table(REFERENCE).tolist(), "seeing": SEEING}
     sentence = {"words": WORDS, "wanted": WANTED, "written": WRITTEN, "truth": true_advantages()}
     return constants | tables | sentence | {"story": STORY, "checks": checks}
-
-
-def advantages_figure() -> np.ndarray:
-    """Draw the advantages of PPO and of MA-PPO, n = 3, by a blind critic and by one that sees, beside the true ones."""
-    fig, axes = plt.subplots(1, 2, figsize=(7.4, 3), sharey=True)
-    for ax, title, sees in zip(axes, ("blind critic", "critic that sees"), (0.0, 1.0), strict=True):
-        rows = one_update(**STORY | {"sees": sees})
-        for name, row, shift in (("PPO", rows["A"], -0.2), ("MA-PPO", rows["macro_A"], 0.2)):
-            colour = method_styles([name])[name]["color"]
-            ax.bar([t + shift for t in range(6)], row, 0.38, color=colour, label=name, hatch="//" * (name == "PPO"))
-        ax.plot(range(6), true_advantages(), "D", color="0.15", markersize=5, label="true advantage")
-        ax.axhline(0, color="0.3", linewidth=0.8)
-        ax.set(title=title, xlabel="word", xticks=range(6), xticklabels=WRITTEN)
-    axes[0].set_ylabel("advantage of the word")
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return axes
