@@ -65,10 +65,12 @@ def signal_to_noise(projections: Sequence[float]) -> float:
     return float(np.mean(projections) / np.std(projections, ddof=1))
 
 
-def ratio_of_signals(projections: Mapping[str, Sequence[float]], ours: str, theirs: str, seed: int = 0) -> Interval:
+def ratio_of_signals(
+    projections: Mapping[str, Sequence[float]], ours: str, theirs: str, resamples: int = RESAMPLES
+) -> Interval:
     """Signal-to-noise of one estimator over another's on the same batches, with a bootstrap over batches."""
     pair = np.array([projections[ours], projections[theirs]])
-    rows = np.random.default_rng(seed).integers(pair.shape[1], size=(RESAMPLES, pair.shape[1]))
+    rows = np.random.default_rng(0).integers(pair.shape[1], size=(resamples, pair.shape[1]))
     drawn = pair[:, rows]
     of_draws = drawn.mean(-1) / drawn.std(-1, ddof=1)
     value = signal_to_noise(pair[0]) / signal_to_noise(pair[1])
