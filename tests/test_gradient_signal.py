@@ -12,6 +12,7 @@ from marlhf_lite.lab.credit.gradient_signal import (
     slopes,
     token_advantages,
 )
+from marlhf_lite.lab.figures import gradient_signal as figures
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.rollout import Sampling, generate
 
@@ -74,3 +75,21 @@ def test_a_ratio_of_signals_and_its_interval():
     assert found.mean == pytest.approx(signal_to_noise(rows["ours"]) / signal_to_noise(rows["theirs"]))
     assert 180 <= held <= 198
     assert signal_to_noise([1.0, 3.0]) == pytest.approx(2 / 2**0.5)
+
+
+def test_the_record_is_drawn_and_written_as_tables():
+    """Dots and bars are where the record has them."""
+    ratios = {"MA-PPO": {"mean": 4.0, "low": 2.0, "high": 7.0}, "PPO lam^(1/5)": {"mean": 5.0, "low": 3.0, "high": 8.0}}
+    signals = {"PPO": 0.25, "MA-PPO": 1.0, "PPO lam^(1/5)": 1.25}
+    known = {"value_noise": 0.08, "score_explained_variance": -0.2}
+    record = {
+        "primary": "zero, trained",
+        "found": {critic: {"signal_to_noise": signals, "over_PPO": ratios} for critic in figures.CRITICS},
+        "cells": {"critics": dict.fromkeys(figures.CRITICS, known)},
+    }
+    left, right = figures.signal_figure(record)
+    assert [line.get_xdata()[0] for line in left.lines[:3]] == [0.25, 1.0, 1.25]
+    (bar,) = right.containers[0][2]
+    assert bar.get_segments()[0][:, 0].tolist() == [2.0, 7.0]
+    assert "| **head of zero, trained** | 0.25 | 4.00 [2.00, 7.00] | 5.00 [3.00, 8.00] |" in figures.ratio_table(record)
+    assert "| normal head, trained | 0.080 | -0.200 |" in figures.critic_table(record)
