@@ -3,7 +3,7 @@
     python data/sentiment_records.py --model FOLDER PPO=runs/.../training/ppo/policy MA-PPO=runs/.../training/ppo/policy
 
 Writes into `data/sentiment_policies`: `adapters/NAME` for each policy; `answers.jsonl`, every `EVERY`th question,
-answered by the model as it is ("base") and by each policy with the same seed, with the score of the first words; and
+answered by the model as it is ("base") and by each policy with the same seed, with the reward; and
 `training.jsonl`, the answers that each run kept as samples while it trained.
 """
 
@@ -11,6 +11,8 @@ import argparse
 import json
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.judgments import file_name
-from marlhf_lite.lab.corpora.sentiment import first_words
+from marlhf_lite.lab.corpora import sentiment
 from marlhf_lite.lab.figures.macro_actions import token_pieces
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
@@ -45,19 +47,24 @@ def keep_adapter(policy: Path, folder: Path) -> None:
 
 
 def answers(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, method: str, questions: list[str]
+    model: PreTrainedModel | PeftModel,
+    tokenizer: PreTrainedTokenizerBase,
+    method: str,
+    questions: list[str],
+    sampling: Sampling,
+    reward: Callable,
 ) -> list[dict]:
-    """One row for each question: what a method answered, its tokens, and the score of its first words."""
+    """One row for each question: what a method answered, its tokens, and its reward."""
     torch.manual_seed(SEED)
     prompts = [chat_writer(tokenizer, "auto")([{"role": "user", "content": text}]) for text in questions]
-    rollout = generate(model, tokenizer, prompts, SAMPLING)
+    rollout = generate(model, tokenizer, prompts, sampling)
     rows = zip(questions, rollout.responses, rollout.response_ids, rollout.lengths, strict=True)
     return [
         {
             "method": method,
             "question": question,
             "answer": answer,
-            "score": first_words([""], [answer])[0],
+            "score": reward([""], [answer])[0],
             "tokens": token_pieces(tokenizer, ids[:length]),
         }
         for question, answer, ids, length in rows
@@ -77,19 +84,22 @@ def samples(policy: Path, method: str) -> list[dict]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=HUB, help="folder or hub name")
+    parser.add_argument("--reward", choices=("first_words", "first_valence"), default="first_words")
+    parser.add_argument("--min_response_length", type=int, default=0, help="of the answers, as in training")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
     questions = [row["prompt"][0]["content"] for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]]
     tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
     shutil.rmtree(POLICIES / "adapters", ignore_errors=True)
-    rows, kept = answers(base, tokenizer, "base", questions), []
+    how = (questions, replace(SAMPLING, min_new_tokens=args.min_response_length), getattr(sentiment, args.reward))
+    rows, kept = answers(base, tokenizer, "base", *how), []
     for given in args.policies:
         name, folder = given.split("=", 1)
         kept_at = POLICIES / "adapters" / file_name(name)
         keep_adapter(Path(folder), kept_at)
         kept += samples(Path(folder), name)
-        rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, questions)
+        rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, *how)
         print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
     for name, found in (("answers", rows), ("training", kept)):
         path = POLICIES / f"{name}.jsonl"
