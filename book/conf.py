@@ -59,7 +59,17 @@ def contents() -> str:
     """The site's tables of contents, as they stand at the side of every page."""
     lessons = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/*.ipynb"))
     solutions = sorted(path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("notebooks/solutions/*.ipynb"))
-    documents = ("start", "results", "provenance", "guide", "teaching", "exam_answers", "tasks", "scaling")
+    documents = (
+        "start",
+        "results",
+        "provenance",
+        "guide",
+        "teaching",
+        "exam_answers",
+        "tasks",
+        "scaling",
+        "troubleshooting",
+    )
     reference = [f"docs/{page}" for page in documents]
     reference += ["benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}

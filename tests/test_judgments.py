@@ -256,13 +256,13 @@ def test_a_verdict_to_the_letter():
     assert parse_judgment(changed(winner="tie"), criteria).winner == "tie"
 
 
-AS_JUDGES_ANSWER = {
-    "B": ["<think>\nIs A fine? {\"winner\": \"A\"}\n</think>\n\n%s", "B has {more} facts.</think>%s", "Sure! %s",
-          "```json %s```", "```\n%s\n```", "My verdict:\n\n```json\n%s\n```\n\nThank you.", "{A} or {B}? %s"],
-}  # fmt: skip
+FORMS = [
+    "<think>\nIs A fine? {\"winner\": \"A\"}\n</think>\n\n%s", "B has {more} facts.</think>%s", "Sure! %s",
+    "```json %s```", "```\n%s\n```", "My verdict:\n\n```json\n%s\n```\n\nThank you.", "{A} or {B}? %s",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", AS_JUDGES_ANSWER["B"])
+@pytest.mark.parametrize("form", FORMS)
 def test_what_stands_around_a_verdict_is_left_out(form):
     text = form.replace("%s", json.dumps(GOOD))
     answer = parse_judgment(text, CRITERIA["tldr"])
