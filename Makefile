@@ -89,7 +89,7 @@ book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in buil
 handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with empty answer cells
 	$(BIN)/python book/handout.py notebooks build/handout
 
-pdf: book ## Print the site's lessons to build/pdf with Chromium or Chrome (see BROWSER)
+pdf: book ## Print the site's lessons and the cheat sheet to build/pdf with Chromium or Chrome (see BROWSER)
 	BROWSER='$(BROWSER)' $(BIN)/python book/print_pdf.py build/book build/pdf
 
 badges: ## Point all badges and links to the repository at one on GitHub: REPO=owner/name

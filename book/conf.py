@@ -88,11 +88,11 @@ def prepare(app, page: str, source: list[str]) -> None:
 
 
 def finish(app, error) -> None:
-    """Make the front page the one that opens first, and lay the figures to play with beside their page."""
+    """Make the front page the one that opens first, and lay pages that are HTML already beside the others."""
     if error is None and app.builder.format == "html":
         shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
-        for page in (ROOT / PLAY).glob("*.html"):
-            shutil.copy(page, app.outdir / PLAY / page.name)
+        for page in (path for folder in (PLAY, "docs") for path in ROOT.glob(f"{folder}/*.html")):
+            shutil.copy(page, app.outdir / page.relative_to(ROOT))
 
 
 def setup(app) -> None:

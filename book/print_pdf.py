@@ -1,6 +1,6 @@
-"""Print the site's lessons to PDF with a Chromium browser: `python book/print_pdf.py build/book build/pdf`.
+"""Print the site's lessons and the cheat sheet to PDF: `python book/print_pdf.py build/book build/pdf`.
 
-Environment variable BROWSER: the browser's command, if it is none of those that are looked for.
+A Chromium browser prints. Environment variable BROWSER: its command, if it is none of those that are looked for.
 """
 
 import os
@@ -34,7 +34,7 @@ def main(site: Path, target: Path) -> None:
         print(f"No browser among {', '.join(BROWSERS)}: install one, or set BROWSER to its command.", file=sys.stderr)
         sys.exit(2)
     target.mkdir(parents=True, exist_ok=True)
-    for page in sorted((site / "notebooks").glob("*.html")):
+    for page in [*sorted((site / "notebooks").glob("*.html")), site / "docs" / "cheat_sheet.html"]:
         file = target / page.with_suffix(".pdf").name
         browse(browser, page, "--no-pdf-header-footer", f"--print-to-pdf={file}")
         print(file)

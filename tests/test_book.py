@@ -96,6 +96,17 @@ def test_pdf_of_each_page(tmp_path):
 # -- figures to play with, in a browser --------------------------------------------------------------------------------
 
 
+@needs_browser
+def test_the_cheat_sheet_prints_on_one_page_with_true_numbers(tmp_path):
+    page, file = ROOT / "docs" / "cheat_sheet.html", tmp_path / "sheet.pdf"
+    print_pdf.browse(print_pdf.find_browser(), page, "--no-pdf-header-footer", f"--print-to-pdf={file}")
+    assert re.findall(rb"/Count (\d+)", file.read_bytes()) == [b"1"]
+    cells = re.findall(r'<td class="n">([\d.]+)</td>', page.read_text(encoding="utf-8"))
+    methods = (1, 0.95), (5, 0.95), (1, 0.95**0.2)  # n and λ of each row
+    kept = [signal_kept(200 - k, 201, n, lam, seen=0) for n, lam in methods for k in (10, 50, 100, 200)]
+    assert [float(cell) for cell in cells] == pytest.approx(kept, abs=6e-4)
+
+
 SET = "const set = (id, v) => { byId(id).value = v; byId(id).dispatchEvent(new Event('input')); };"
 
 
