@@ -8,7 +8,6 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
 from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 
@@ -113,6 +112,8 @@ def build_models(
     without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
     Without `with_reward`, where the reward is a function, the reward model itself is not loaded.
     """
+    from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model  # PPO itself loads nothing
+
     from_rm = rm is not None and critic_init == "rm"
     critic = (
         load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft, head=critic_head_init)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
@@ -23,7 +24,9 @@ from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.distributed import full_state_dict
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import written_as_a_whole
-from marlhf_lite.utils.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marlhf_lite.utils.run_folder import RunFolder
 
 # Full tensors on the CPU, whatever wraps the model; frozen weights come again from the base.
 FULL = states.StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
@@ -37,7 +40,7 @@ class Checkpoints:
     and how long each log was.
     """
 
-    def __init__(self, run: RunFolder, keep: int, accelerator: Accelerator):
+    def __init__(self, run: "RunFolder", keep: int, accelerator: Accelerator):
         self.run, self.folder, self.keep, self.accelerator = run, run.path / "checkpoints", keep, accelerator
 
     def path(self, update: int) -> Path:
@@ -120,7 +123,7 @@ class Checkpoints:
         return state
 
 
-def go_back(run: RunFolder, newer: Iterable[Path], logs: Mapping[str, int]) -> None:
+def go_back(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int]) -> None:
     """Delete the checkpoints that are newer than the one a run goes on from, and cut its logs back to that one's.
 
     Raises `InputError` where a log is shorter than `logs` says; then nothing was changed.

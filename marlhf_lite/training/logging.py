@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
@@ -10,7 +11,9 @@ from tqdm.auto import tqdm
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from marlhf_lite.utils.run_folder import RunFolder
 
 SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
 SAMPLES = 4  # responses, or a few more where they are not a multiple of it
@@ -23,7 +26,7 @@ class RunLogger:
     `trackers` is an accelerator that logs to TensorBoard or Weights & Biases; None where a trainer of TRL does.
     """
 
-    def __init__(self, run: RunFolder | None, name: str = "ppo", trackers: Accelerator | None = None):
+    def __init__(self, run: "RunFolder | None", name: str = "ppo", trackers: Accelerator | None = None):
         self.run, self.name, self.trackers = run, name, trackers
         self.history: list[dict] = []
 

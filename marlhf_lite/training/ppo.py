@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
@@ -46,9 +47,11 @@ from marlhf_lite.training.rollout import (
 )
 from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError, ServerError
-from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
+
+if TYPE_CHECKING:
+    from marlhf_lite.utils.run_folder import RunFolder
 
 
 class PPOTrainer:
@@ -86,7 +89,7 @@ class PPOTrainer:
         checkpoint_config: CheckpointConfig | None = None,
         logging_config: LoggingConfig | None = None,
         seed: int = 0,
-        run: RunFolder | None = None,
+        run: "RunFolder | None" = None,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
         held_out: Callable[[PPOModels], dict[str, float]] | None = None,
         name: str = "ppo",
