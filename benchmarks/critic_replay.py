@@ -25,7 +25,7 @@ from marlhf_lite import cli, macro
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.lab.studies.results import EXPLAINED, t_interval
 from marlhf_lite.lab.studies.study import load_study
-from marlhf_lite.training.outputs import Batch
+from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
 

@@ -27,7 +27,7 @@ from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
 from marlhf_lite.tasks.tokenization import encode_responses
-from marlhf_lite.training.outputs import ModelOutputs
+from marlhf_lite.training.experience import ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import from_tokens
 from marlhf_lite.utils.jsonl import read_lines

@@ -12,7 +12,7 @@ from torch import Tensor
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import MacroActions, kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
-from marlhf_lite.training.outputs import Batch, OldOutputs
+from marlhf_lite.training.experience import Batch, Experience
 from marlhf_lite.utils.precision import exact
 
 PARTS = ("", "_q1", "_q2", "_q3", "_q4")  # the whole response, and its quarters
@@ -102,7 +102,7 @@ def critic_metrics(found: Mapping[str, Moments]) -> dict[str, float]:
 
 def update_metrics(
     batch: Batch,
-    old: OldOutputs,
+    old: Experience,
     kl_coef: float,
     macro_config: MacroConfig,
     accelerator: Accelerator,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.options import MacroConfig, PPOConfig
-from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
+from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
@@ -53,7 +53,7 @@ class Objective:
         """
         return self.gae(rewards, values, batch, self.lam(batch))
 
-    def policy_loss(self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, count: Tensor) -> LossAndStats:
+    def policy_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
         """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
 
         Returns the sum of the micro-batch's terms divided by `count`, which is how many there are in the whole
@@ -71,7 +71,7 @@ class Objective:
             weights=self.sampler_weights(batch, old),
         )
 
-    def value_loss(self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, count: Tensor) -> LossAndStats:
+    def value_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
         """½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1).
 
         It returns what `policy_loss` returns.
@@ -113,7 +113,7 @@ class Objective:
     # -- what the trainer calls ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def advantages(self, batch: Batch, outputs: ModelOutputs) -> OldOutputs:
+    def advantages(self, batch: Batch, outputs: ModelOutputs) -> Experience:
         """These outputs as old ones, with advantages and returns of the steps.
 
         Raises `InputError` where an equation of the user's own gives another shape.
@@ -125,7 +125,7 @@ class Objective:
             estimates = self.estimate(rewards, values, batch)
             _check_shapes("estimate", estimates, batch, ("advantages", "returns"))
         advantages, returns = (x.float().masked_fill(~batch.steps.mask, 0.0) for x in estimates)
-        return OldOutputs(
+        return Experience(
             outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach(), advantages, returns
         )
 
@@ -137,7 +137,7 @@ class Objective:
         return torch.stack([policy, value, batch.steps.token_mask.any(1).sum()]).float()
 
     def losses(
-        self, batch: Batch, outputs: ModelOutputs, old: OldOutputs, normalizers: Tensor
+        self, batch: Batch, outputs: ModelOutputs, old: Experience, normalizers: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a micro-batch, and stats whose sums over micro-batches are means of the optimizer step.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.objective import Objective
-from marlhf_lite.training.outputs import Batch
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors

@@ -28,13 +28,13 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
+from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.outputs import Batch, ModelOutputs, OldOutputs
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -365,8 +365,8 @@ class PPOTrainer:
     # -- 4. and 5. passes through policy and critic -------------------------------------------------------------------
 
     def forward_backward(
-        self, batch: Batch, normalizers: Tensor | None, old: OldOutputs | None = None
-    ) -> tuple[OldOutputs, dict[str, Tensor]]:
+        self, batch: Batch, normalizers: Tensor | None, old: Experience | None = None
+    ) -> tuple[Experience, dict[str, Tensor]]:
         """A pass of policy and critic, in micro-batches; returns old outputs, and the stats of the losses.
 
         Without `old` the policy is the one that sampled: its outputs become old ones, and advantages follow from them.
@@ -385,7 +385,7 @@ class PPOTrainer:
                     # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
                     self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
                     stats = {name: stats.get(name, 0.0) + x for name, x in found.items()}
-        return OldOutputs.concatenate(parts), stats
+        return Experience.concatenate(parts), stats
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients where they are on."""

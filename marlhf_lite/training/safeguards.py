@@ -10,8 +10,8 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.training.distributed import local_tensor, sum_over_processes
+from marlhf_lite.training.experience import Batch, Experience
 from marlhf_lite.training.objective import Objective
-from marlhf_lite.training.outputs import Batch, OldOutputs
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, ServerError
 
@@ -77,7 +77,7 @@ def check_start(row: dict[str, float]) -> None:
         )
 
 
-def check_objective(objective: Objective, batch: Batch, old: OldOutputs, losses: dict[str, Tensor]) -> None:
+def check_objective(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
     """Raises `InputError` where finite outputs of the models have advantages, returns or losses that are not."""
     outputs = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
     if not all(x.isfinite().all() for x in outputs):

@@ -30,9 +30,9 @@ from marlhf_lite.lab.credit.credit import RESAMPLES
 from marlhf_lite.lab.credit.monte_carlo import continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
-from marlhf_lite.training.outputs import Batch, ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused

@@ -36,7 +36,7 @@ class ModelOutputs:
 
 
 @dataclass(frozen=True)
-class OldOutputs:
+class Experience:
     """Outputs under the policy that sampled, and the advantages that follow from them; no gradient."""
 
     logprobs: Tensor  # [B, T]
@@ -45,11 +45,11 @@ class OldOutputs:
     advantages: Tensor  # [B, S] Â_τ of each macro action, 0 on padding
     returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
 
-    def select(self, rows: Tensor) -> "OldOutputs":
+    def select(self, rows: Tensor) -> "Experience":
         """Those of some responses."""
-        return OldOutputs(**{name: x[rows] for name, x in vars(self).items()})
+        return Experience(**{name: x[rows] for name, x in vars(self).items()})
 
     @classmethod
-    def concatenate(cls, parts: Sequence["OldOutputs"]) -> "OldOutputs":
+    def concatenate(cls, parts: Sequence["Experience"]) -> "Experience":
         """Those of all micro-batches as one."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})
