@@ -15,9 +15,9 @@ from small_runs import build, early_letters, noisy, same, same_checkpoints, stat
 
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
-from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.random_states import random_states, set_random_states
 from marlhf_lite.utils.run_folder import RunFolder
 
 

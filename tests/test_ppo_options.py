@@ -267,7 +267,7 @@ def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
     assert made.micro_batch_size == 1 and [n for n, _ in tried][:3] == [6, 3, 1]
     for ours, theirs in zip(*grads):
         assert far(ours, theirs) < TIGHT
-    assert "micro_batch_size is 3 from here on" in "".join(capsys.readouterr())
+    assert "--micro_batch_size 6: 3 from here on" in "".join(capsys.readouterr())
 
 
 def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):

@@ -12,8 +12,8 @@ from transformers import set_seed
 from marlhf_lite.evaluation.responses import answer
 from marlhf_lite.evaluation.scores import SCORES, GoldScore, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
-from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
 @dataclass

@@ -26,11 +26,11 @@ from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
+from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerate import PartialState
-from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, set_seed
@@ -47,10 +46,11 @@ from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
-from marlhf_lite.training.sft import fewer_rows, train_sft
+from marlhf_lite.training.sft import train_sft
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import write_json, written_as_a_whole
+from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.progress import Job
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
@@ -298,7 +298,7 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
 
         return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
 
-    return _with_less_memory(context, train, "per_device_train_batch_size", options.dpo_batch_size)
+    return _within_memory(context, train, "per_device_train_batch_size", options.dpo_batch_size)
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
@@ -318,20 +318,20 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
 
         return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, options))
 
-    return _with_less_memory(context, train, "micro_batch_size", options.batch_size)
+    return _within_memory(context, train, "micro_batch_size", options.batch_size)
 
 
-def _with_less_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
+def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
     """Return `train(context)`; where memory ends, it goes on from its last checkpoint with half the rows a pass."""
-    share = batch // PartialState().num_processes
-    while True:
-        size = min(getattr(context.options, option) or share, share)
-        try:
-            return train(context)
-        except RuntimeError as error:
-            options = replace(context.options, **{option: fewer_rows(error, size, share, option)})
-        clear_device_cache(garbage_collection=True)
-        context = replace(context, options=options, resume=True)
+    processes = PartialState().num_processes
+    share = batch // processes
+    size = min(getattr(context.options, option) or share, share)
+
+    def attempt(rows: int) -> Trained:
+        less = replace(context, options=replace(context.options, **{option: rows}), resume=True)
+        return train(less if rows < size else context)
+
+    return with_less_memory(attempt, size, f"--{option} {{}}", alone=processes == 1, share=share)[0]
 
 
 def _train_baseline(

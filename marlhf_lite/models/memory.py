@@ -20,6 +20,7 @@ from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.less_memory import rows_a_pass, smaller_pass
 
 GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 whatever the base is
@@ -194,16 +195,6 @@ def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     if gpu:
         lines.append(f"{'fits' if memory.peak <= gpu * GIB else 'does not fit'} a card of {gpu:g} GiB")
     return "\n".join(lines)
-
-
-def rows_a_pass(asked: int, share: int) -> int:
-    """Return the most rows within `asked` (0: no limit) that divide `share`, a process's rows of a step, 1 at least."""
-    return next(n for n in range(min(asked or share, share), 0, -1) if share % n == 0)
-
-
-def smaller_pass(rows: int, share: int) -> int:
-    """Return the rows a pass that are tried next where memory ended with `rows`; 0 where one row did not fit."""
-    return rows_a_pass(rows // 2, share) if rows > 1 else 0
 
 
 def stages_table(options: MemoryCommand) -> str:

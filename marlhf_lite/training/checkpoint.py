@@ -5,14 +5,12 @@ or nothing.
 """
 
 import os
-import random
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
-import numpy
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -24,6 +22,7 @@ from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.training.distributed import full_state_dict
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import written_as_a_whole
+from marlhf_lite.utils.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -189,7 +188,7 @@ def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> Non
                 inner.state.pop(parameter, None)
 
 
-# -- random generators ------------------------------------------------------------------------------------------------
+# -- processes ----------------------------------------------------------------------------------------------------------
 
 
 def check_processes(checkpoint: Path, made: int, processes: int) -> None:
@@ -197,21 +196,3 @@ def check_processes(checkpoint: Path, made: int, processes: int) -> None:
     if made != processes:
         fix = f"launch it with --num_processes {made}"
         raise InputError(f"{checkpoint}: made by {made} process{'es' * (made != 1)}, not {processes}: {fix}")
-
-
-def random_states() -> tuple:
-    """The states of torch's, the GPU's, python's and numpy's generators: sampling, training or a reward may draw."""
-    kind, keys, *rest = numpy.random.get_state()
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
-
-
-def set_random_states(saved: tuple) -> None:
-    """Restore what `random_states` returned."""
-    cpu, cuda, python, of_numpy = saved
-    torch.set_rng_state(cpu)
-    if cuda and torch.cuda.is_available():
-        # Older checkpoints have the states of all GPUs of a machine, which may not be there any more.
-        torch.cuda.set_rng_state(cuda[torch.cuda.current_device() % len(cuda)])
-    random.setstate(python)
-    numpy.random.set_state(of_numpy)

@@ -90,7 +90,7 @@ class Objective:
 
     # -- their parts --------------------------------------------------------------------------------------------------
 
-    def sampler_weights(self, batch: Batch, old: OldOutputs) -> Tensor | None:
+    def sampler_weights(self, batch: Batch, old: Experience) -> Tensor | None:
         """Factors [B, T] of the policy's loss that correct for servers as samplers; None where they are off."""
         level, sampled = self.config.vllm_importance_sampling_mode, batch.rollout.sampled_logprobs
         if level == "none" or sampled is None:

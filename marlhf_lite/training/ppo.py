@@ -47,6 +47,7 @@ from marlhf_lite.training.rollout import (
 )
 from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError, ServerError
+from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
@@ -538,10 +539,16 @@ class PPOTrainer:
 
         `alone`: no other process waits for this one in the middle of it.
         """
-        while True:
-            try:
-                return run(*args)
-            except RuntimeError as error:
-                alone = alone or self.accelerator.num_processes == 1
-                self.micro_batch_size = safeguards.smaller_micro_batch(self.micro_batch_size, error, alone)
-                self.optimizer.zero_grad(set_to_none=True)
+
+        def attempt(size: int):
+            self.micro_batch_size = size
+            return run(*args)
+
+        result, _ = with_less_memory(
+            attempt,
+            self.micro_batch_size,
+            "--micro_batch_size {}",
+            alone=alone or self.accelerator.num_processes == 1,
+            start_over=self.optimizer.zero_grad,
+        )
+        return result

@@ -17,7 +17,7 @@ from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, with_less_memory
+from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, train_within_memory
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def train_reward_model(
         trainer.loss_kind = config.rm_loss
         return run_trainer(trainer, tokenizer, output, "reward model", resume)
 
-    return with_less_memory(train, model, trainer_config or TrainerConfig(), config.rm_batch_size)
+    return train_within_memory(train, model, trainer_config or TrainerConfig(), config.rm_batch_size)
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.training.batches import in_batches
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.less_memory import in_batches
 
 
 class ModelReward:

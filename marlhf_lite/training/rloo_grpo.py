@@ -17,7 +17,6 @@ from marlhf_lite.config.commands import GRPOCommand, RLOOCommand
 from marlhf_lite.config.options import GroupConfig, RLOOStageConfig
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
-from marlhf_lite.models.memory import rows_a_pass
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import baseline_arguments, complete_reference
 from marlhf_lite.training.half_precision import ScaledGradients
@@ -29,6 +28,7 @@ from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prom
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.training.sft import check_head, quiet_arguments
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.less_memory import rows_a_pass
 
 # TRL's name in a log of a step -> PPO's in a row of metrics. The rest of a row comes from `SampledReward`.
 NAMES = {

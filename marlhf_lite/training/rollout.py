@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from marlhf_lite.config.options import PPOConfig, SamplingConfig
 from marlhf_lite.models.lora import tied_layers
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
-from marlhf_lite.training.batches import in_batches
-from marlhf_lite.training.checkpoint import random_states, set_random_states
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.less_memory import in_batches
+from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ import math
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import PPOConfig
 from marlhf_lite.training.distributed import local_tensor, sum_over_processes
@@ -42,26 +40,6 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 def updates_of_passes(passes: float, prompts: int, each: int) -> int:
     """How many updates of `each` prompts make so many passes; the last one may begin the next pass."""
     return math.ceil(round(passes * prompts / each, 6))  # 1.1 * 10 is a little more than 11
-
-
-# -- memory -----------------------------------------------------------------------------------------------------------
-
-
-def smaller_micro_batch(size: int, error: RuntimeError, alone: bool) -> int:
-    """Half the size, where the error says that memory ran out; else raise the error.
-
-    `alone`: no other process waits for this one in the middle of a pass. Otherwise, and where the size is 1 already,
-    raises `InputError`.
-    """
-    if not should_reduce_batch_size(error):
-        raise error
-    if size == 1 or not alone:
-        fix = "shorten --max_response_length or use a smaller model" if size == 1 else f"give {size // 2}"
-        raise InputError(f"out of memory with --micro_batch_size {size}: {fix}") from error
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    tqdm.write(f"out of memory: micro_batch_size is {size // 2} from here on; gradients stay the same")
-    return size // 2
 
 
 # -- the first update -------------------------------------------------------------------------------------------------

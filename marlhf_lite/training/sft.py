@@ -8,19 +8,15 @@ from pathlib import Path
 import datasets
 import torch
 from accelerate import PartialState
-from accelerate.state import GradientState
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import options as o
-from marlhf_lite.models.memory import rows_a_pass, smaller_pass
 from marlhf_lite.tasks.tokenization import sft_dataset
 from marlhf_lite.training.callbacks import LOG_POSITIONS, ProgressBar
 from marlhf_lite.training.checkpoint import check_processes
@@ -28,6 +24,7 @@ from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import stops_behind_a_step
+from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
 
 
 class ResponseTrainer(ScaledGradients, WarmUpAboveZero, SFTTrainer):
@@ -67,7 +64,7 @@ def train_sft(
         )
         return run_trainer(trainer, tokenizer, output, "SFT", resume)
 
-    return with_less_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
+    return train_within_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
@@ -77,44 +74,29 @@ def check_head(model: PeftModel | PreTrainedModel) -> None:
         raise InputError(f"the head (lm_head) has an adapter: {fix}")
 
 
-def with_less_memory(
+def train_within_memory(
     train: Callable[[o.TrainerConfig], list[dict]], model: nn.Module, config: o.TrainerConfig, batch: int
 ) -> list[dict]:
     """Return `train(config)`; where memory ends, it starts again with half the rows a pass, which changes no gradient.
 
-    `batch` rows make a step, over all processes. Raises `InputError` where one row does not fit, and where several
-    processes would have to start again together.
+    `batch` rows make a step, over all processes. Raises as `with_less_memory`.
     """
-    share = batch // PartialState().num_processes
+    processes = PartialState().num_processes
+    share = batch // processes
     size = min(config.per_device_train_batch_size or share, share)
     start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
-    while True:
-        try:
-            return train(replace(config, per_device_train_batch_size=size))
-        except RuntimeError as error:
-            size = fewer_rows(error, size, share, "per_device_train_batch_size")
-        clear_device_cache(garbage_collection=True)
-        with torch.no_grad():
-            for parameter, value in start:
-                parameter.copy_(value)
-                parameter.grad = None
 
+    @torch.no_grad()
+    def start_over() -> None:
+        for parameter, value in start:
+            parameter.copy_(value)
+            parameter.grad = None
 
-def fewer_rows(error: RuntimeError, size: int, share: int, option: str) -> int:
-    """Return at most half of `size` rows a pass, a divisor of a process's share of a step, where memory ended.
+    def attempt(rows: int) -> list[dict]:
+        return train(replace(config, per_device_train_batch_size=rows))
 
-    Raises `error` where it says something else, and `InputError` where one row does not fit, and where several
-    processes would have to start again together.
-    """
-    if not should_reduce_batch_size(error):
-        raise error
-    GradientState().sync_gradients = True  # it may have ended between two passes of a step; all trainers share this
-    smaller = smaller_pass(size, share)
-    if not smaller or PartialState().num_processes > 1:
-        fix = f"give {smaller}" if smaller else "shorten the texts or use a smaller model"
-        raise InputError(f"out of memory with --{option} {size}: {fix}") from error
-    tqdm.write(f"out of memory with {size} rows a pass: again with {smaller}, gradients stay the same")
-    return smaller
+    what = "--per_device_train_batch_size {}"
+    return with_less_memory(attempt, size, what, alone=processes == 1, share=share, start_over=start_over)[0]
 
 
 def shared_arguments(

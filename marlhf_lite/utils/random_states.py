@@ -1,0 +1,24 @@
+"""States of all random generators that a run draws from."""
+
+import random
+
+import numpy
+import torch
+
+
+def random_states() -> tuple:
+    """The states of torch's, the GPU's, python's and numpy's generators: sampling, training or a reward may draw."""
+    kind, keys, *rest = numpy.random.get_state()
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
+
+
+def set_random_states(saved: tuple) -> None:
+    """Restore what `random_states` returned."""
+    cpu, cuda, python, of_numpy = saved
+    torch.set_rng_state(cpu)
+    if cuda and torch.cuda.is_available():
+        # Older checkpoints have the states of all GPUs of a machine, which may not be there any more.
+        torch.cuda.set_rng_state(cuda[torch.cuda.current_device() % len(cuda)])
+    random.setstate(python)
+    numpy.random.set_state(of_numpy)
