@@ -188,7 +188,7 @@ def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> Non
                 inner.state.pop(parameter, None)
 
 
-# -- processes ----------------------------------------------------------------------------------------------------------
+# -- processes --------------------------------------------------------------------------------------------------------
 
 
 def check_processes(checkpoint: Path, made: int, processes: int) -> None:
