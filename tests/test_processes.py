@@ -142,6 +142,25 @@ def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
 
 
+def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp_path):
+    """With a checkpoint of both, though the other one was asked nothing."""
+    (tmp_path / "odd.py").write_text(
+        "import os, signal\ncalls = []\n"
+        "def stops(prompts, responses):\n"
+        "    calls.append(prompts)\n"
+        "    if len(calls) == 2 and os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return [len(r) for r in responses]\n"
+    )
+    words = ["ppo", "--model", tiny.model, "--sft", sft, "--reward", "odd:stops", "--batch_size", "4", "--size", "40"]
+    words += ["--updates", "9", "--max_response_length", "4", "--critic_init", "sft", "--output_dir", "run"]
+    done = launch(2, "-m", "marlhf_lite", *words, cwd=tmp_path, timeout=120, succeeds=False)
+    assert done.stderr.count("marlhf ppo --resume run goes on") == 2
+    assert [path.name for path in (tmp_path / "run" / "ppo" / "checkpoints").iterdir()] == ["update-000002.pt"]
+    assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 2
+    assert (tmp_path / "run" / "ppo" / "policy" / "adapter_model.safetensors").is_file()
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory, tiny, sft):
     """A run by `accelerate launch -m marlhf_lite ppo` on two processes, with a reward that is easy to learn."""

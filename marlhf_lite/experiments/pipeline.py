@@ -259,6 +259,8 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
     place = context.path / name
     paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
     checkpoints = {int(re.sub(r"\D", "", path.name)): path for path in paths}
+    if not any(path.is_file() or (path / LOG_POSITIONS).is_file() for path in checkpoints.values()):
+        checkpoints = {}  # none is whole
     PartialState().wait_for_everyone()  # all have looked
     if context.resume and not checkpoints and (place / METRICS).is_file() and PartialState().is_main_process:
         kept = next(path for i in count(1) if not (path := place.with_name(f"{name}-stopped-{i}")).exists())

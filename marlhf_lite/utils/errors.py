@@ -12,7 +12,7 @@ DISK_FAULTS = {
     errno.EPERM: "choose a folder that can be written",
 }
 # What writers say that raise no OSError: safetensors, and torch's.
-FULL_DISK = re.compile(r"No space left on device|quota exceeded|PytorchStreamWriter|file write failed")
+FULL_DISK = re.compile(r"No space left on device|quota exceeded|PytorchStreamWriter|file write failed|unexpected pos")
 
 
 class InputError(ValueError):
