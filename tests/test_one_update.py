@@ -116,6 +116,7 @@ def test_each_press_asks_then_shows_its_row_with_the_numbers_of_the_library(visi
     check_rows(page, STORY | {"steps": 1})
     for setting in page.locator("[data-setting]").all():
         setting.click()
+        assert page.locator(".note:visible").count() == 1, "the note of another setting has gone"
         check_rows(page, page.evaluate("state"))
     page.locator("#again").click()
     check_rows(page, STORY, ())
