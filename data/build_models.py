@@ -43,6 +43,7 @@ from marlhf_lite.lab.corpora import tiny_tldr as tldr
 from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.tasks.programs import TestRunner, read_problem
 from marlhf_lite.tasks.templates import hh_prompt
+from marlhf_lite.tasks.tiny_guess import game as guess
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
@@ -152,6 +153,21 @@ def steps_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     return {"accuracy": sum(steps_gold.gold_scores(prompts, responses)) / len(prompts)} | form
 
 
+def guess_document(rng: random.Random) -> tuple[str, str]:
+    """A game of random guesses; each of the policy's turns ends with EOS."""
+    prompt = guess.make_prompt(rng)
+    texts = guess.random_game(rng, prompt)
+    return prompt, "".join(text if i % 2 else f"{text}<eos>" for i, text in enumerate(texts)).removesuffix("<eos>")
+
+
+def guess_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
+    """Share of first turns that are one guess, and how evenly they are spread: the share of numbers above the half."""
+    guesses = [guess.read_guess(response) for response in responses]
+    clear = [number for number in guesses if number]
+    high = sum(number > guess.HIGHEST / 2 for number in clear) / max(len(clear), 1)
+    return {"clear": len(clear) / len(guesses), "high": high}
+
+
 CODE_TESTS: dict[str, str] = {}  # the hidden tests of each prompt that was made
 
 
@@ -236,6 +252,10 @@ WEBGPT_SIZES = {
     "updates": 2000, "rows": 32, "vocab": 800, "hidden": 128, "mlp": 160, "layers": 3, "heads": 3, "head_dim": 64,
     "check_every": 100, "echo": 500,
 }  # fmt: skip
+GUESS_SIZES = {
+    "updates": 1000, "rows": 48, "vocab": 420, "hidden": 64, "mlp": 128, "layers": 2, "heads": 4, "head_dim": 16,
+    "lr": 2e-3, "check_every": 250, "dtype": "bfloat16",
+}  # fmt: skip
 TASKS = {
     "tiny-tldr": Recipe(tldr_document, tldr_check, tldr_vote),
     "tiny-umbrella": Recipe(umbrella_document, umbrella_check, umbrella_vote, UMBRELLA_SIZES),
@@ -243,6 +263,7 @@ TASKS = {
     "tiny-hh": Recipe(hh_document, hh_check, hh_vote, HH_SIZES, hh.WORDS),
     "tiny-webgpt": Recipe(webgpt_document, webgpt_check, webgpt_vote, WEBGPT_SIZES, WEBGPT_WORDS, r"\[[0-9]\]"),
     "tiny-code": Recipe(code_document, code_check, sizes=CODE_SIZES),
+    "tiny-guess": Recipe(guess_document, guess_check, sizes=GUESS_SIZES, whole=r"▁1?[0-9]"),
 }
 
 

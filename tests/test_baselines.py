@@ -329,7 +329,7 @@ def test_dpo_learns_the_same_however_many_pairs_a_pass_has(dpo, base, sft):
 def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, model_reward, method):
     folder = STAGES[method](work(method=method), sft, model_reward).policy
     run = RunFolder.open(folder.parent)
-    assert folder == run.path / "policy" and run.path.name == method and "environment" in run.config
+    assert folder == run.path / "policy" and run.path.name == method and "versions" in run.config
     assert (folder / "tokenizer.json").is_file() and not [path for path in folder.iterdir() if path.is_dir()]
     assert not same(adapter(load_policy(base, folder)), adapter(load_policy(base, sft)))
     found, total = run.metrics(), 0

@@ -160,7 +160,7 @@ def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
 def check_records(run, method="MA-PPO"):
     """What a run has to leave: every file there, whole and in agreement."""
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["updates"] == 2 and "torch" in config["environment"]
+    assert config["updates"] == 2 and "torch" in config["versions"]
     counts = json.loads((run / "data.json").read_text())
     assert {"read", "kept", "sft", "rm", "ppo", "test", "long_prompts"} <= set(counts)
     answers = RunFolder.open(run).samples()

@@ -36,8 +36,8 @@ def test_task(name):
         {part: len(rows) for part, rows in task.splits.items()},
         [set(r["prompt"]) for r in whole.splits.values()],
     )
-    programs = name == "tiny-code"
-    assert list(parts.values()) == ([108, 0, 432, 60] if programs else [108, 216, 216, 60])
+    programs, pairs = name == "tiny-code", name not in ("tiny-code", "tiny-guess")
+    assert list(parts.values()) == ([108, 0, 432, 60] if not pairs else [108, 216, 216, 60])
     assert task.counts == {"read": 600, "kept": 600, "beyond_size": 0, "prompt_in_test": 0} | parts
     assert len(set().union(*seen)) == sum(map(len, seen))  # no prompt is in two parts
     assert task.name == name and (task.gold is None) == programs  # `with_tests` makes a gold score of unit tests

@@ -85,7 +85,7 @@ def test_a_runs_own_config_comes_back_as_it_was(config):
     argv += ["--lora_target_modules=-x|.*q_proj", "--batch-size", "8", "--overwrite=true"]
     first = read(*argv)
     assert first.lora_target_modules == "-x|.*q_proj" and first.batch_size == 8 and first.overwrite
-    saved = yaml.safe_dump(asdict(first) | {"environment": {"python": "3.11"}}, sort_keys=False)
+    saved = yaml.safe_dump(asdict(first) | {"versions": {"python": "3.11"}}, sort_keys=False)
     assert read("--config", config(saved)) == first
 
 

@@ -29,11 +29,11 @@ def run(tmp_path):
 def test_config_is_written_in_order_with_what_ran(run):
     text = (run.path / "config.yaml").read_text(encoding="utf-8")
     found = yaml.safe_load(text)
-    assert list(found) == [*CONFIG, "environment"] and "größer" in text
+    assert list(found) == [*CONFIG, "versions"] and "größer" in text
     assert {key: found[key] for key in CONFIG} == CONFIG | {"lengths": [2, 3]}
     assert found == run.config == RunFolder.open(run.path).config
     assert os.listdir(run.path) == ["config.yaml"]
-    versions = found["environment"]
+    versions = found["versions"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3])) and versions["processor"]
     assert (versions["torch"], versions["threads"]) == (metadata.version("torch"), torch.get_num_threads())
     age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(versions["date"])

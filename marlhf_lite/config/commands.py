@@ -36,7 +36,7 @@ class PolicyCommand(o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.Loggin
     """What every command that trains a policy takes."""
 
 
-class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, PolicyCommand):
+class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.EnvironmentConfig, PolicyCommand):
     """PPO over macro actions; --n 1 is token-level PPO.
 
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
@@ -74,7 +74,13 @@ class EvaluatedCommand(o.EvaluationConfig, StageCommand):
 
 
 class EvaluateCommand(
-    o.InputConfig, o.RewardConfig, o.ProgramConfig, o.SamplingConfig, o.EngineConfig, EvaluatedCommand
+    o.InputConfig,
+    o.RewardConfig,
+    o.EnvironmentConfig,
+    o.ProgramConfig,
+    o.SamplingConfig,
+    o.EngineConfig,
+    EvaluatedCommand,
 ):
     """Answers, scores and intervals on held-out prompts.
 
@@ -146,8 +152,10 @@ class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.RMInputConfig, o.ModelCon
     judge_order: Literal["random", "both"] = option("random", "Order of the responses: random, or both orders.")
 
 
-class GenerateCommand(o.TrainedPolicyConfig, o.SamplingConfig, o.LengthConfig, o.SeedConfig, o.ModelConfig):
-    """A policy's answer to a prompt.
+class GenerateCommand(
+    o.TrainedPolicyConfig, o.EnvironmentConfig, o.SamplingConfig, o.LengthConfig, o.SeedConfig, o.ModelConfig
+):
+    """A policy's answer to a prompt; with --environment, what both say in turn.
 
     example: marlhf generate --policy runs/c --prompt "SUBREDDIT: r/tea ... TL;DR:"
     """

@@ -7,6 +7,12 @@ EMBEDDED_DEFAULTS: dict[str, dict] = {
     "tiny-hh": {"model": "tiny-gemma-hh", "max_response_length": 136},
     "tiny-webgpt": {"model": "tiny-gemma-webgpt", "max_response_length": 136},
     "tiny-code": {"model": "tiny-codegemma", "reward": "tests", "critic_init": "sft"},
+    "tiny-guess": {
+        "model": "tiny-gemma-guess",
+        "max_response_length": 12,
+        "environment": "marlhf_lite.tasks.tiny_guess.game:GuessGame",
+        "max_turns": 6,
+    },
 }
 # Embedded model -> the data set whose text it has read. Two are other sizes of tiny-gemma.
 EMBEDDED_MODELS: dict[str, str] = {

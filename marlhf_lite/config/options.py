@@ -62,7 +62,9 @@ class LengthConfig(Checked):
     """Limits of prompts and responses."""
 
     max_prompt_length: int = option(512, "Longest prompt in tokens; longer ones are dropped and counted.", least=1)
-    max_response_length: int = option(96, "Longest response in tokens; longer ones are cut. Table 5: 512.", least=1)
+    max_response_length: int = option(
+        96, "Longest response (turn) in tokens; longer ones are cut. Table 5: 512.", least=1
+    )
 
 
 class DataConfig(LengthConfig):
@@ -70,7 +72,7 @@ class DataConfig(LengthConfig):
 
     dataset: str = option(
         "tiny-tldr",
-        "Data set: tiny-tldr, tiny-hh, tiny-webgpt, tiny-steps, tiny-code or tiny-umbrella (embedded), a file "
+        "Data set: tiny-tldr, -hh, -webgpt, -steps, -code, -umbrella or -guess (embedded), a file "
         "(.jsonl .json .csv .parquet, .gz), or a hub name.",
     )
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
@@ -107,7 +109,7 @@ class TrainedPolicyConfig(Checked):
     policy: str = option("", "Folder of a policy, or of the run that trained it.")
 
 
-REWARDS = ("rm", "gold", "tests", "all_tests")  # all others are functions
+REWARDS = ("rm", "gold", "tests", "all_tests", "environment")  # all others are functions
 
 
 class RewardConfig(Checked):
@@ -116,8 +118,25 @@ class RewardConfig(Checked):
     reward: str = option(
         "rm",
         "Reward: rm, gold (embedded task), tests (unit tests, Appendix B.5), all_tests (these, but all or nothing), or "
-        "package.module:function, from (prompts, responses) to scores. For evaluate only a function changes anything.",
+        "package.module:function, from (prompts, responses) to scores; environment (the default with "
+        "--environment): its own. For evaluate only a function changes anything.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        environment = getattr(self, "environment", "")
+        if environment and self.reward == "rm":  # a reward model reads no dialogues
+            self.reward = "environment"
+        if self.reward == "environment" and not environment:
+            raise InputError("--reward environment: there is none: give --environment, or another reward")
+
+
+class EnvironmentConfig(Checked):
+    """An environment that answers the policy, turn by turn."""
+
+    environment: str = option("", "Class that answers the policy in turns, as package.module:Class (docs/guide.md).")
+    max_turns: int = option(8, "Most turns of the policy in a response, with --environment.", least=1)
+    max_observation_length: int = option(64, "Longest answer of --environment in tokens; others are cut.", least=1)
 
 
 class ProgramConfig(Checked):
@@ -182,7 +201,7 @@ class DPOStageConfig(Checked):
 
 
 # Rules by what ends a macro action: its length, the text, or what the models say of it.
-TERMINATIONS = ("fixed", "randomized", "listed", "whole", "sentence", "sentence_shuffled", "parsing")
+TERMINATIONS = ("fixed", "randomized", "listed", "whole", "turn", "sentence", "sentence_shuffled", "parsing")
 TERMINATIONS += ("perplexity", "value_change", "cutpoints")
 
 
@@ -192,9 +211,9 @@ class MacroConfig(Checked):
     termination: str = option(
         "fixed",
         f"Termination rule of macro actions (section 3.2.1): {', '.join(TERMINATIONS)}, or your own as "
-        "package.module:function; listed: --lengths in order, the last again and again; value_change, cutpoints: where "
-        "the critic's value changes most, or the policy was least sure; sentence_shuffled: lengths of sentences in "
-        "random order, a control.",
+        "package.module:function; turn: where --environment answers; listed: --lengths in order, the last again and "
+        "again; value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
+        "sentence_shuffled: lengths of sentences in random order, a control.",
     )
     n: str = option(
         "5", "Tokens per macro action (on average for value_change, cutpoints): an integer or inf; 1: token-level PPO."

@@ -24,7 +24,14 @@ from trl import TrlParser
 
 from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, StudyCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
-from marlhf_lite.config.options import CheckpointConfig, DataConfig, EngineConfig, LoggingConfig, ModelConfig
+from marlhf_lite.config.options import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EnvironmentConfig,
+    LoggingConfig,
+    ModelConfig,
+)
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.former import FORMER, with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of
@@ -45,7 +52,7 @@ MAY_CHANGE |= {
 MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)}
 # Options by which a command names models that an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
-INHERITED = [f.name for kind in (DataConfig, ModelConfig) for f in fields(kind)]
+INHERITED = [f.name for kind in (DataConfig, EnvironmentConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 SAME = ("dataset", "size", "split_seed", "model", "finetune")
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
@@ -103,7 +110,7 @@ class OptionParser(TrlParser):
         """
         values = with_todays_names(values)
         for key in values:
-            if key not in OPTIONS and key != "environment":  # which the config.yaml of a run has
+            if key not in OPTIONS and key != "versions":  # which the config.yaml of a run has
                 hint = did_you_mean(str(key), OPTIONS).rstrip()
                 raise InputError(f"{source}: unknown key {key}: {hint or 'see marlhf <command> --help'}")
         mine = {action.dest for action in self._actions}

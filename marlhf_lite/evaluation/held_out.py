@@ -34,6 +34,7 @@ class HeldOutEvaluation:
     gold: GoldScore | None = None
     seed: int = 0
     batch_size: int = 128
+    engine: object = None  # what samples in place of `generate`, see `answer`
     start: pd.DataFrame | None = field(default=None, init=False)  # the SFT model's answers
 
     def __call__(self, models: PPOModels) -> dict[str, float]:
@@ -55,7 +56,10 @@ class HeldOutEvaluation:
         training, states = policy.model.training, random_states()
         set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the numbers of answers belong to their prompts
         try:
-            prompts, how = self.prompts[rank::count], {"seed": self.seed, "batch_size": self.batch_size}
+            prompts, how = (
+                self.prompts[rank::count],
+                {"seed": self.seed, "batch_size": self.batch_size, "engine": self.engine},
+            )
             given = (prompts, self.sampling, self.reward, self.gold)
             rows = answer(policy, models.reference, self.tokenizer, *given, name=name, **how)
         finally:

@@ -22,10 +22,11 @@ import torch
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.sampling import generate_seeded
+from marlhf_lite.evaluation.sampling import SeededDialogues, generate_seeded
 from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.environments import from_turns
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
 from marlhf_lite.utils.errors import InputError
@@ -156,6 +157,7 @@ def answer(
     name: str = "policy",
     seed: int = 0,
     batch_size: int = 128,
+    engine: "VLLMEngine | SeededDialogues | None" = None,
 ) -> pd.DataFrame:
     """One scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`.
 
@@ -166,7 +168,7 @@ def answer(
     score, rows = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold), []
 
     def work(wanted: pd.Series) -> None:
-        rows.append(_generate(policy, tokenizer, wanted, name, sampling, score))
+        rows.append(_generate(policy, tokenizer, wanted, name, sampling, score, engine))
 
     _in_batches(work, _keyed(prompts, 1, seed), batch_size, f"answers of {name}")
     return to_frame(pd.concat(rows).reset_index() if rows else [])
@@ -176,6 +178,8 @@ def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torc
     """Stored responses as the rollout they came from: the same tokens, to be scored or segmented again."""
     responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
     prompts, texts, tokens, ended = (responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended"))
+    if "turns" in responses and responses["turns"].notna().all():  # `token_ids` are then those of both sides
+        return from_turns(tokenizer, prompts, tokens, responses["turns"].tolist(), ended).to(device)
     rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
     ended = torch.tensor(ended, dtype=torch.bool)  # also by tokens other than the tokenizer's EOS
     return replace(rollout, responses=texts, ended=ended).to(device)
@@ -208,9 +212,12 @@ def _generate(
     else:
         with merged_adapter(policy.model):
             rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
-    tokens = [row[m].tolist() for row, m in zip(rollout.response_ids, rollout.mask, strict=True)]
     columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
-    return pd.DataFrame(columns | {"token_ids": tokens} | score(rollout), index=wanted.index, dtype=object)
+    columns["token_ids"] = [
+        ids[:end] for ids, end in zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
+    ]
+    columns |= {} if rollout.turns is None else {"turns": rollout.turns}
+    return pd.DataFrame(columns | score(rollout), index=wanted.index, dtype=object)
 
 
 def evaluate_checkpoints(
@@ -226,7 +233,7 @@ def evaluate_checkpoints(
     seed: int = 0,
     batch_size: int = 128,
     model: str = "",
-    engine: "VLLMEngine | None" = None,
+    engine: "VLLMEngine | SeededDialogues | None" = None,
 ) -> pd.DataFrame:
     """Responses of every checkpoint to every prompt at every temperature, scored (paper: Figures 3, 8, 10, 20, 21).
 
@@ -240,7 +247,8 @@ def evaluate_checkpoints(
         samples: responses to each prompt at each temperature.
         batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
         model: the base model's name, which an adapter's weights do not tell.
-        engine: servers that sample in place of the models here; what they sample is stored apart.
+        engine: servers that sample in place of the models here, or an environment that answers in turns; what they
+            sample is stored apart.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
@@ -261,7 +269,7 @@ def evaluate_checkpoints(
             settings = {"fingerprint": prints[name], "model": model, **vars(how)}
             if not how.min_new_tokens:  # so that answers stored without a minimum are found again
                 del settings["min_new_tokens"]
-            settings |= {"engine": "vllm"} if engine else {}
+            settings |= {"engine": engine.name} if engine else {}
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
             _fill(store, asked, how, load, scorers, marks, tokenizer, batch_size, engine)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from marlhf_lite.models.actor_critic import position_ids
+from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
-from marlhf_lite.training.rollout import Rollout, Sampling, generate
+from marlhf_lite.training.environments import Dialogues
+from marlhf_lite.training.rollout import Rollout, Sampling, generate, merged_adapter
 
 
 def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
@@ -99,6 +100,26 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], names: Sequence[st
         past = read_all_but_last(model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts])
     uniforms = uniform_numbers(names, sampling.max_new_tokens)
     return generate(model, tokenizer, prompts, SeededSampling(**vars(sampling), past=past, uniforms=uniforms))
+
+
+@dataclass(frozen=True)
+class SeededDialogues:
+    """Responses in turns with an environment, drawn with the random numbers of their names, as `generate_seeded`."""
+
+    dialogues: Dialogues
+    name = "environment"
+
+    def checked(
+        self, policy: PolicyModel, tokenizer, prompts: Sequence[str], names: Sequence[str], sampling: Sampling, _: str
+    ) -> Rollout:
+        """One response to each prompt; the method that servers have, too (`VLLMEngine`)."""
+
+        def seeded(turn: int, rows: list[int]) -> Sampling:
+            uniforms = uniform_numbers([f"{names[row]}/{turn}" for row in rows], sampling.max_new_tokens)
+            return SeededSampling(**vars(sampling), uniforms=uniforms)
+
+        with merged_adapter(policy.model):
+            return self.dialogues.play(policy.model, tokenizer, prompts, seeded)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ import torch
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.training.environments import EnvironmentReward
 from marlhf_lite.training.rewards import FunctionReward, ModelReward, checked_scores, score_responses
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
@@ -102,7 +103,8 @@ def score_rollout(
     if reward is not None:
         columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:
-        columns["gold"] = checked_scores(FunctionReward(gold), rollout).tolist()
+        by_text = not isinstance(gold, EnvironmentReward)
+        columns["gold"] = checked_scores(FunctionReward(gold) if by_text else gold, rollout).tolist()
     return columns
 
 

@@ -18,8 +18,9 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
-from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import EngineConfig, GroupConfig, PPOConfig, ProgramConfig
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
+from marlhf_lite.config.options import EngineConfig, EnvironmentConfig, GroupConfig, PPOConfig, ProgramConfig
+from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
@@ -37,6 +38,7 @@ from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.distributed import together
+from marlhf_lite.training.environments import Dialogues, EnvironmentReward
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.program_tests import with_tests
@@ -48,6 +50,7 @@ from marlhf_lite.training.sft import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run
+from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 if TYPE_CHECKING:
     from marlhf_lite.training.vllm_rollouts import VLLMEngine
@@ -67,10 +70,16 @@ class RunContext(Generic[Options]):
     tokenizer: object
     load: Callable[[], PreTrainedModel]  # returns the base model, the same one at every call
     inputs: Inputs = field(default_factory=Inputs)
-    reward: FunctionReward | None = None  # None: the reward model
+    reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
     resume: bool = False  # whether stages that are there go on
     engine: "VLLMEngine | None" = None  # what samples in place of the models' own `generate`
+    dialogues: Dialogues | None = None  # the environment that answers the policy, if there is one
+
+    @property
+    def seeded_engine(self) -> "VLLMEngine | SeededDialogues | None":
+        """What samples in evaluation in place of `generate`."""
+        return SeededDialogues(self.dialogues) if self.dialogues else self.engine
 
     @property
     def base(self) -> PreTrainedModel:
@@ -144,8 +153,8 @@ def open_context(
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
     task = _load_task(options, tokenizer)
-    function = text_reward(getattr(options, "reward", ""), task)
-    reward = FunctionReward(function, options.reward) if function else None
+    dialogues = _open_environment(options, task)
+    reward = _open_reward(options, task)
     task = _drop_long_prompts(task, tokenizer, options.max_prompt_length)
     _check_training(options, inputs, task)
 
@@ -167,7 +176,38 @@ def open_context(
     _print_start(options, inputs, task)
     for note in _notes(options, inputs, task, reward):
         print_main(f"note: {note}")
-    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine)
+    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
+
+
+def _open_environment(options: commands.StageCommand, task: Task) -> Dialogues | None:
+    """Return what `--environment` names, ready to answer; None without one."""
+    if isinstance(options, commands.DPOCommand | GroupConfig) and "environment" in EMBEDDED_DEFAULTS.get(task.name, {}):
+        raise InputError(f"--dataset {task.name}: its environment answers in turns: train it with marlhf ppo or run")
+    if not (isinstance(options, EnvironmentConfig) and options.environment):
+        return None
+    if isinstance(options, EngineConfig) and options.vllm_url:
+        raise InputError("--environment: servers do not sample in turns: leave out --rollout_engine vllm")
+    return make_dialogues(options)
+
+
+def make_dialogues(options: EnvironmentConfig) -> Dialogues:
+    """Return the environment that `--environment` names, ready to answer. Raises `InputError` where it is none."""
+    name = options.environment
+    kind = import_user_code("environment", name, "the name of a class")
+    with named_errors("environment", name):
+        made = kind()
+    for method in ("reset", "step"):
+        if not callable(getattr(made, method, None)):
+            raise InputError(f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md")
+    return Dialogues(made, name, options.max_turns, options.max_observation_length)
+
+
+def _open_reward(options: commands.StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
+    """Return the reward that `--reward` names; None for a reward model, or where none is asked for."""
+    if isinstance(options, EnvironmentConfig) and options.environment and options.reward in ("", "environment"):
+        return EnvironmentReward(options.environment)
+    function = text_reward(getattr(options, "reward", ""), task)
+    return FunctionReward(function, options.reward) if function else None
 
 
 def _take(lock: RunLock, path: Path) -> None:
@@ -292,7 +332,7 @@ def open_run(path: Path, config: dict, resume: bool = False, overwrite: bool = F
     state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
     if state.is_main_process and resume and is_run(path):
         run = RunFolder.open(path)
-        if set(run.config) <= {"environment", *config}:
+        if set(run.config) <= {"versions", *config}:
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
     elif state.is_main_process and not (resume and path.exists()):
         RunFolder.create(path, config | {"resume": ""}, overwrite=overwrite)  # a stage that starts over, too

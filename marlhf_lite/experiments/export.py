@@ -8,7 +8,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
-from marlhf_lite.experiments.context import print_main, start_processes
+from marlhf_lite.experiments.context import make_dialogues, print_main, start_processes
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.lora import merge_adapter
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
@@ -35,7 +35,10 @@ def merged_policy(
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
-    """Return a policy's answer to a prompt, which is a user's message where the policy has learnt from chats."""
+    """Return a policy's answer to a prompt, which is a user's message where the policy has learnt from chats.
+
+    With an environment the answer has a line for each turn of policy and environment.
+    """
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer, write = merged_policy(options, folder)
@@ -46,7 +49,11 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
     set_seed(options.seed)
     sampling = sampling_of(options, options.max_response_length)
-    return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
+    if not options.environment:
+        return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
+    turns = make_dialogues(options)(model, tokenizer, [prompt], sampling).turns[0]
+    lines = [(f"> {turn['response'].strip()}", turn.get("observation", "").strip()) for turn in turns]
+    return "\n".join(line for pair in lines for line in pair if line) + f"\nreward: {sum(t['reward'] for t in turns):g}"
 
 
 def _sampling_of(folder: Path) -> dict:

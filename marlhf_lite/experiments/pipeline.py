@@ -40,6 +40,7 @@ from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
+from marlhf_lite.training.environments import EnvironmentReward
 from marlhf_lite.training.logging import RunLogger, make_accelerator
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
@@ -225,6 +226,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         name=name,
         accelerator=make_accelerator(options.report_to, run.path, name, asdict(options)),
         engine=context.engine,
+        generator=context.dialogues,
     )
     try:
         with stops_behind_a_step() as asked_to_stop:
@@ -282,6 +284,7 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
     prompts, seed = list(context.task.held_out(context.options.test_prompts)["prompt"]), context.options.seed
     given = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, seed, batch_size)
+    given += (context.seeded_engine,)
     return HeldOutEvaluation(*given) if prompts else None
 
 
@@ -437,7 +440,7 @@ def evaluate(
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        own.function if own else context.task.gold,
+        (own if isinstance(own, EnvironmentReward) else own.function) if own else context.task.gold,
         name_function(own.name) if own else "",
     )
     rows = evaluate_checkpoints(
@@ -451,7 +454,7 @@ def evaluate(
         samples=options.eval_samples,
         seed=options.seed,
         model=options.model,
-        engine=context.engine,
+        engine=context.seeded_engine,
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}

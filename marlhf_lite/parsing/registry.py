@@ -25,6 +25,7 @@ RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
     "randomized": lambda config, seed: macro.RandomizedNGram(_integers("lengths", config.lengths.split(",")), 3, seed),
     "listed": lambda config, seed: macro.Listed(_integers("lengths", config.lengths.split(","))),
     "whole": lambda config, seed: macro.Whole(),
+    "turn": lambda config, seed: macro.Turn(),
     "perplexity": lambda config, seed: macro.Perplexity(config.perplexity_rule, config.perplexity_early),
     "sentence": lambda config, seed: Sentence(),
     "sentence_shuffled": lambda config, seed: macro.Shuffled(Sentence(), seed),

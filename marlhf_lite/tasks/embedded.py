@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.splits import Task, check_part, make_task
+from marlhf_lite.tasks.tiny_guess.game import load_tiny_guess
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
@@ -21,7 +22,7 @@ STORED: dict[str, Callable[[list[str], list[str]], list[float]] | None] = {
     "tiny-hh": hh_gold.gold_scores,
     "tiny-webgpt": webgpt_gold.gold_scores,
 }
-EMBEDDED = (*STORED, "tiny-umbrella")
+EMBEDDED = (*STORED, "tiny-umbrella", "tiny-guess")
 
 
 def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Task:
@@ -34,6 +35,8 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Tas
     if name == "tiny-umbrella":  # made as it is loaded: `part` chooses the stories' length
         return load_tiny_umbrella(size, seed, part)
     check_part(name, part)
+    if name == "tiny-guess":
+        return load_tiny_guess(size, seed)
     rows = read_file(shipped(f"{name}.jsonl.gz"))[:size]
     columns = [column for column in rows[0] if column != "demonstration"]
     fractions = (0.2, 0.4, 0.4) if "rejected" in columns else (0.2, 0.0, 0.8)

@@ -75,7 +75,7 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
         "tokens": rollout.lengths.tolist(),
         "ended": rollout.ended.tolist(),
         "spans": spans,
-    }
+    } | ({} if rollout.turns is None else {"turns": rollout.turns})
     return [{"update": update} | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -69,7 +69,8 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
         values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
     """
     tokens = MacroActions.from_starts(mask, mask)  # each on its own: without the holes between turns
-    values, scores, mask = exact(tokens.sum(values)), exact(scores), tokens.mask.to(scores.device)
+    values, scores = exact(tokens.sum(values)), exact(scores)
+    mask = tokens.mask.to(values.device)
     quarter, targets, last = quarters(mask), scores[:, None].expand_as(values), (mask.sum(1) - 1).clamp(min=0)
     change = values.gather(1, last[:, None])[:, 0] - values[:, 0]
     numbers = {"score": scores, "change": change, "change times score": change * scores}

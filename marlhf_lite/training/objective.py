@@ -41,7 +41,7 @@ class Objective:
         token_rewards = macro.kl_rewards(
             outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, config.kl_estimator
         )
-        scores = shape_scores(rollout.scores, config)
+        scores = shape_scores(rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards, config)
         return macro.macro_rewards(
             token_rewards, scores, batch.steps, options.reward_pooling, options.rho, options.sigma
         )

@@ -28,7 +28,8 @@ class SAE(Objective):
         return Batch(rollout, macro_actions, macro_actions.single_tokens)
 
     def gae(self, rewards: Tensor, values: Tensor, batch: Batch, lam: float | Tensor) -> tuple[Tensor, Tensor]:
-        return super().gae(rewards, values, batch, macro.border_lam(batch.macro_actions, lam))
+        of_tokens = macro.border_lam(batch.macro_actions, lam)
+        return super().gae(rewards, values, batch, batch.steps.sum(of_tokens))  # [B, S], without what others said
 
 
 class VAPO(Objective):

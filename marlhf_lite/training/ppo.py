@@ -28,6 +28,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
+from marlhf_lite.training.environments import EnvironmentReward
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
@@ -48,6 +49,7 @@ from marlhf_lite.training.rollout import (
 from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
+from marlhf_lite.utils.random_states import random_states, set_random_states
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
@@ -71,7 +73,8 @@ class PPOTrainer:
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
         held_out: models -> scores on held-out prompts, called every `logging_config.eval_every` updates.
         accelerator: where the models run; made with `log_with` if there are trackers.
-        generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`.
+        generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`, `Dialogues` are turns
+            with an environment.
         engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
     """
@@ -172,12 +175,14 @@ class PPOTrainer:
         return self.history
 
     def _update_or_save(self, prompts: list[str]) -> dict[str, float]:
-        """An update; before a server's failure is raised, a checkpoint is written from which the run goes on."""
+        """An update; where a server or environment fails, a checkpoint is written from which the run goes on."""
+        states = random_states()
         try:
             return self.update(prompts)
         except ServerError as error:
             saved = ""
             if self.checkpoints:
+                set_random_states(states)
                 self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
                 saved = "; --resume goes on from here"
             raise InputError(f"update {self.updates_done}: {error}{saved}") from error
@@ -276,7 +281,7 @@ class PPOTrainer:
         else:
             with summon_full_params(self.actor_critic):
                 given = (model, self.tokenizer, prompts, self.sampling)
-                rollout, self.generation_batch_size = generate_in_batches(self.generator, size, *given)
+                rollout, self.generation_batch_size = together(generate_in_batches, self.generator, size, *given)
             if self.updates_done == 0 and isinstance(model, PeftModel):
                 self._with_less_memory(self._check_merged, rollout, alone=True)
         self.models.policy.train()
@@ -319,6 +324,7 @@ class PPOTrainer:
             rollout,
             ref_logprobs=torch.cat(logprobs).masked_fill(~rollout.mask, 0.0),
             scores=scores,
+            turn_rewards=rollout.turn_rewards if isinstance(self.reward, EnvironmentReward) else None,
             gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu() if self.gold else None,
         )
 
@@ -524,7 +530,7 @@ class PPOTrainer:
         rollout = longest_rollout(
             rows=min(2 * self.micro_batch_size, share),
             prompt_tokens=prompt_tokens,
-            response_tokens=self.sampling.max_new_tokens,
+            response_tokens=getattr(self.generator, "longest", int)(self.sampling.max_new_tokens),
             token=self.tokenizer.eos_token_id,
             device=self.accelerator.device,
         )

@@ -4,13 +4,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils.memory import should_reduce_batch_size
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.config.options import PPOConfig, SamplingConfig
 from marlhf_lite.models.lora import tied_layers
@@ -52,12 +53,16 @@ class Rollout:
     responses: list[str]  # without special tokens
     tokens: Tensor  # [B, L] token ids
     attention_mask: Tensor  # [B, L] 1 on tokens
-    mask: Tensor  # [B, T] True on response tokens, the generated EOS included; from lengths, never from ids
-    ended: Tensor  # [B] True where the response ends with EOS
+    # [B, T] True on the policy's own tokens, the generated EOS included; from lengths, never from ids. Where an
+    # environment answers in between (`environments`), its tokens are holes: they are read, and nobody's action.
+    mask: Tensor
+    ended: Tensor  # [B] True where the response ends with EOS, or the environment ended it
     sampled_logprobs: Tensor | None = None  # [B, T] log π of the sampled tokens, where a server sampled them
     ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
     scores: Tensor | None = None  # [B] the reward of each response, as it was given
     gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
+    turn_rewards: Tensor | None = None  # [B, K] of an environment, a number for each turn; 0 on padding
+    turns: list[list[dict]] | None = None  # what was said in each, see `environments.Dialogue`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -74,8 +79,14 @@ class Rollout:
 
     @property
     def lengths(self) -> Tensor:
-        """[B] response tokens, EOS included."""
+        """[B] the policy's own tokens, EOS included."""
         return self.mask.sum(1)
+
+    @property
+    def ends(self) -> Tensor:
+        """[B] columns up to and with the last of them."""
+        places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device) * self.mask
+        return torch.nn.functional.pad(places, (1, 0)).amax(1)
 
     def select(self, rows: slice | Tensor) -> "Rollout":
         """Select some of the responses; T stays, so that [B, S] tensors of macro actions can be indexed alike."""
@@ -100,7 +111,7 @@ class Rollout:
             return self
         # The longest prompt and the longest response of these rows.
         start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
-        width = max(int(self.lengths.max()), 1)
+        width = max(int(self.ends.max()), 1)
         end = self.prompt_width + width
         return replace(
             self,
@@ -120,8 +131,8 @@ class Rollout:
         return self.select(self.attention_mask.sum(1).argsort(stable=True))
 
     def at_last_token(self, scores: Tensor) -> Tensor:
-        """Read scores [B, L] at the last response token, which is EOS where there is one: [B]."""
-        last = self.prompt_width + (self.lengths - 1).clamp(min=0)
+        """Read scores [B, L] at the last of the policy's tokens, which is EOS where there is one: [B]."""
+        last = self.prompt_width + (self.ends - 1).clamp(min=0)
         return scores.gather(1, last[:, None].to(scores.device)).squeeze(1)
 
     def before_tokens(self, scores: Tensor) -> Tensor:
@@ -282,6 +293,7 @@ def nonfinite_probabilities_refused() -> Iterator[None]:
 
 def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
     """Unscored rollouts as one, padded to their widest prompts and responses."""
+    turns, rewards = [part.turns for part in parts], [part.turn_rewards for part in parts]
     left = max(part.prompt_width for part in parts)
     right = max(part.mask.shape[1] for part in parts)
 
@@ -296,6 +308,8 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
         attention_mask=torch.cat([widen(part.attention_mask, part, 0) for part in parts]),
         mask=torch.cat([widen(part.mask, part, False) for part in parts]),
         ended=torch.cat([part.ended for part in parts]),
+        turns=None if turns[0] is None else list(chain(*turns)),
+        turn_rewards=None if rewards[0] is None else pad_sequence(list(chain(*rewards)), batch_first=True),
     )
 
 

@@ -44,6 +44,8 @@ class VLLMEngine:
         retries: how often the openai client asks again where a server is busy or cannot be reached.
     """
 
+    name = "vllm"
+
     def __init__(self, urls: Sequence[str], folder: str | Path, retries: int = 5):
         self.folder = Path(folder).resolve()
         how = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}

@@ -12,7 +12,12 @@ FORMER = {
 
 
 def with_todays_names(options: Mapping) -> dict:
-    """Options by today's names: what changed an equation of PPO is part of `objective` now."""
+    """Options by today's names: what changed an equation of PPO is part of `objective` now.
+
+    What a run ran with was called `environment` and is `versions` now; `--environment` is an option.
+    """
+    if isinstance(options.get("environment"), Mapping):
+        options = {"versions" if name == "environment" else name: value for name, value in options.items()}
     if not FORMER.keys() & options.keys():
         return dict(options)
     alpha, critic_lam = options.get("lam_alpha"), options.get("critic_lam")

@@ -66,19 +66,19 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping, overwrite: bool = False) -> "RunFolder":
-        """Create a run folder and its config.yaml: the config as given and an `environment` block.
+        """Create a run folder and its config.yaml: the config as given and a `versions` block.
 
         Args:
             path: a folder that is empty or does not exist yet; parents are created.
             config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
-                An `environment` from an earlier run is replaced.
+                The `versions` of an earlier run are replaced.
             overwrite: delete the content of the folder first, if it holds a run, with its checkpoints.
 
         Raises:
             InputError: the folder cannot be used (see `check_output_dir`), or YAML cannot hold the config.
         """
         path = Path(path)
-        config = to_jsonable(dict(config), "config", allow_nan=True) | {"environment": environment()}
+        config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
         check_output_dir(path, overwrite)
         path.mkdir(parents=True, exist_ok=True)
         # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
@@ -101,7 +101,7 @@ class RunFolder:
         return cls(path, with_todays_names(read_yaml(path / CONFIG)))
 
     def update_config(self, changes: Mapping) -> None:
-        """Write config.yaml again with these values; its `environment` stays that of the start."""
+        """Write config.yaml again with these values; its `versions` stay those of the start."""
         self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
         text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
         write_atomically(self.path / CONFIG, text.encode())
@@ -181,9 +181,9 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` holds a run: many projects have a config.yaml, ours has an `environment` block."""
+    """Whether `path` holds a run: many projects have a config.yaml, ours has a `versions` block."""
     try:
-        return "environment" in read_yaml(path / CONFIG)
+        return "versions" in with_todays_names(read_yaml(path / CONFIG))
     except InputError:
         return False
 

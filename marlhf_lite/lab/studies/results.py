@@ -95,7 +95,7 @@ def collect_result(
         first_prompt: number of the first held-out prompt that counts.
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
-    found = {"environment": RunFolder.open(training or evaluation).config["environment"], "start": _start_facts(start)}
+    found = {"environment": RunFolder.open(training or evaluation).config["versions"], "start": _start_facts(start)}
     found["curve"] = _curve(training) if training else []
     if evaluation is None:
         return found
