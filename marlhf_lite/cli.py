@@ -85,12 +85,14 @@ def run_command(name: str, words: Sequence[str]) -> int:
 
 
 def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
+    from marlhf_lite.training.callbacks import LOG_POSITIONS
     from marlhf_lite.utils.run_folder import is_run
 
     folder = Path(options.output_dir)
     if not is_run(folder):
         return ""
-    there = any(folder.glob("*/checkpoints/*")) or any(folder.glob("*/checkpoint-*"))
+    whole = ("checkpoints/update-*.pt", f"checkpoints/*/{LOG_POSITIONS}", f"checkpoint-*/{LOG_POSITIONS}")
+    there = any(path for place in whole for path in folder.glob(f"*/{place}"))
     goes_on = "goes on" if there or isinstance(options, commands.EvaluateCommand) else "begins this stage again"
     why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"
     return f"; what was recorded so far in {folder} is whole{why}: marlhf {name} --resume {folder} {goes_on}"
