@@ -26,7 +26,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
-from marlhf_lite.training.rollout import from_texts, prompt_stream
+from marlhf_lite.training.rollout import Sampling, from_texts, generate, prompt_stream
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped
 from marlhf_lite.utils.run_folder import RunFolder
@@ -127,6 +127,19 @@ def work(base, tokenizer, texts, tmp_path):
 
 
 STAGES = {"rloo": pipeline.group_stage, "grpo": pipeline.group_stage, "dpo": pipeline.dpo_stage}
+
+
+@pytest.mark.parametrize(("method", "least"), [("rloo", 0), ("rloo", 4), ("grpo", 4)])
+def test_no_response_of_a_group_ends_before_its_minimum(make, base, sft, tokenizer, method, least):
+    """The end token is the one that is likeliest at first, and only the likeliest token is drawn."""
+    prompts = ["The cat sat"] * 4
+    first = generate(load_policy(base, sft), tokenizer, prompts[:1], Sampling(1, temperature=0)).response_ids
+    ending = copy.deepcopy(tokenizer)
+    ending.eos_token = tokenizer.convert_ids_to_tokens(int(first))
+    made = make(method, updates=1, min_response_length=least, prompts=prompts, tokenizer=ending, top_k=1)
+    made.trainer.train()
+    (rollout,) = made.rollouts
+    assert rollout.lengths.min() > 4 if least else rollout.lengths.max() == 1
 
 
 # -- start, reference, what moves -------------------------------------------------------------------------------------

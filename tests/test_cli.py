@@ -14,7 +14,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 from small_runs import timeless
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
@@ -25,6 +25,7 @@ from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.errors import disk_fault
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder, RunLock
+from marlhf_lite.utils.shipped import shipped
 
 SMALL = (
     "--sft_epochs 0.2 --sft_batch_size 4 --rm_epochs 0.2 --rm_batch_size 8 --lora_r 4 --updates 2 --batch_size 8 "
@@ -384,6 +385,35 @@ def test_ppo_starts_from_the_base_model(prompts, capsys):
     assert all(not weight.any() for name, weight in adapter.items() if "lora_B" in name)
     (row,) = RunFolder.open("out/ma-ppo").metrics()
     assert abs(row["kl_k1"]) < 1e-5 and row["rm_score_mean"] < 0
+
+
+def test_a_minimum_length_from_training_to_the_exported_model_and_a_critic_of_zero(prompts):
+    """Nearly every token ends a response of this model, were it not for the minimum; a control without it is short."""
+    model = AutoModelForCausalLM.from_pretrained(shipped("tiny-gemma"))
+    model.generation_config.eos_token_id = list(range(40, model.config.vocab_size))
+    model.save_pretrained("ending")
+    AutoTokenizer.from_pretrained(shipped("tiny-gemma")).save_pretrained("ending")
+    sizes = "--model ending --batch_size 4 --updates 1 --max_response_length 6 --eval_prompts 2 --output_dir out"
+    least = "--min_response_length 6 --critic_head_init zero"
+    assert main(f"run --dataset prompts.jsonl --reward words:few {sizes} {least}".split()) == 0
+    (row,) = RunFolder.open("out/ma-ppo").metrics()
+    assert row["response_length"] == 6 and row["eos_rate"] == 0 and row["value_noise"] == 0
+    assert {answer["tokens"] for answer in RunFolder.open("out").samples()} == {6}
+    free = "evaluate --sft out --max_response_length 6 --eval_prompts 2 --output_dir free"
+    assert main(free.split()) == 0
+    assert max(answer["tokens"] for answer in RunFolder.open("free").samples()) < 6
+    assert main("export --policy out/ma-ppo/policy --model ending --output_dir mine".split()) == 0
+    assert GenerationConfig.from_pretrained("mine").min_new_tokens == 6
+
+
+def test_a_first_batch_without_any_reward_leaves_a_critic_of_zero_and_the_policy_as_they_are(prompts):
+    """As tests are where no program passes yet: there is nothing to learn, and that is no fault."""
+    Path("words.py").write_text("def few(prompts, responses):\n    return [0.0] * len(responses)\n")
+    sizes = "--batch_size 4 --updates 2 --max_response_length 6 --eval_prompts 2 --output_dir out"
+    words = f"run --dataset prompts.jsonl --reward words:few --critic_head_init zero {sizes}"
+    assert main(words.split()) == 0
+    rows = RunFolder.open("out/ma-ppo").metrics()
+    assert [row["value_loss"] for row in rows] == [0, 0] and [row["advantage_rms"] for row in rows] == [0, 0]
 
 
 def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):

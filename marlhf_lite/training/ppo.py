@@ -456,7 +456,9 @@ class PPOTrainer:
         skipped = bool(row["skipped_steps"]) and self.accelerator.scaler is None
         if at_start and not row["skipped_steps"]:
             critic_alone = self.updates_done < self.config.critic_warmup
-            safeguards.check_moved(at_start, self.parameters, critic_alone, self.accelerator)
+            # Where all scores are 0, a head of zero is right, and nothing is to be learned.
+            still = {"policy": critic_alone or not row["advantage_rms"], "critic": not row["value_loss"]}
+            safeguards.check_moved(at_start, self.parameters, still, self.accelerator)
         if self.updates_done == 0 and not skipped:
             safeguards.check_start(row)
         self.updates_done += 1

@@ -73,9 +73,9 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
 
 
 def check_moved(
-    before: dict[str, list[Tensor]], parameters: dict, critic_alone: bool, accelerator: Accelerator
+    before: dict[str, list[Tensor]], parameters: dict, still: dict[str, bool], accelerator: Accelerator
 ) -> None:
-    """Raises `InputError` where the first update moved no weight of a model that it should train.
+    """Raises `InputError` where the first update moved no weight of a model, and it is none of those that keep `still`.
 
     A bfloat16 weight does not move where its step is less than its rounding.
     """
@@ -85,7 +85,7 @@ def check_moved(
         for role, own in after.items()
     }
     for role, count in sum_over_processes(moved, accelerator).items():
-        if not count and not (role == "policy" and critic_alone):
+        if not count and not still[role]:
             raise InputError(
                 f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a higher "
                 f"--{role}_learning_rate"
