@@ -17,7 +17,7 @@ MAX_TURNS = 6
 PRICE = 0.15  # of each turn after the first
 DEFAULT_SIZE = 2000
 HIGHER, LOWER, FOUND, UNCLEAR = " Higher.", " Lower.", " Found.", " Say one number from 1 to 16."
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile("[0-9]+")
 _ANSWERED = re.compile(rf"{re.escape(HIGHER)}|{re.escape(LOWER)}|{re.escape(UNCLEAR)}")
 
 
