@@ -103,5 +103,7 @@ def test_report(results, tmp_path, monkeypatch):
     assert "MA-PPO minus PPO:" in text.split("\n")[-1]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["contrasts"]["far - near"]["mean"] == pytest.approx(0)
-    assert summary["means"]["gold_mean"]["PPO"]["3"] == pytest.approx(means(results, "PPO")[3])
+    assert summary["means"]["mean reward"]["PPO"]["3"] == pytest.approx(means(results, "PPO")[3])
+    assert summary["means"]["KL at the end"]["PPO"]["3"] == pytest.approx(0.3)
+    assert "| 0.40 | 0.10 | 0.05 | 0.30 |" in text  # KL of updates 3 to 5, and of all five
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"learning_curves.png", "score_over_kl.png"}

@@ -20,10 +20,12 @@ from marlhf_lite.utils import tables
 LEGEND = (
     "Mean reward of the training batches of updates {first} to {last}. In square brackets the 95 % t-interval over "
     "seeds, in parentheses the seeds one by one; differences are paired by seed, and one that is subtracted from that "
-    "of another study has Welch's interval. Could be seen: with 90 % power. KL: nats a response, and explained "
-    "variance of the score: means of the same updates. {seeds} of {planned} planned seeds are there{unfinished}."
+    "of another study has Welch's interval. Could be seen: with 90 % power. KL is in nats a response, explained "
+    "variance that of the score, noise the root mean square of the value's change from token to token: means of the "
+    "same updates, KL at the end of the last five. {seeds} of {planned} planned seeds are there{unfinished}."
 )
-METRICS = {"gold_mean": "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "response_length": "length"}
+METRICS = {"gold_mean": "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
+LAST = 5  # updates in the KL at the end
 
 
 def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = "gold_mean") -> dict[str, dict[int, float]]:
@@ -71,7 +73,8 @@ def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
 def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
     """Write table.md and summary.json to `folder` and figures to `figures`. Returns the table. `study` is a `Study`."""
     contrasts, span = contrasts_of(study, results), study.mean_updates
-    means = {metric: means_of(results, span, metric) for metric in METRICS}
+    means = {words: means_of(results, span, metric) for metric, words in METRICS.items()}
+    means["KL at the end"] = means_of(results, (span[1] - LAST + 1, span[1]), "kl_k1")
     drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results)}
     text = f"{_contrast_table(study, contrasts)}\n\n{_method_table(means)}" + add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
@@ -94,8 +97,9 @@ def _contrast_table(study, contrasts: Mapping[str, Mapping]) -> str:
 
 
 def _method_table(means: Mapping[str, Mapping]) -> str:
-    def cell(metric: str, method: str) -> str:
-        return tables.interval(t_interval([*means[metric][method].values()]))
+    def cell(by_seed: Mapping) -> str:
+        return tables.interval(t_interval([*by_seed.values()]))
 
-    lines = [[method, *(cell(metric, method) for metric in METRICS)] for method in means["gold_mean"]]
-    return tables.markdown(["method", *METRICS.values()], lines)
+    methods = next(iter(means.values()))
+    lines = [[method, *(cell(found[method]) for found in means.values())] for method in methods]
+    return tables.markdown(["method", *means], lines)
