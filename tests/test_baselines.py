@@ -169,6 +169,27 @@ def test_kl_is_to_the_sft_model(make, base, sft, method, at_temperature):
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_entropy_and_kl_are_means_over_all_tokens(make, often_ends, base, sft, method):
+    """However the update is split: responses of different lengths, of a policy that has moved, one to eight a pass."""
+    found = []
+    for size in (1, 2, 8):
+        made = make(method, updates=1, policy_learning_rate=1e-9, micro_batch_size=size, tokenizer=often_ends, limit=40)
+        policy = move(made.model, load_policy(base, sft))
+        found.append(rows(made)[0])
+    rollout, reference = made.rollouts[0], load_policy(base, sft)
+    with torch.no_grad():
+        inputs = {"input_ids": rollout.tokens, "attention_mask": rollout.attention_mask}
+        log_p = policy(**inputs).logits[:, rollout.prompt_width - 1 : -1].double().log_softmax(-1)
+        gap = (logprobs(policy, rollout) - logprobs(reference, rollout)).double()[rollout.mask]
+    entropy = -(log_p.exp() * log_p).sum(-1)[rollout.mask].mean().item()
+    kl = (gap if method == "rloo" else (-gap).exp() - 1 + gap).sum().item() / len(rollout)
+    assert len(set(rollout.lengths.tolist())) > 1
+    for row in found:
+        assert row["entropy"] == pytest.approx(entropy, rel=1e-4)
+        assert row["kl_k1" if method == "rloo" else "kl_k3"] == pytest.approx(kl, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_gradient_is_that_of_the_equations(make, base, sft, model_reward, method):
     """Groups of two in two micro-batches of three, with clipped scores, a KL, and a policy that has moved."""
     made = make(method, model_reward, updates=1, batch_size=6, micro_batch_size=3, num_generations=2, kl_coef=0.3,

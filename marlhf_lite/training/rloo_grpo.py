@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -80,9 +81,10 @@ class SampledReward:
         # TRL gives ids without padding: the same rollout as PPO's can be made of them.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
+        scores = torch.tensor(gather_object(rollout.scores.tolist()))  # a deviation is no mean over processes
         row = {
-            "rm_score_mean": rollout.scores.mean().item(),
-            "rm_score_std": rollout.scores.std(correction=0).item(),
+            "rm_score_mean": scores.mean().item(),
+            "rm_score_std": scores.std(correction=0).item(),
             "eos_rate": rollout.ended.float().mean().item(),
         }
         if self.gold is not None:
@@ -102,12 +104,32 @@ class _OurPrompts:
         return encode_prompts(self.processing_class, prompts), None, {}
 
 
-class _RLOO(ScaledGradients, _OurPrompts, RLOOTrainer):
+class _TokenMeans:
+    """Metrics over all tokens of a step, however it is split: TRL's are means over passes of each pass's mean."""
+
+    of_tokens = ("entropy",)
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        tokens = self.accelerator.reduce(inputs["completion_mask"].sum(), reduction="sum")
+        self._metrics["train"]["tokens of a pass"].append(tokens.item())
+        return loss
+
+    def log(self, logs: dict[str, float], *args, **kwargs) -> None:
+        metrics = self._metrics["train"]
+        tokens = metrics.pop("tokens of a pass", [])
+        for name in self.of_tokens:
+            if tokens and metrics.get(name):
+                metrics[name] = [sum(x * n for x, n in zip(metrics[name], tokens, strict=True)) / sum(tokens)]
+        super().log(logs, *args, **kwargs)
+
+
+class _RLOO(ScaledGradients, _OurPrompts, _TokenMeans, RLOOTrainer):
     pass
 
 
-class _GRPO(ScaledGradients, _OurPrompts, GRPOTrainer):
-    pass
+class _GRPO(ScaledGradients, _OurPrompts, _TokenMeans, GRPOTrainer):
+    of_tokens = ("entropy", "kl", "clip_ratio/region_mean")
 
 
 def group_trainer(
@@ -174,8 +196,8 @@ def group_trainer(
 def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
     """A row of metrics from TRL's log of a step.
 
-    TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO (there over micro-batches); a row has it in nats a
-    response. Without a KL coefficient there is none.
+    TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO; a row has it in nats a response. Without a KL coefficient
+    there is none.
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:
