@@ -1,24 +1,30 @@
-"""Families of causal LMs, tiny and random: loaded from a folder, roles over one base, padding, one update of PPO."""
+"""Families of causal LMs, tiny and random: loaded from a folder, roles over one base, padding; what is refused."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import nudge
+from conftest import fails, nudge
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    MambaConfig,
+    OPTConfig,
     Qwen2Config,
     Qwen3Config,
+    RwkvConfig,
 )
 
+from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.checks import check_length, check_trainable, position_limit
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate
@@ -45,6 +51,9 @@ FAMILIES = {
     "qwen2 window": (Qwen2Config, LOCAL_FIRST | {"use_sliding_window": True}),
     "qwen3": (Qwen3Config, {}),
     "gpt2": (GPT2Config, {}),  # learned absolute positions: a shift by padding shows
+    # A head narrower than the layers, as OPT-350m's; dropout by a function.
+    "opt": (OPTConfig, {"word_embed_proj_dim": 16, "ffn_dim": 48, "do_layer_norm_before": False}),
+    "granite": (GraniteConfig, {"logits_scaling": 3.0}),  # no sequence classifier; logits are scaled
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -68,7 +77,8 @@ def family(request, tokenizer, tmp_path_factory):
     nudge(new_policy(base, options), 1).save_pretrained(folder / "sft")
     nudge(new_reward_model(base, folder / "sft"), 2).save_pretrained(folder / "rm")
     tokenizer = load_tokenizer(options.model)
-    return SimpleNamespace(name=request.param, base=base, tokenizer=tokenizer, sft=folder / "sft", rm=folder / "rm")
+    places = {"sft": folder / "sft", "rm": folder / "rm"}
+    return SimpleNamespace(name=request.param, base=base, options=options, tokenizer=tokenizer, **places)
 
 
 @pytest.fixture
@@ -136,3 +146,47 @@ def test_values_and_scores_are_those_of_each_response_alone(roles, rollout):
                 rollout.before_tokens(ours)[i][rollout.mask[i]], one[len(prompt) - 1 : -1], **CLOSE
             )
     torch.testing.assert_close(rollout.at_last_token(ours), ModelReward(roles.reward)(rollout), **CLOSE)
+
+
+def test_no_dropout_between_two_passes(roles, rollout):
+    """Whatever the family calls its rate: PPO compares two passes."""
+    inputs = (rollout.tokens, rollout.attention_mask)
+    one, other = (roles.policy.train()(*inputs, rollout.mask.shape[1])[0] for _ in range(2))
+    assert torch.equal(one, other) and torch.equal(*(roles.critic.train()(*inputs) for _ in range(2)))
+
+
+def test_a_family_of_the_table_can_train(family):
+    check_trainable(family.base, family.options, family.sft, needs_head=True)
+
+
+def refused(kind, tokenizer, folder, pairs, capsys, *words, **changes):
+    """The line by which `marlhf sft` ends before it makes a folder, with a random model of this config."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(kind(**{**sizes, **changes})).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    given = ["--model", str(folder / "model"), "--dataset", str(pairs), "--output_dir", str(folder / "run"), *words]
+    capsys.readouterr()
+    assert main(["sft", *given]) == 2 and not (folder / "run").exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "line"),
+    [
+        (RwkvConfig, {"attention_hidden_size": 32}, "rwkv models cannot train here: padding before a text changes its"),
+        (MambaConfig, {"state_size": 4}, "--lora_target_modules all-linear: ValueError"),
+        (GPT2Config, {"n_positions": 100}, "it has 100 positions; the longest prompt has"),
+    ],
+)
+def test_what_cannot_train_is_one_line_before_it(kind, changes, line, tokenizer, pairs, tmp_path, capsys):
+    error = refused(kind, tokenizer, tmp_path, pairs, capsys, **changes)
+    assert line in error and error.strip().count("\n") == 0
+
+
+def test_positions_that_go_on_have_no_limit(family):
+    limited = family.name in ("gpt2", "opt")
+    assert position_limit(family.base) == (256 if limited else None)
+    check_length(family.base, "m", 200, 56)
+    if limited:
+        fails(lambda: check_length(family.base, "m", 201, 56), "--model m: it has 256", "give --max_prompt_length 200")

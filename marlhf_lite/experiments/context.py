@@ -25,6 +25,7 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.checks import check_length, check_trainable, position_limit
 from marlhf_lite.models.loading import (
     check_target_modules,
     load_base,
@@ -37,6 +38,7 @@ from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.environments import Dialogues, EnvironmentReward
 from marlhf_lite.training.logging import tracker_names
@@ -162,8 +164,7 @@ def open_context(
     load = functools.cache(lambda: load_base(options))
     if not (evaluates and resume):
         load()
-    if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
-        check_target_modules(load(), options.lora_target_modules)
+        _check_model(options, inputs, load(), tokenizer, task)
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
@@ -220,6 +221,20 @@ def _take(lock: RunLock, path: Path) -> None:
             refusal = str(error)
     if refusal := broadcast_object_list([refusal])[0]:
         raise InputError(refusal)
+
+
+def _check_model(options: commands.StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task) -> None:
+    """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
+    if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
+        check_target_modules(base, options.lora_target_modules)
+    if not isinstance(options, commands.EvaluateCommand):
+        needs_head = isinstance(options, commands.RMCommand | commands.PPOCommand)
+        check_trainable(base, options, inputs.sft, needs_head)
+    limit = position_limit(base)
+    if limit and options.max_prompt_length + options.max_response_length > limit:
+        prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
+        longest = max(map(len, encode_prompts(tokenizer, prompts)), default=0)
+        check_length(base, options.model, longest, options.max_response_length)
 
 
 def _check_finetune(options: commands.StageCommand) -> None:

@@ -9,6 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.experiments.context import make_dialogues, print_main, start_processes
+from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.lora import merge_adapter
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
@@ -47,6 +48,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
+    check_length(model, options.model, tokens, options.max_response_length)
     set_seed(options.seed)
     sampling = sampling_of(options, options.max_response_length)
     if not options.environment:

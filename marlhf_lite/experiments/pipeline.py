@@ -34,6 +34,7 @@ from marlhf_lite.models.actor_critic import (
     build_models,
     checkpoint_activations,
     trainable,
+    without_dropout,
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
@@ -367,7 +368,9 @@ def _train_baseline(
     logger.history = run.metrics()
 
     # 2. The trainer, with our records in place of its own.
-    trainer, held_out = make(_to_train(load_policy(context.base, sft), options), logger), None
+    policy = _to_train(load_policy(context.base, sft), options)
+    without_dropout(policy)
+    trainer, held_out = make(policy, logger), None
     if options.eval_every:
         reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)

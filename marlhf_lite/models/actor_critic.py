@@ -136,8 +136,9 @@ def without_dropout(model: nn.Module) -> None:
     for module in unwrap_peft(model).modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        # Some families call the function with a rate of their own: dropout, attn_pdrop, layerdrop.
+        for name in [name for name, x in vars(module).items() if "drop" in name and isinstance(x, float)]:
+            setattr(module, name, 0.0)
 
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:

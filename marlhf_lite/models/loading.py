@@ -30,6 +30,7 @@ from transformers.utils import logging as hf_logging
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.lora import use_merged_forward
+from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
@@ -227,6 +228,7 @@ def new_reward_model(
 def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool = False) -> peft.PeftModel:
     """Load the reward model (frozen) or the critic (trainable): a saved adapter or full model, with its head."""
     if is_full_model(adapter):
+        ensure_classifier(base)
         return _load_full_model(base, adapter, trainable, kind=transformers.AutoModelForSequenceClassification)
     return _load_adapter(with_head(share(base), 0), adapter, trainable)
 
@@ -286,26 +288,3 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
         reason = " ".join(str(error).split())[:200]
     if reason:
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")
-
-
-class ScoreHead(nn.Linear):
-    """A float32 head that takes hidden states of any dtype: those of a base in bfloat16 or float16, too."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return super().forward(hidden.to(self.weight.dtype))
-
-
-def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "zero"] = "normal") -> PreTrainedModel:
-    """Put the backbone of a causal LM under a score head of one output, as a sequence classifier of its family."""
-    config = copy.deepcopy(causal_lm.config)
-    config.num_labels = 1
-    config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
-    with torch.device("meta"):  # only the shell is wanted: the weights are the base's
-        model = transformers.AutoModelForSequenceClassification.from_config(config)
-    setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
-    width = config.get_text_config().hidden_size
-    deviation = 0.1 / width**0.5 if head == "normal" else 0.0
-    weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * deviation
-    model.score = ScoreHead(width, 1, bias=False)
-    model.score.weight = nn.Parameter(weight.to(_device(causal_lm)))
-    return model.requires_grad_(False)

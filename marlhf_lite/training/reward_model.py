@@ -77,7 +77,7 @@ class _PairLoss(EvenPairs, RewardTrainer):
         backbone = getattr(classifier, classifier.base_model_prefix)
         hook = backbone.register_forward_hook(lambda _, __, out: states.append(out.last_hidden_state))
         try:
-            model(input_ids=tokens, attention_mask=mask.long(), position_ids=position_ids(mask))
+            model(input_ids=tokens, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False)
         finally:
             hook.remove()
         return score_states(classifier, states[0])

@@ -1,0 +1,77 @@
+"""What a base model must be able to do, tried before anything trains: one line where it cannot."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.loading import load_policy, new_policy, share
+from marlhf_lite.models.score_heads import with_head
+from marlhf_lite.utils.errors import InputError, one_line
+
+PADS = 3
+# Mean difference in nats a token between a text alone and one with padding before it: rounding stays far below.
+PADDING_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
+
+
+def position_limit(base: PreTrainedModel) -> int | None:
+    """Return the longest text in tokens where positions are learned or a table; None where they go on (RoPE)."""
+    config = base.config.get_text_config()
+    if getattr(config, "rope_parameters", None):
+        return None
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def check_length(base: PreTrainedModel, model: str, prompt: int, max_response_length: int) -> None:
+    """Raise `InputError` where the longest prompt with the longest response has more tokens than positions."""
+    limit = position_limit(base)
+    if limit and prompt + max_response_length > limit:
+        room = limit - max_response_length
+        fix = f"--max_prompt_length {room}" if room > 0 else f"a --max_response_length far below {limit}"
+        texts = f"the longest prompt has {prompt} tokens, and --max_response_length is {max_response_length}"
+        raise InputError(f"--model {model}: it has {limit} positions; {texts}: give {fix}")
+
+
+def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:
+    """Raise `InputError` where a base cannot train here: its adapter, padding before prompts, a scalar head.
+
+    The adapter is a new one, or that of the folder `sft`. An empty base, that of full fine-tuning, is not tried.
+    """
+    if base.device.type == "meta":
+        return
+    try:
+        model = load_policy(base, sft, trainable=False) if sft else new_policy(base, options)
+    except ValueError as error:  # of peft, as for Mamba's projections
+        if isinstance(error, InputError):
+            raise
+        fix = "give a regular expression for layers that can have an adapter"
+        what = f"--lora_target_modules {options.lora_target_modules}: {one_line(error)}"
+        raise InputError(f"{what}: {fix}") from None
+    roles, family = {"log-probabilities": PolicyModel(model.eval())}, base.config.model_type
+    try:
+        if needs_head:
+            roles["scores"] = ScalarHeadModel(with_head(share(base), 0))
+        gaps = {name: _padding_gap(role, base) for name, role in roles.items()}
+    except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
+        raise InputError(f"--model {options.model}: {family} models cannot train here: {one_line(error)}") from None
+    for name, gap in gaps.items():
+        if not gap <= PADDING_GAP[base.dtype]:
+            what = f"padding before a text changes its {name} by {gap:.2f}"
+            raise InputError(f"--model {options.model}: {family} models cannot train here: {what}")
+
+
+@torch.no_grad()
+def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> float:
+    """The mean difference of what a role says of eight tokens, alone and behind padding."""
+    text = torch.arange(10, 18) % base.config.get_text_config().vocab_size
+    alone, padded = text[None].to(base.device), torch.cat([text.new_ones(PADS), text])[None].to(base.device)
+    mask = torch.ones_like(padded)
+    mask[:, :PADS] = 0
+    if isinstance(role, PolicyModel):
+        length = len(text) - 1
+        pair = role(alone, torch.ones_like(alone), length)[0], role(padded, mask, length)[0]
+    else:
+        pair = role(alone, torch.ones_like(alone)), role(padded, mask)[:, PADS:]
+    return (pair[0] - pair[1]).abs().mean().item()
