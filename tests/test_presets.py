@@ -5,12 +5,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import fails
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from marlhf_lite.cli import preset_lines
-from marlhf_lite.config.commands import COMMANDS
+from marlhf_lite.config.commands import COMMANDS, option_names
 from marlhf_lite.config.parser import list_presets, parse, preset_file, presets
+from marlhf_lite.macro import kl_per_token
+from marlhf_lite.tasks.tokenization import encode_prompts
 
 TABLE_5 = (Path(__file__).parent / "data" / "table_5.txt").read_text(encoding="utf-8")  # with Appendix C.4
 LADDER = [f"estimators/{rung}" for rung in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")]
@@ -163,6 +167,31 @@ def test_a_model_that_is_not_embedded_has_defaults_of_its_own():
     assert steps["max_response_length"] == options("--dataset", "tiny-steps")["max_response_length"]
     card = yaml.safe_load(preset_file("lora-t4-16gb", "").read_text())
     assert options("--preset", "lora-t4-16gb") == {name: card[name] for name in own}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("preset", "unbiased"), [("pretrained", True), ("paper", False), ("released", False)])
+def test_the_kl_estimates_of_pretrained_are_unbiased(preset, unbiased, moved, tokenizer):
+    """Exactly, over every token that can be sampled next, with transformers' own warping of logits; not the paper's."""
+    values = yaml.safe_load(preset_file(preset, "").read_text())
+    options = COMMANDS["ppo"](**{name: values[name] for name in option_names(COMMANDS["ppo"]) & values.keys()})
+    prompt = torch.tensor(encode_prompts(tokenizer, ["Why?"]))
+    warp = [TemperatureLogitsWarper(options.temperature)]
+    warp += [TopKLogitsWarper(options.top_k)] if options.top_k else []
+
+    def sampled(role):
+        logits = role.model.eval()(input_ids=prompt).logits[:, -1].double()
+        return LogitsProcessorList(warp)(prompt, logits)[0].log_softmax(-1)
+
+    q = sampled(moved.policy)
+    tokens = torch.cat([prompt.expand(len(q), -1), torch.arange(len(q))[:, None]], 1)
+    given = (tokens, torch.ones_like(tokens), 1, options.temperature if options.logprobs_at_temperature else 1.0)
+    log_p, log_ref = (role(*given)[0].double() for role in (moved.policy, moved.reference))
+    exact = (q.exp() * (q - sampled(moved.reference))).nansum().item()  # infinite where the reference excludes a token
+    for estimator in ("k1", "k3"):
+        terms = kl_per_token(log_p, log_ref, torch.ones_like(log_p, dtype=torch.bool), estimator)[:, 0]
+        assert (abs((q.exp() * terms).sum().item() - exact) < 1e-5) == unbiased
+    assert exact > 1e-3
 
 
 def test_the_run_says_which_rates_it_took_and_warns_where_all_weights_are_trained():

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
-from marlhf_lite.config.parser import merge, parse, read_presets
+from marlhf_lite.config.parser import merge, parse, pretrained, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.utils.errors import InputError
@@ -45,6 +45,8 @@ OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of",
 # Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
 FREE = OWN | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 FREE |= {"per_device_train_batch_size"}
+# Of a model that is not embedded, where a protocol says nothing: protocols are older than the preset's own sampling.
+PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
 
 
 # The protocol
@@ -226,6 +228,8 @@ def _run(study: Study, name: str, seed: int) -> Run:
     reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
     stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
     given = with_todays_names(merge([study.shared, own])) | {"seed": seed}
+    if pretrained(given.get("model")):
+        given = PAPER_SAMPLING | given
     words = {
         stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
     }
