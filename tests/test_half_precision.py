@@ -18,7 +18,7 @@ from marlhf_lite.training import sft as sft_module
 from marlhf_lite.training.dpo import dpo_trainer
 from marlhf_lite.training.half_precision import HALF_LOSS_SCALE, loss_scale
 from marlhf_lite.training.rloo_grpo import SampledReward, group_trainer
-from marlhf_lite.training.sft import EvenPairs
+from marlhf_lite.training.trl_trainers import EvenPairs
 
 ROWS = datasets.Dataset.from_list([{"prompt": x, "chosen": f"{x} it is", "rejected": "no, never"} for x in PROMPTS])
 ALL, LENGTHS = len(ROWS), LengthConfig(max_response_length=8)

@@ -16,6 +16,7 @@ from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy, 
 from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
+from marlhf_lite.training import trl_trainers
 from marlhf_lite.training.rollout import Sampling, generate
 
 DATA = DataConfig(max_prompt_length=20, max_response_length=8)
@@ -228,10 +229,10 @@ def test_half_the_rows_a_pass_learn_the_same(with_little_memory, stage):
 def test_a_pass_takes_the_most_rows_that_divide_a_step(monkeypatch):
     """Within what is asked for, 0 for no limit; a step that processes cannot share is refused."""
     given = [(32, 4), (6, 4), (2, 4), (7, 4), (32, 0)]
-    assert [sft_module.split_batch(*x, "--b") for x in given] == [(4, 8), (3, 2), (2, 1), (1, 7), (32, 1)]
-    monkeypatch.setattr(sft_module, "PartialState", lambda: SimpleNamespace(num_processes=4))
-    assert sft_module.split_batch(24, 4, "--b") == (3, 2)
-    fails(lambda: sft_module.split_batch(6, 4, "--sft_batch_size"), "--sft_batch_size 6: 4 processes")
+    assert [trl_trainers.split_batch(*x, "--b") for x in given] == [(4, 8), (3, 2), (2, 1), (1, 7), (32, 1)]
+    monkeypatch.setattr(trl_trainers, "PartialState", lambda: SimpleNamespace(num_processes=4))
+    assert trl_trainers.split_batch(24, 4, "--b") == (3, 2)
+    fails(lambda: trl_trainers.split_batch(6, 4, "--sft_batch_size"), "--sft_batch_size 6: 4 processes")
 
 
 def test_one_row_that_does_not_fit_is_one_line(with_little_memory):

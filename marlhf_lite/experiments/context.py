@@ -48,7 +48,7 @@ from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates
-from marlhf_lite.training.sft import split_batch
+from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run

@@ -13,7 +13,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.optimizer import WarmUpAboveZero
-from marlhf_lite.training.sft import EvenPairs, check_head, shared_arguments
+from marlhf_lite.training.trl_trainers import EvenPairs, check_head, shared_arguments
 
 
 class PairsTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, DPOTrainer):

@@ -17,7 +17,7 @@ from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.sft import EvenPairs, run_trainer, shared_arguments, train_within_memory
+from marlhf_lite.training.trl_trainers import EvenPairs, run_trainer, shared_arguments, train_within_memory
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
 from marlhf_lite.training.safeguards import updates_of_passes
-from marlhf_lite.training.sft import check_head, quiet_arguments
+from marlhf_lite.training.trl_trainers import check_head, quiet_arguments
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import rows_a_pass
 

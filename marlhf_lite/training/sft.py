@@ -1,30 +1,17 @@
 """Supervised fine-tuning through `trl.SFTTrainer` (paper, Appendix B.2)."""
 
-import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
-import torch
-from accelerate import PartialState
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import TrainableTokensWrapper
-from torch import nn
-from transformers import PreTrainedModel, PrinterCallback
-from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import options as o
 from marlhf_lite.tasks.tokenization import sft_dataset
-from marlhf_lite.training.callbacks import LOG_POSITIONS, ProgressBar
-from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
-from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.interrupts import stops_behind_a_step
-from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
+from marlhf_lite.training.trl_trainers import check_head, run_trainer, shared_arguments, train_within_memory
 
 
 class ResponseTrainer(ScaledGradients, WarmUpAboveZero, SFTTrainer):
@@ -65,133 +52,3 @@ def train_sft(
         return run_trainer(trainer, tokenizer, output, "SFT", resume)
 
     return train_within_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
-
-
-def check_head(model: PeftModel | PreTrainedModel) -> None:
-    """Raise `InputError` where the head has an adapter: TRL computes with its weight, and would not train it."""
-    if isinstance(model.get_output_embeddings(), BaseTunerLayer | TrainableTokensWrapper):
-        fix = "SFT, DPO, RLOO and GRPO cannot train it: give --lora_target_modules that leaves the head out"
-        raise InputError(f"the head (lm_head) has an adapter: {fix}")
-
-
-def train_within_memory(
-    train: Callable[[o.TrainerConfig], list[dict]], model: nn.Module, config: o.TrainerConfig, batch: int
-) -> list[dict]:
-    """Return `train(config)`; where memory ends, it starts again with half the rows a pass, which changes no gradient.
-
-    `batch` rows make a step, over all processes. Raises as `with_less_memory`.
-    """
-    processes = PartialState().num_processes
-    share = batch // processes
-    size = min(config.per_device_train_batch_size or share, share)
-    start = [(p, p.detach().to("cpu", copy=True)) for p in model.parameters() if p.requires_grad]
-
-    @torch.no_grad()
-    def start_over() -> None:
-        for parameter, value in start:
-            parameter.copy_(value)
-            parameter.grad = None
-
-    def attempt(rows: int) -> list[dict]:
-        return train(replace(config, per_device_train_batch_size=rows))
-
-    what = "--per_device_train_batch_size {}"
-    return with_less_memory(attempt, size, what, alone=processes == 1, share=share, start_over=start_over)[0]
-
-
-def shared_arguments(
-    output: Path,
-    seed: int,
-    config: o.SFTStageConfig | o.RewardModelConfig | o.DPOStageConfig,
-    trainer_config: o.TrainerConfig,
-    stage: str,
-) -> dict:
-    """Arguments that SFT, reward model and DPO share; `stage` is the prefix of the option's names."""
-    # sft_epochs, rm_batch_size, dpo_learning_rate, ...
-    epochs, batch_size, learning_rate = (
-        getattr(config, f"{stage}_{name}") for name in ("epochs", "batch_size", "learning_rate")
-    )
-    size, steps = split_batch(batch_size, trainer_config.per_device_train_batch_size, f"--{stage}_batch_size")
-    return {
-        "output_dir": str(output),
-        "num_train_epochs": epochs,
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": steps,
-        "learning_rate": learning_rate,
-        "lr_scheduler_type": trainer_config.lr_scheduler_type,
-        "warmup_steps": trainer_config.warmup_ratio,  # below 1 it is a share of all steps
-        "weight_decay": 0.0,
-        "save_strategy": "no",
-        "seed": seed,
-        **quiet_arguments(),
-    }
-
-
-class EvenPairs:
-    """Counts pairs, by which trainers on pairs weigh a pass: the last one of a step may have fewer than the others."""
-
-    def get_batch_samples(self, *args, **kwargs):
-        """The passes of a step; `pairs_a_pass` is how many pairs they have on average."""
-        passes, items = super().get_batch_samples(*args, **kwargs)
-        self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
-        return passes, items
-
-
-def quiet_arguments() -> dict:
-    """Arguments of every trainer of TRL: records are ours, and the model sets precision and checkpointing itself."""
-    return {
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the progress bar has to see them
-        "report_to": "none",
-        "bf16": False,
-        "gradient_checkpointing": False,  # models that ask for it have it switched on already
-        "dataloader_pin_memory": False,
-    }
-
-
-def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
-    """`(rows per pass, passes per step)` of one process, for a batch over all of them, within `micro` rows a pass.
-
-    Raises `InputError` where processes cannot share the batch.
-    """
-    processes = PartialState().num_processes
-    share, rest = divmod(batch, processes)
-    if rest:
-        raise InputError(f"{option} {batch}: {processes} processes cannot share it: make it a multiple of that")
-    rows = rows_a_pass(micro, share)
-    return rows, share // rows
-
-
-def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
-    """Train, save what was trained, and return the rows of the log that belong to a step; see `train_sft`."""
-    # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
-    for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
-        trainer.remove_callback(callback)
-    checkpoint = checkpoint_of_stop(output) if resume else None
-    with stops_behind_a_step() as asked_to_stop:
-        bar = ProgressBar(name, asked_to_stop)
-        trainer.add_callback(bar)
-        try:
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        finally:
-            bar.close()
-        if trainer.state.global_step == trainer.state.max_steps:
-            trainer.save_model(str(output))
-            if trainer.accelerator.is_main_process:
-                tokenizer.save_pretrained(output)
-    if trainer.accelerator.is_main_process:
-        for path in output.glob("checkpoint-*"):
-            shutil.rmtree(path)
-    return [row for row in trainer.state.log_history if "loss" in row]
-
-
-def checkpoint_of_stop(output: Path) -> Path | None:
-    """The checkpoint that a stopped training has left here, if it is whole.
-
-    Raises `InputError` where another number of processes made it.
-    """
-    whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
-    checkpoint = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
-        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
-    return checkpoint
