@@ -81,7 +81,7 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     return numbers
 
 
-def critic_metrics(found: Mapping[str, Moments]) -> dict[str, float]:
+def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
     """What the critic knows of the final score, from the moments of `critic_numbers`.
 
     - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens, and by quarter (…_q1 to …_q4). A blind
@@ -92,11 +92,13 @@ def critic_metrics(found: Mapping[str, Moments]) -> dict[str, float]:
       before the last token (`lab.credit.credit` measures s at every place, against Monte-Carlo values).
     """
     names = {part: (f"target{part}", f"error{part}") for part in PARTS}
-    row = {f"score_explained_variance{x}": explained_variance(found[t], found[e]) for x, (t, e) in names.items()}
-    covariance = found["change times score"].mean - found["score"].mean * found["change"].mean
-    variance = found["score"].variance
+    row = {
+        f"score_explained_variance{x}": explained_variance(statistics[t], statistics[e]) for x, (t, e) in names.items()
+    }
+    covariance = statistics["change times score"].mean - statistics["score"].mean * statistics["change"].mean
+    variance = statistics["score"].variance
     return row | {
-        "value_noise": found["step"].square ** 0.5,
+        "value_noise": statistics["step"].square ** 0.5,
         "credit_seen": covariance / variance if variance else 0.0,
     }
 
@@ -131,30 +133,30 @@ def update_metrics(
         numbers["gold"] = rollout.gold
     if diagnose_critic:
         numbers |= critic_numbers(old.values, rollout.scores, mask)
-    found = moments(numbers, accelerator)
-    macro_length = found["step length"].mean
+    statistics = moments(numbers, accelerator)
+    macro_length = statistics["step length"].mean
     row = {
-        "rm_score_mean": found["score"].mean,
-        "rm_score_std": found["score"].variance ** 0.5,
-        "kl_k1": found["k1"].mean,
-        "kl_k3": found["k3"].mean,
-        "response_length": found["tokens"].mean,
-        "eos_rate": found["ended"].mean,
-        "entropy": found["entropy"].mean,
-        "explained_variance": explained_variance(found["return"], found["return error"]),
-        **(critic_metrics(found) if diagnose_critic else {}),
-        "macro_actions": found["steps"].mean,
+        "rm_score_mean": statistics["score"].mean,
+        "rm_score_std": statistics["score"].variance ** 0.5,
+        "kl_k1": statistics["k1"].mean,
+        "kl_k3": statistics["k3"].mean,
+        "response_length": statistics["tokens"].mean,
+        "eos_rate": statistics["ended"].mean,
+        "entropy": statistics["entropy"].mean,
+        "explained_variance": explained_variance(statistics["return"], statistics["return error"]),
+        **(critic_metrics(statistics) if diagnose_critic else {}),
+        "macro_actions": statistics["steps"].mean,
         "macro_length": macro_length,
         "kl_coef": kl_coef,
         # Mean pooling, as in the released code, divides each KL reward by the length of its macro action.
         "effective_kl_coef": kl_coef / (macro_length if macro_config.reward_pooling == "mean" else 1.0),
-        "tokens": int(found["tokens"].total),
+        "tokens": int(statistics["tokens"].total),
     }
-    if "gold" in found:
-        row["gold_mean"] = found["gold"].mean
+    if "gold" in statistics:
+        row["gold_mean"] = statistics["gold"].mean
     for name in ("advantage", "q"):
         # The norm over a response's macro actions, averaged over responses (figure 11), and the size of one element.
-        row |= {f"{name}_norm": found[f"{name} norm"].mean, f"{name}_rms": found[name].square ** 0.5}
+        row |= {f"{name}_norm": statistics[f"{name} norm"].mean, f"{name}_rms": statistics[name].square ** 0.5}
     return row
 
 

@@ -155,23 +155,23 @@ class Objective:
         return total, stats
 
 
-def _check_shapes(method: str, found: tuple, batch: Batch, names: tuple[str, ...] = ("rewards",)) -> None:
+def _check_shapes(method: str, returned: tuple, batch: Batch, names: tuple[str, ...] = ("rewards",)) -> None:
     """Raise `InputError` where what a method returned are no tensors [B, S] of these names."""
     shape, fix = tuple(batch.steps.mask.shape), "one number for each response and macro action"
-    if not isinstance(found, tuple) or len(found) != len(names):
-        raise InputError(f"{method}: it returned {type(found).__name__}: return {' and '.join(names)}")
-    for name, x in zip(names, found, strict=True):
+    if not isinstance(returned, tuple) or len(returned) != len(names):
+        raise InputError(f"{method}: it returned {type(returned).__name__}: return {' and '.join(names)}")
+    for name, x in zip(names, returned, strict=True):
         if not isinstance(x, Tensor) or x.shape != shape:
             actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise InputError(f"{method}: {name} of shape {actual}: return a tensor of shape {shape}, {fix}")
 
 
-def _check_loss(name: str, found: LossAndStats) -> LossAndStats:
-    """`found`, if it is a loss and its stats. Raises `InputError` where it is not."""
+def _check_loss(name: str, returned: LossAndStats) -> LossAndStats:
+    """`returned`, if it is a loss and its stats. Raises `InputError` where it is not."""
     fix = "return a tensor of one number, and a dict of stats, which may be empty"
-    if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], dict):
-        raise InputError(f"{name}_loss: it returned {type(found).__name__}: {fix}")
-    if not isinstance(found[0], Tensor) or found[0].dim():
-        actual = tuple(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+        raise InputError(f"{name}_loss: it returned {type(returned).__name__}: {fix}")
+    if not isinstance(returned[0], Tensor) or returned[0].dim():
+        actual = tuple(returned[0].shape) if isinstance(returned[0], Tensor) else type(returned[0]).__name__
         raise InputError(f"{name}_loss: a loss of shape {actual}: {fix}")
-    return found
+    return returned

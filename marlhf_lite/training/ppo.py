@@ -198,8 +198,8 @@ class PPOTrainer:
 
         # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
-            given = rollout.copy()
-            self.termination.prepare(given.mask, **self._context(given))  # a parser works while the models score
+            copy = rollout.copy()
+            self.termination.prepare(copy.mask, **self._context(copy))  # a parser works while the models score
             rollout = self.score(rollout)
 
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
@@ -219,8 +219,8 @@ class PPOTrainer:
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         row |= {f"seconds_{phase}": spent for phase, spent in clock.seconds.items()}
         self.logger.log_update(row)
-        some = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
-        self.logger.log_samples(self.updates_done, rollout.select(some), macro_actions.select(some))
+        shown = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
+        self.logger.log_samples(self.updates_done, rollout.select(shown), macro_actions.select(shown))
         return row
 
     def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
@@ -260,9 +260,9 @@ class PPOTrainer:
         epochs, steps = config.critic_epochs if critic_alone else config.num_ppo_epochs, []
         for i, rows in enumerate(rows for _ in range(epochs) for rows in self._minibatches(len(batch))):
             if i > 0 or not keeps:
-                some = batch.select(rows)
-                given = (some, self.loss_normalizers(some), old.select(rows))
-                _, stats = self._with_less_memory(self.forward_backward, *given)
+                part = batch.select(rows)
+                passed = (part, self.loss_normalizers(part), old.select(rows))
+                _, stats = self._with_less_memory(self.forward_backward, *passed)
             steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator, self._diagnoses_critic())
@@ -280,8 +280,9 @@ class PPOTrainer:
             rollout = together(self._ask_servers, prompts)
         else:
             with summon_full_params(self.actor_critic):
-                given = (model, self.tokenizer, prompts, self.sampling)
-                rollout, self.generation_batch_size = together(generate_in_batches, self.generator, size, *given)
+                rollout, self.generation_batch_size = together(
+                    generate_in_batches, self.generator, size, model, self.tokenizer, prompts, self.sampling
+                )
             if self.updates_done == 0 and isinstance(model, PeftModel):
                 self._with_less_memory(self._check_merged, rollout, alone=True)
         self.models.policy.train()
@@ -346,11 +347,11 @@ class PPOTrainer:
         Raises `InputError` where the rule gives no segmentation of them.
         """
         rule, macro_config = rule or self.termination, macro_config or self.macro_config
-        given = rollout.copy()  # a rule may be a user's, and change what it gets
-        context = self._context(given)
+        copy = rollout.copy()  # a rule may be a user's, and change what it gets
+        context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
             context |= self._outputs_of(rollout)
-        macro_actions = macro.check_segmentation(rule(given.mask, **context), rollout.mask)
+        macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if macro_config.last_token_alone else macro_actions
 
     def _context(self, rollout: Rollout) -> dict:
@@ -388,10 +389,10 @@ class PPOTrainer:
                 outputs = self.compute_outputs(part.rollout)
                 parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))
                 if normalizers is not None:
-                    loss, found = self.objective.losses(part, outputs, parts[-1], normalizers)
+                    loss, part_stats = self.objective.losses(part, outputs, parts[-1], normalizers)
                     # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
                     self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
-                    stats = {name: stats.get(name, 0.0) + x for name, x in found.items()}
+                    stats = {name: stats.get(name, 0.0) + x for name, x in part_stats.items()}
         return Experience.concatenate(parts), stats
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:

@@ -142,8 +142,8 @@ class Rollout:
 
 def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
     """The sampling that a command's options ask for."""
-    how = {"top_k": options.top_k, "top_p": options.top_p, "min_new_tokens": options.min_response_length}
-    return Sampling(max_response_length, options.temperature, **how)
+    limits = {"top_k": options.top_k, "top_p": options.top_p, "min_new_tokens": options.min_response_length}
+    return Sampling(max_response_length, options.temperature, **limits)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def generate_in_batches(
     Raises `InputError` where memory does not hold one, and where the policy's probabilities are not finite.
     """
 
-    def some(rows: slice) -> Rollout:
+    def sample(rows: slice) -> Rollout:
         states = random_states()
         try:
             return generator(model, tokenizer, prompts[rows], sampling)
@@ -227,7 +227,7 @@ def generate_in_batches(
             raise
 
     with merged_adapter(model), nonfinite_probabilities_refused():
-        parts, size = in_batches(some, len(prompts), size or len(prompts))
+        parts, size = in_batches(sample, len(prompts), size or len(prompts))
     return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
 
 

@@ -69,7 +69,10 @@ def check_objective(objective: Objective, batch: Batch, old: Experience, losses:
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
     """Copies of the first 1,000 numbers of each weight of each role, of this process's part: they take no memory."""
-    return {role: [local_tensor(p.detach()).flatten()[:1000].clone() for p in own] for role, own in parameters.items()}
+    return {
+        role: [local_tensor(p.detach()).flatten()[:1000].clone() for p in weights]
+        for role, weights in parameters.items()
+    }
 
 
 def check_moved(
@@ -81,8 +84,8 @@ def check_moved(
     """
     after = some_weights(parameters)
     moved = {
-        role: float(any(not torch.equal(x, y) for x, y in zip(before[role], own, strict=True)))
-        for role, own in after.items()
+        role: float(any(not torch.equal(x, y) for x, y in zip(before[role], weights, strict=True)))
+        for role, weights in after.items()
     }
     for role, count in sum_over_processes(moved, accelerator).items():
         if not count and not still[role]:
