@@ -18,8 +18,7 @@ import torch
 from marlhf_lite.evaluation.statistics import paired_bootstrap
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.training.environments import EnvironmentReward
-from marlhf_lite.training.rewards import FunctionReward, ModelReward, checked_scores, score_responses
+from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, ModelReward, checked_scores, score_responses
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError

@@ -40,11 +40,11 @@ from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
-from marlhf_lite.training.environments import Dialogues, EnvironmentReward
+from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.program_tests import with_tests
-from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates

@@ -41,11 +41,10 @@ from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
-from marlhf_lite.training.environments import EnvironmentReward
 from marlhf_lite.training.logging import RunLogger, make_accelerator
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
-from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft

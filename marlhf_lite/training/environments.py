@@ -155,19 +155,3 @@ def from_turns(
         turn_rewards=pad_sequence(rewards, batch_first=True),
         turns=list(turns),
     )
-
-
-class EnvironmentReward:
-    """The environment's own rewards: each turn's is trained on, and their sum is the score of a response."""
-
-    def __init__(self, name: str = "environment"):
-        self.name, self._turns = name, 0.0
-
-    def __call__(self, rollout: Rollout) -> torch.Tensor:
-        """[B] scores."""
-        self._turns = sum(map(len, rollout.turns)) / max(len(rollout), 1)
-        return rollout.turn_rewards.sum(1)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the mean number of turns of the last responses."""
-        return {"turns": self._turns}

@@ -28,7 +28,6 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
-from marlhf_lite.training.environments import EnvironmentReward
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
@@ -36,7 +35,7 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.rewards import FunctionReward, ModelReward, score_responses
+from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     generate,

@@ -54,6 +54,22 @@ class FunctionReward:
         return getattr(self.function, "metrics", dict)()
 
 
+class EnvironmentReward:
+    """The environment's own rewards: each turn's is trained on, and their sum is the score of a response."""
+
+    def __init__(self, name: str = "environment"):
+        self.name, self._turns = name, 0.0
+
+    def __call__(self, rollout: Rollout) -> torch.Tensor:
+        """[B] scores."""
+        self._turns = sum(map(len, rollout.turns)) / max(len(rollout), 1)
+        return rollout.turn_rewards.sum(1)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean number of turns of the last responses."""
+        return {"turns": self._turns}
+
+
 def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
     """[B] scores in float32, on the rollout's device. Raises `InputError` where they are not B finite numbers."""
     return checked_scores(reward, rollout).float().to(rollout.tokens.device)
