@@ -218,7 +218,7 @@ def run_updates(args: argparse.Namespace) -> dict:
 
 def run_launch_files(args: argparse.Namespace) -> dict:
     """Run PPO through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
-    small = ["--size", "60", "--max_response_length", "8"]
+    small = ["--size", "60", "--max_response_length", "16"]
     update = ["--updates", "1", "--batch_size", "4", "--micro_batch_size", "2"]
     found = {}
     with tempfile.TemporaryDirectory() as folder:

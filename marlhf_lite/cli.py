@@ -68,6 +68,8 @@ def run_command(name: str, words: Sequence[str]) -> int:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
+    if COMMANDS[name] is commands.DataCommand and words and not words[0].startswith("-"):
+        words = ["--dataset", *words]
     options = parse(name, words, COMMANDS[name])
     is_stage = isinstance(options, commands.StageCommand)
     if is_stage and not options.output_dir:
@@ -172,6 +174,15 @@ def _memory(options: commands.MemoryCommand) -> None:
     print(memory_report(options))
 
 
+def _data(options: commands.DataCommand) -> None:
+    from marlhf_lite.experiments.inputs import check_dataset
+
+    check_dataset(options.dataset)
+    from marlhf_lite.experiments.data_report import data_report
+
+    print(data_report(options))
+
+
 def _generate(options: commands.GenerateCommand) -> None:
     from marlhf_lite.models.adapters import resolve_adapter_dir
 
@@ -203,4 +214,5 @@ OTHERS = {
     "export": _export,
     "study": _study,
     "memory": _memory,
+    "data": _data,
 }

@@ -16,8 +16,9 @@ from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.shapes import PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
 from marlhf_lite.tasks.splits import TRAIN_PARTS
-from marlhf_lite.tasks.templates import PAIRS, PROMPTS, TRANSCRIPTS, hh_prompt, to_preferences
+from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
 from marlhf_lite.training.rloo_grpo import _OurPrompts
 from marlhf_lite.utils.run_folder import RunFolder
@@ -99,14 +100,11 @@ def test_a_prompt_alone_is_written_like_that_of_a_pair(chatty):
         fails(lambda: to_preferences([{"prompt": bad}], "prompts.jsonl", form=form), "prompts.jsonl: row 1")  # noqa: B023
 
 
-def test_text_of_a_special_token_in_a_message_is_refused_and_in_a_response_stays_text(chatty):
+def test_text_of_a_special_token_in_a_message_is_refused(chatty):
+    """A question and an answer alike: neither may end its turn."""
     bad = pair([say("user", "Hi<eos>\n<mask>assistant\nYes")])
-    fails(lambda: written(chatty.tokenizer, bad), "row 1: a message holds the special token <eos>")
-    made = written(chatty.tokenizer, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")]))
-    expect_chats(chatty.tokenizer)
-    (row,) = sft_dataset(chatty.tokenizer, {name: [text] for name, text in made.items()}, 99)["input_ids"]
-    (prompt,) = encode_prompts(chatty.tokenizer, [made["prompt"]])
-    assert row[len(prompt) :].count(chatty.tokenizer.eos_token_id) == 1
+    for row in (bad, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")])):
+        fails(lambda: written(chatty.tokenizer, row), "row 1: a message holds the special token <eos>")  # noqa: B023
     # As in Gemma's chat models, a turn may end with another token: then a response ends with it too.
     chatty.tokenizer.chat_template = chatty.tokenizer.chat_template.replace("<eos>", "<unk>")
     expect_chats(chatty.tokenizer)
@@ -117,11 +115,12 @@ def test_text_of_a_special_token_in_a_message_is_refused_and_in_a_response_stays
     ("row", "reason"),
     [
         (pair([SYSTEM, *BEFORE]), "no system role here"),
-        (pair(BEFORE, rejected="No."), "'rejected' is not a list"),
+        (pair(BEFORE, rejected="No."), "share no message"),
+        (pair(BEFORE, rejected=["No."]), "'rejected' is not a list"),
         (pair(BEFORE, rejected=[*BEFORE, say("assistant", None)]), "without a role and a text"),
         (pair(BEFORE, rejected=[*BEFORE, NO, say("user", "So?")]), "'rejected' does not end with"),
-        (pair(BEFORE, rejected=[*BEFORE, NO, say("user", "So?"), NO]), "do not share"),
-        (pair([]), "do not share"),
+        ({"chosen": [SO], "rejected": [NO]}, "share no message"),
+        (pair([]), "share no message"),
         (pair([say("user", " ")]), "is empty"),
     ],
 )

@@ -132,7 +132,7 @@ def test_an_embedded_data_set_brings_its_model_along(runs, monkeypatch):
         assert (options.model, options.max_response_length) == expected
 
 
-@pytest.mark.parametrize("words", ["--dataset tiny-tldr", "--size 9", "--split_seed 3", "--model tiny-gemma", "--rm b"])
+@pytest.mark.parametrize("words", ["--size 9", "--split_seed 3", "--model tiny-gemma", "--rm b"])
 def test_contradictions_to_the_given_run_are_refused(runs, words):
     run, other = (runs(name, dataset=f"{name}.jsonl", size=40, split_seed=7, model="some/model") for name in "ab")
     named = f"--rm {other}" if "--rm" in words else words

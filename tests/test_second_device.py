@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 
 from marlhf_lite.cli import main
 
-SIZES = "--size 60 --batch_size 4 --updates 1 --max_prompt_length 200 --max_response_length 8"
+SIZES = "--size 60 --batch_size 4 --updates 1 --max_prompt_length 200 --max_response_length 16"
 RULES = {
     "randomized": "--num_mini_batches 2 --whiten --objective sae",
     "whole": "--micro_batch_size 0 --rollouts 2 --ratio macro --value_target macro",

@@ -13,7 +13,7 @@ from datasets import Features, Value
 from marlhf_lite.tasks import loading
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT
-from marlhf_lite.tasks.templates import to_preferences
+from marlhf_lite.tasks.shapes import to_preferences
 
 LOAD_DATASET = datasets.load_dataset
 TLDR_NAME, HH_NAME, WEBGPT_NAME, APPS_NAME = HUB

@@ -6,10 +6,11 @@ import json
 
 import datasets
 import pandas
+import pyarrow.ipc
 import pytest
 from conftest import fails
 
-from marlhf_lite.tasks.files import SUFFIXES, read_file
+from marlhf_lite.tasks.files import OPENERS, SUFFIXES, read_file
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 
 LOAD_DATASET = datasets.load_dataset
@@ -32,14 +33,19 @@ def write(path, rows):
     if ".parquet" in path.name:
         pandas.DataFrame(rows).to_parquet(path)
         return str(path)
-    opener = gzip.open if path.name.endswith(".gz") else open
-    with opener(path, "wt", encoding="utf-8", newline="") as file:
-        if ".jsonl" in path.name:
+    if path.suffix in (".arrow", ".feather"):
+        table = pyarrow.Table.from_pylist(rows)
+        kind = pyarrow.ipc.new_stream if path.suffix == ".arrow" else pyarrow.ipc.new_file
+        with kind(str(path), table.schema) as file:
+            file.write_table(table)
+        return str(path)
+    with OPENERS.get(path.suffix, open)(path, "wt", encoding="utf-8", newline="") as file:
+        if ".jsonl" in path.name or ".ndjson" in path.name:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         elif ".json" in path.name:
             json.dump(rows, file, indent=1)
         else:
-            writer = csv.DictWriter(file, rows[0])
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if ".tsv" in path.name else ",")
             writer.writeheader()
             writer.writerows(rows)
     return str(path)

@@ -5,13 +5,13 @@ from conftest import fails
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.tasks import templates
+from marlhf_lite.tasks import shapes, templates
 
 GOOD = {"prompt": "Why?", "chosen": " Because.", "rejected": " No."}
 
 
 def refused(rows, *parts, **options):
-    fails(lambda: templates.to_preferences(rows, "pairs.jsonl", **options), *parts)
+    fails(lambda: shapes.to_preferences(rows, "pairs.jsonl", **options), *parts)
 
 
 CITATIONS, BRACKETS = templates.strip_citations, templates.strip_brackets
@@ -73,14 +73,16 @@ def test_chats():
     apart = {"prompt": before, "chosen": [assistant("So.")], "rejected": [assistant("No.")]}
     other = {side: [turn | {"role": OTHER[turn["role"]]} for turn in whole[side]] for side in whole}
     for row in (whole, {**whole, "prompt": "Why?"}, apart, other):
-        assert templates.to_preferences([row], "x")[0] == [expected]
+        assert shapes.to_preferences([row], "x")[0] == [expected]
     system = {**whole, "chosen": [{"role": "system", "content": "Be kind"}, *whole["chosen"]]}
     alone = {"chosen": [assistant("So.")], "rejected": [assistant("No.")]}
-    for bad in (system, alone, whole | {"rejected": "No."}, whole | {"chosen": before}, whole | {"chosen": [{}]}):
-        refused([bad], "row 1: '")
-        assert templates.to_preferences([bad, whole], "x", "drop")[1] == {"read": 2, "kept": 1, "bad_chat": 1}
+    mixed = whole | {"rejected": "No."}
+    for bad in (system, alone, mixed, whole | {"chosen": before}, whole | {"chosen": [{}]}):
+        refused([bad], "row 1: ")
+        reason = "no_shared_turn" if bad in (system, alone, mixed) else "bad_chat"
+        assert shapes.to_preferences([bad, whole], "x", "drop")[1] == {"read": 2, "kept": 1, reason: 1}
     blank = {**apart, "chosen": [assistant("")]}
-    assert templates.to_preferences([apart, blank], "x")[1] == {"read": 2, "kept": 1, "empty_response": 1}
+    assert shapes.to_preferences([apart, blank], "x")[1] == {"read": 2, "kept": 1, "empty_response": 1}
 
 
 START = "\n\nHuman: Hi\n\nAssistant:"
@@ -102,14 +104,14 @@ def test_bad_rows(reason, row, message):
     good = WHOLE if reason == "no_shared_turn" else GOOD
     if message:
         refused([good, row], f"pairs.jsonl: row 2: {message}", "--bad_rows drop")
-    pairs, counts = templates.to_preferences([good, row, row], "x", bad_rows="drop" if message else "error")
+    pairs, counts = shapes.to_preferences([good, row, row], "x", bad_rows="drop" if message else "error")
     assert len(pairs) == 1 and counts == {"read": 3, "kept": 1, reason: 2}
 
 
 def test_columns():
     kept = {"prompt": START, "chosen": " So.\n\nHuman: Why?\n\nAssistant: Yes.", "rejected": " No"}
     for row, expected in ((GOOD | {"chosen": " Because. \n", "score": 3}, GOOD), (WHOLE, kept)):
-        assert templates.to_preferences([row], "x") == ([expected], {"read": 1, "kept": 1})
+        assert shapes.to_preferences([row], "x") == ([expected], {"read": 1, "kept": 1})
     refused([{"question": "a", "b": "c"}], "pairs.jsonl: columns found: question, b; expected: prompt, chosen")
     refused([{"prompt": "a", "chosen": "b"}], "columns found: prompt, chosen; expected", bad_rows="drop")
     refused([{}], "columns found: none")

@@ -186,6 +186,15 @@ class StudyCommand(o.OutputConfig):
     audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
 
 
+class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig):
+    """What a run would read: rows as tokens, counts, lengths, what is cut.
+
+    example: marlhf data pairs.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct
+    """
+
+    rows: int = option(3, "Number of rows to show.", least=0)
+
+
 class MemoryCommand(
     o.GenerationBatchConfig, o.RewardModelConfig, o.SFTStageConfig, o.TrainerConfig, o.LengthConfig, o.ModelConfig
 ):
@@ -198,7 +207,16 @@ class MemoryCommand(
 
 
 KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)
-KINDS += (EvaluateCommand, CompareCommand, JudgeCommand, GenerateCommand, ExportCommand, StudyCommand, MemoryCommand)
+KINDS += (
+    EvaluateCommand,
+    CompareCommand,
+    JudgeCommand,
+    GenerateCommand,
+    ExportCommand,
+    StudyCommand,
+    DataCommand,
+    MemoryCommand,
+)
 COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
 # Command -> defaults of its own.
 DEFAULTS = {"demo": {"sft_epochs": 1.0, "rm_epochs": 0.5, "updates": 18, "eval_prompts": 128}}

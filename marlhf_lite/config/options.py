@@ -40,7 +40,8 @@ class ModelConfig(Checked):
     chat_template: str = option(
         "auto",
         "Chat template of rows whose texts are lists of messages; auto: the tokenizer's where it has one, none: such "
-        "rows as Human: and Assistant: transcripts, or a file with a template.",
+        "rows as Human: and Assistant: transcripts, text: for rows of text too, each prompt as a user's message, "
+        "templated: texts that a template wrote already, or a file with a template.",
     )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."
@@ -72,9 +73,13 @@ class DataConfig(LengthConfig):
 
     dataset: str = option(
         "tiny-tldr",
-        "Data set: tiny-tldr, -hh, -webgpt, -steps, -code, -umbrella or -guess (embedded), a file "
-        "(.jsonl .json .csv .parquet, .gz), or a hub name.",
+        "Data set: tiny-tldr, -hh, -webgpt, -steps, -code, -umbrella or -guess (embedded), a file (.jsonl .json .csv "
+        ".tsv .parquet .arrow), a pattern of files, a folder, an address, or a hub name.",
     )
+    columns: str = option("", "Other names of columns, as prompt=question,chosen=good,rejected=bad.")
+    dataset_config: str = option("", "Configuration of the data set, as load_dataset's name.")
+    data_dir: str = option("", "Folder inside the data set, as load_dataset's data_dir.")
+    split: str = option("", "Split to train on, such as train_prefs (tests: test_prefs). Default: train.")
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
     split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
@@ -172,7 +177,7 @@ class TrainerConfig(Checked):
 class SFTStageConfig(Checked):
     """Supervised fine-tuning on prompt and chosen response; the loss is on the response."""
 
-    sft_epochs: float = option(1.5, "Passes over the SFT part of the data.", above=0)
+    sft_epochs: float = option(1.5, "Passes over the SFT part of the data; 0: the base model as it is.", least=0)
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
     sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT, for LoRA.", above=0)
 

@@ -10,6 +10,7 @@ import argparse
 import copy
 import difflib
 import inspect
+import os
 import re
 import shutil
 import typing
@@ -29,6 +30,7 @@ from marlhf_lite.config.options import (
     DataConfig,
     EngineConfig,
     EnvironmentConfig,
+    LengthConfig,
     LoggingConfig,
     ModelConfig,
 )
@@ -54,7 +56,10 @@ MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig
 INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, EnvironmentConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
-SAME = ("dataset", "size", "split_seed", "model", "finetune")
+SAME = ("size", "split_seed", "model", "finetune")
+# What says which rows are read. Where they are others than a run's, its options of the data do not count.
+ROWS = ("dataset", "dataset_config", "data_dir", "split")
+DATA = [f.name for f in fields(DataConfig) if f.name not in {f.name for f in fields(LengthConfig)}]
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
@@ -238,12 +243,17 @@ def _check_unchanged(options: StageCommand) -> None:
 def _inherit(parser: OptionParser, values: dict) -> dict:
     """Return `values`, and data and model options of the runs that a command's models come from.
 
-    Raises `InputError` where such a run contradicts another one, or `values`.
+    A command may have data of its own; then theirs do not count. Raises `InputError` where such a run contradicts
+    another one, or `values`.
     """
     found, origin = dict(values), dict.fromkeys(values, "this command")
-    for option, run in _input_runs(values):
-        config = RunFolder.open(run).config
+    runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
+    if any(option == "policies" for option, *_ in runs) and not set(ROWS) & values.keys():
+        runs.sort(key=lambda item: item[0] != "policies")  # they are evaluated on their own prompts
+    for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
+        if _has_other_rows(option, run, theirs, found, origin):
+            theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
             asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
             if (name in SAME or asked) and found.get(name, value) != value:
@@ -252,6 +262,36 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
             found.setdefault(name, value)
             origin.setdefault(name, f"--{option} {run}")
     return found
+
+
+def _has_other_rows(option: str, run: Path, theirs: dict, found: dict, origin: dict) -> bool:
+    """Return whether the command's data are others than a run's. Raises `InputError` where two runs leave it open."""
+    if not set(ROWS) & found.keys() or same_data({**theirs, **_rows_of(found)}, theirs):
+        return False
+    first = origin[next(name for name in ROWS if name in found)]
+    if first == "this command" or (first.startswith("--policies") and option != "policies"):
+        return True
+    other = f"but {first} with --dataset {found['dataset']}"
+    fix = "give the data of this command by --dataset"
+    raise InputError(f"--{option} {run}: made with --dataset {theirs.get('dataset')}, {other}: {fix}")
+
+
+def _rows_of(values: dict) -> dict:
+    return {name: values[name] for name in ROWS if name in values}
+
+
+def same_data(one: dict, other: dict) -> bool:
+    """Return whether the options of two commands name the same rows; a path may be written in several ways."""
+
+    def key(values: dict) -> list[str]:
+        name = str(values.get("dataset", ""))
+        place = os.path.expanduser(name)
+        return [
+            os.path.realpath(place) if os.path.exists(place) else name,
+            *(values.get(part, "") for part in ROWS[1:]),
+        ]
+
+    return key(one) == key(other)
 
 
 def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:

@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
-from marlhf_lite.config.options import EngineConfig, EnvironmentConfig, GroupConfig, PPOConfig, ProgramConfig
+from marlhf_lite.config.options import EngineConfig, EnvironmentConfig, GroupConfig, PPOConfig
 from marlhf_lite.evaluation.sampling import SeededDialogues
+from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
@@ -35,15 +36,12 @@ from marlhf_lite.models.loading import (
     new_policy,
 )
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.tasks.chats import chat_writer, expect_chats
-from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.objectives import make_objective
-from marlhf_lite.training.program_tests import with_tests
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
@@ -154,10 +152,10 @@ def open_context(
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
-    task = _load_task(options, tokenizer)
+    task, notes = read_task(options, tokenizer, inputs)
     dialogues = _open_environment(options, task)
     reward = _open_reward(options, task)
-    task = _drop_long_prompts(task, tokenizer, options.max_prompt_length)
+    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
     _check_training(options, inputs, task)
 
     # 4. The base model.
@@ -175,7 +173,7 @@ def open_context(
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
-    for note in _notes(options, inputs, task, reward):
+    for note in (*notes, *more, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
 
@@ -248,16 +246,20 @@ def _check_finetune(options: commands.StageCommand) -> None:
         raise InputError(f"--finetune lora: adapters do not train under FSDP: {fix}")
 
 
-def _load_task(options: commands.StageCommand, tokenizer) -> Task:
-    """Load the data, with unit tests where programs may be judged by them, and set the tokenizer up for chats."""
-    given = {name: getattr(options, name) for name in ("size", "bad_rows", "template", "part")}
-    given |= {"streaming": options.dataset_streaming, "chat": chat_writer(tokenizer, options.chat_template)}
-    task = load_task(options.dataset, seed=options.split_seed, **given)
-    if task.chats:
-        expect_chats(tokenizer)
-    else:
-        options.chat_template = "none"  # what later commands take over
-    return with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
+def _answers_read(options: commands.StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
+    """Return the columns of answers that the command's own stages read, by part of the data."""
+    sides = {}
+    if isinstance(options, commands.SFTCommand) and not inputs.sft:
+        sides["sft"] = ("chosen",)
+    if _trains_on_pairs(options, inputs):
+        sides["rm"] = ("chosen", "rejected")
+    return sides
+
+
+def _trains_on_pairs(options: commands.StageCommand, inputs: Inputs) -> bool:
+    is_used = not isinstance(options, commands.RunCommand) or options.reward == "rm"
+    learns = isinstance(options, commands.RMCommand) and is_used and not inputs.rm
+    return learns or isinstance(options, commands.DPOCommand)
 
 
 def _open_engine(
@@ -280,15 +282,6 @@ def _open_engine(
     return engine
 
 
-def _drop_long_prompts(task: Task, tokenizer, limit: int) -> Task:
-    kept, dropped = {}, 0
-    for part, rows in task.splits.items():
-        kept[part], count = drop_long_prompts(rows, tokenizer, limit)
-        dropped += count
-    counts = task.counts | {part: len(rows) for part, rows in kept.items()} | {"long_prompts": dropped}
-    return replace(task, splits=datasets.DatasetDict(kept), counts=counts)
-
-
 def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for what vLLM cannot serve, batches that cannot be divided, and pairs that are missing."""
     state, has_servers = PartialState(), isinstance(options, EngineConfig) and bool(options.vllm_url)
@@ -304,31 +297,40 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
         count_updates(options, len(task.splits["ppo"]), state)
     if isinstance(options, GroupConfig):
         check_groups(options, state.num_processes)
-    is_used = not isinstance(options, commands.RunCommand) or options.reward == "rm"
-    learns = isinstance(options, commands.RMCommand) and is_used and not inputs.rm
-    if (learns or isinstance(options, commands.DPOCommand)) and not len(task.splits["rm"]):
-        hint = "train PPO with --reward tests, or package.module:function"
+    if _trains_on_pairs(options, inputs) and not len(task.splits["rm"]):
+        functions = "train PPO with --reward package.module:function"
+        hint = f"{functions}, or tests" if task.tests else f"give a file with chosen and rejected, or {functions}"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")
+    if type(options) is commands.SFTCommand and options.sft_epochs and not len(task.splits["sft"]):
+        hint = (
+            "give rows with prompt and completion, or messages, or pairs; --sft_epochs 0 takes the base model as it is"
+        )
+        raise InputError(f"{task.name}: it has prompts alone, and no answers for SFT to learn from: {hint}")
 
 
 def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
-        print_main(f"data and model as in --{taken[0]}: --dataset {task.name} --model {options.model}")
+        print_main(f"--dataset {task.name} --model {options.model}, which is that of --{taken[0]}")
     reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
     dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
-    print_main(f"{task.name}: {parts}; dropped: {dropped or 'none'}")
+    shape = f" (read as {task.shape})" if task.shape else ""
+    print_main(f"{task.name}{shape}: {parts}; dropped: {dropped or 'none'}")
     if task.chats:
-        print_main("prompts are written by the chat template")
+        by = (
+            "were written by a chat template"
+            if options.chat_template == "templated"
+            else "are written by the chat template"
+        )
+        print_main(f"prompts and answers {by}")
 
 
 def _notes(options: commands.StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
     """What is no fault, and may still not be what was meant."""
     if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
         yield f"{options.model} has read only {read}: on other data, scores mean little"
-    if task.words_run_together:
-        fix = "where words would run together, put a space at the start of each answer"
-        yield f"no answer begins with white space, and no prompt ends with it: {fix}"
+    if getattr(options, "termination", "").startswith("sentence"):
+        yield from note_on_sentences(task)
     if isinstance(options, commands.EvaluateCommand) and reward and task.gold:
         yield f"--reward {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
     for stage, part in (("sft", "sft"), ("rm", "rm"), ("dpo", "rm")):

@@ -12,8 +12,7 @@ from marlhf_lite.experiments.context import make_dialogues, print_main, start_pr
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.lora import merge_adapter
-from marlhf_lite.tasks.chats import chat_writer, expect_chats
-from marlhf_lite.tasks.templates import Write
+from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of
 from marlhf_lite.utils.errors import InputError
@@ -22,7 +21,7 @@ from marlhf_lite.utils.run_folder import RunFolder, run_of
 
 def merged_policy(
     options: GenerateCommand | ExportCommand, folder: Path
-) -> tuple[PreTrainedModel, object, Write | None]:
+) -> tuple[PreTrainedModel, object, Chat | None]:
     """Load a policy and merge its adapter into the base weights.
 
     Return the model, its tokenizer, and what writes messages where the policy has learnt from chats.
@@ -43,8 +42,8 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer, write = merged_policy(options, folder)
-    if write:
-        prompt = write([{"role": "user", "content": prompt}])
+    if write:  # a text that a template wrote stays as it is
+        prompt = write.read(prompt)[0] if write.choice == "templated" else write([{"role": "user", "content": prompt}])
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")

@@ -1,5 +1,6 @@
 """The models and the data file that a command names: found and checked before anything heavy is imported."""
 
+import glob
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from marlhf_lite.config.parser import named_folders
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
 
-FILES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
+FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,16 @@ def find_inputs(options: StageCommand) -> Inputs:
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
     needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
     found = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
-    dataset = values["dataset"]
-    if (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and not Path(dataset).expanduser().exists():
-        raise InputError(f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})")
+    check_dataset(values["dataset"])
     return Inputs(**found, policies=_policies(values.get("policies", "")))
+
+
+def check_dataset(dataset: str) -> None:
+    """Raise `InputError` where `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
+    place = os.path.expanduser(dataset)
+    looks_local = (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and "://" not in dataset
+    if looks_local and not os.path.exists(place) and not glob.glob(place, recursive=True):
+        raise InputError(f"--dataset {dataset}: no such file: check the path (relative paths start at {os.getcwd()})")
 
 
 def _policies(words: str) -> dict[str, Path]:

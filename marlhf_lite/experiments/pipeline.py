@@ -26,6 +26,7 @@ from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers, name_function
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
+from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -150,16 +151,17 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
 def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     """Fine-tune a new adapter, or all weights, on the SFT part; return its folder.
 
-    Data of prompts alone have no such part: the policy then starts as the base model is.
+    Data of prompts alone have no such part: the policy then starts as the base model is, as with `--sft_epochs 0`.
     """
     options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["sft"]
 
     def train(folder: Path) -> dict:
         model = _to_train(new_policy(context.base, options), options)
-        if len(rows):
+        if len(rows) and options.sft_epochs:
             given = (rows, options, options, folder, options.seed, options)
             return {"log.json": train_sft(model, tokenizer, *given, resume=context.resume)}
-        print_main("SFT: no answers to learn from: the policy starts as the base model is")
+        why = "no answers to learn from" if options.sft_epochs else "--sft_epochs 0"
+        print_main(f"SFT: {why}: the policy starts as the base model is")
         if PartialState().is_main_process:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
@@ -176,7 +178,7 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
         model = _to_train(new_reward_model(context.base, sft, options.seed), options)
         given = (rows, options, options, folder, options.seed, options)
         log = train_reward_model(model, tokenizer, *given, resume=context.resume)
-        held_out = context.task.held_out(500)
+        held_out = different_pairs(context.task.held_out(500), tokenizer, context.limit)
         accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
         return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}

@@ -1,78 +1,141 @@
-"""The chat template of a tokenizer, which writes the prompts of rows of messages.
+"""The chat template of a tokenizer, which writes the prompts and answers of rows of messages.
 
-As in TRL, rows of messages take the tokenizer's template where it has one, and rows of text never do.
+As in TRL, rows of messages take the tokenizer's template where it has one, and rows of text only where they are asked
+to (`--chat_template text`).
 """
 
 import functools
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from marlhf_lite.tasks.templates import BadRow, Write
+from trl.data_utils import common_prefix_length
+
+from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
 
+WORDS = ("auto", "none", "text", "templated")
 
-def chat_writer(tokenizer, choice: str) -> Write | None:
-    """Return what writes messages as a prompt; None where there is no template, or `choice` is `none`.
+
+def chat_writer(tokenizer, choice: str) -> "Chat | None":
+    """Return what writes messages by the chat template; None where there is no template, or `choice` is `none`.
 
     `choice` is `--chat_template`; a file's template becomes the tokenizer's own. Raises `InputError` where the file
     cannot be read, and at the first messages, where the template cannot write a question: data of text need none.
     """
-    if choice not in ("auto", "none"):
+    if choice not in WORDS:
         try:
             tokenizer.chat_template = Path(choice).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = f"cannot be read ({type(error).__name__}): give auto, none, or the file of a Jinja template"
+            reason = (
+                f"cannot be read ({type(error).__name__}): give {', '.join(WORDS)}, or the file of a Jinja template"
+            )
             raise InputError(f"--chat_template {choice}: {reason}") from None
-    if choice == "none" or tokenizer.chat_template is None:
+    if choice == "text" and tokenizer.chat_template is None:
+        raise InputError(
+            "--chat_template text: the tokenizer has no chat template: give the file of one, or leave it out"
+        )
+    if choice == "none" or (choice != "templated" and tokenizer.chat_template is None):
         return None
-    check = functools.cache(partial(_check, tokenizer, choice))
-
-    def write(messages: Sequence[dict]) -> str:
-        check()
-        return _write(messages, tokenizer)
-
-    return write
+    return Chat(tokenizer, choice)
 
 
-def _check(tokenizer, choice: str) -> None:
-    try:
-        _write([{"role": "user", "content": "Hi"}], tokenizer)
-    except BadRow as error:
-        raise InputError(f"--chat_template {choice}: {error}: correct the template, or give none") from None
+class Chat:
+    """Writes messages by a tokenizer's chat template, or takes text that a template wrote already (`templated`)."""
 
+    def __init__(self, tokenizer, choice: str):
+        self.tokenizer, self.choice = tokenizer, choice
+        self.prompts_differ = 0  # rows whose prompt alone is written in another way than before its answer
+        self._check = functools.cache(self._try_out)
 
-def _write(messages: Sequence[dict], tokenizer) -> str:
-    for message in messages:  # or a text could end its turn and speak for the assistant
-        if special := _special(tokenizer, message["content"]):
-            raise BadRow("bad_chat", f"a message holds the special token {special}")
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template may raise what it likes
-        raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
+    def __call__(self, messages: Sequence[dict]) -> str:
+        """Return messages as a prompt, up to where the assistant's answer begins."""
+        self._check()
+        return self._render(messages, add_generation_prompt=True)
+
+    def write(self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]) -> tuple[str, list[str]]:
+        """Return the prompt and its answers: each is what the template writes behind the prompt, without the end.
+
+        The answer begins at the first token that differs from those of the prompt alone, as in TRL.
+        """
+        text = self(prompt)
+        wholes = [self._render([*prompt, *turns]) for turns in answers]
+        start = min((self._first_difference(text, whole) for whole in wholes), default=len(text))
+        self.prompts_differ += start < len(text)
+        return text[:start], [self._without_end(whole[start:]) for whole in wholes]
+
+    def read(self, prompt: str, answers: Sequence[str] = ()) -> tuple[str, list[str]]:
+        """Return texts that a template wrote already, without the end of the answers' turns.
+
+        Raises `BadRow` for an answer that ends with another special token.
+        """
+        answers = [self._without_end(answer.rstrip()) for answer in answers]
+        for answer in answers:
+            last = list(_special_tokens(self.tokenizer, answer))[-1:]
+            if last and answer.endswith(last[0]):
+                raise BadRow(
+                    "bad_chat", f"an answer ends with {last[0]}, where a turn of this tokenizer ends with {self.end}"
+                )
+        first = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id] and self.tokenizer.bos_token
+        return (prompt if not first or prompt.startswith(first) else first + prompt), answers
+
+    @functools.cached_property
+    def end(self) -> str:
+        """What ends the assistant's turn."""
+        return end_of_turn(self.tokenizer) if self.tokenizer.chat_template else self.tokenizer.eos_token
+
+    def _without_end(self, answer: str) -> str:
+        head, mark, _ = answer.rpartition(self.end)
+        return head if mark else answer
+
+    def _try_out(self) -> None:
+        try:
+            self._render([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+        except BadRow as error:
+            raise InputError(f"--chat_template {self.choice}: {error}: correct the template, or give none") from None
+
+    def _render(self, messages: Sequence[dict], **how) -> str:
+        for message in messages:  # or a text could end its turn and speak for the assistant
+            if special := next(_special_tokens(self.tokenizer, message["content"]), None):
+                raise BadRow("bad_chat", f"a message holds the special token {special}")
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **how)
+        except Exception as error:  # a template may raise what it likes
+            raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
+
+    def _first_difference(self, prompt: str, whole: str) -> int:
+        """Return how many characters of the prompt stand before the first token that differs."""
+        as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
+        ids = self.tokenizer(prompt, **as_tokens)["input_ids"]
+        encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
+        same = common_prefix_length(ids, encoded["input_ids"])
+        return len(prompt) if same == len(ids) else encoded["offset_mapping"][same - 1][1] if same else 0
 
 
 def expect_chats(tokenizer) -> None:
-    """Tell the tokenizer that templates wrote its prompts, and let a response end with what ends the assistant's turn.
+    """Tell the tokenizer that templates wrote its texts, and let a response end with what ends the assistant's turn.
 
-    See `encode_prompts`. The end of a turn is the first special token behind the answer, else EOS as it is. Raises
-    `InputError` where the template cannot write an answer.
+    See `encode_prompts`. Raises `InputError` where the template cannot write an answer.
     """
     tokenizer.expects_chats = True
+    tokenizer.eos_token = end_of_turn(tokenizer) if tokenizer.chat_template else tokenizer.eos_token
+
+
+def end_of_turn(tokenizer) -> str:
+    """Return the first special token that the template writes behind an answer, else EOS. Raises `InputError`."""
     question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}
     try:
         text = tokenizer.apply_chat_template([question, answer], tokenize=False)
     except Exception as error:  # a template may raise what it likes
         fix = "correct the template, or give none"
         raise InputError(f"--chat_template: cannot write an answer ({one_line(error)}): {fix}") from None
-    _, found, behind = text.rpartition("ANSWER")
-    if not found:
+    _, mark, behind = text.rpartition("ANSWER")
+    if not mark:
         raise InputError("--chat_template: leaves the assistant's answer out: correct the template, or give none")
-    tokenizer.eos_token = _special(tokenizer, behind) or tokenizer.eos_token
+    return next(_special_tokens(tokenizer, behind), tokenizer.eos_token)
 
 
-def _special(tokenizer, text: str) -> str | None:
-    """Return the first special token in the text."""
+def _special_tokens(tokenizer, text: str) -> Iterable[str]:
+    """The special tokens in a text, in its order."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
     known = tokenizer.added_tokens_decoder
-    return next((tokenizer.decode(i) for i in ids if i in known and known[i].special), None)
+    return (tokenizer.decode(i) for i in ids if i in known and known[i].special)

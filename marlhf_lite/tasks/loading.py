@@ -1,21 +1,28 @@
-"""Load the preference data of a task: an embedded corpus, a local file or folder, or a data set on the hub."""
+"""Load the data of a task: an embedded corpus, local files, a folder, or a data set on the hub."""
 
 import difflib
+import glob
 import os
+import re
+import tempfile
+import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import datasets
 from tqdm.auto import tqdm
 
+from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
+from marlhf_lite.tasks.shapes import columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
-from marlhf_lite.tasks.templates import Form, Write, columns_of, to_preferences
+from marlhf_lite.tasks.templates import BadRow, Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -24,6 +31,7 @@ CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network)"
 )
+READERS = {"jsonl": "json", "ndjson": "json", "tsv": "csv"}  # suffix -> what `datasets` calls the reader, if otherwise
 
 
 def load_task(
@@ -35,33 +43,39 @@ def load_task(
     streaming: bool = False,
     template: str = "paper",
     part: str = "",
-    chat: Write | None = None,
+    chat: Chat | None = None,
+    **where: str,
 ) -> Task:
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
 
     Args:
-        dataset: the name of an embedded corpus, a local file (one of `SUFFIXES`), a folder that
-            `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub (`owner/name`). Its columns are those
-            that `to_preferences` takes, or those of one of the paper's data sets (`paper_datasets`). Where no split is
-            called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
+        dataset: the name of an embedded corpus, a local file (one of `SUFFIXES`), a pattern of files, an address, a
+            folder that `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub (`owner/name`). Its
+            columns are those of a shape (`shapes.SHAPES`), or of one of the paper's data sets (`paper_datasets`). Where
+            no split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Embedded rows are
             in random order: the first ones are used.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
+        where: `dataset_config` (the `name` of `datasets.load_dataset`), its `data_dir`, the `split` to train on, and
+            other names of `columns` (`shapes.rename`).
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
     """
     if streaming and size is None:
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
+    where = {name: value for name, value in where.items() if value}
     if dataset in EMBEDDED:
+        if where:
+            raise InputError(f"--{next(iter(where))}: {dataset} is embedded and has none: leave it out")
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
-    rows, test = _find_rows(dataset, seed if streaming else None)
-    form = HUB[dataset][0] if dataset in HUB else form_of(columns_of(rows))
-    chats = chat is not None and _has_chats(next(iter(rows), {}))
+    rows, test = _find_rows(dataset, seed if streaming else None, **where)
+    form = HUB[dataset][0] if dataset in HUB and not where else form_of(columns_of(rows), "columns" in where)
+    chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
@@ -71,9 +85,11 @@ def load_task(
     def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], Counter]:
         source = f"{dataset}{' (streamed)' * streaming}{name}"
         to_row = replace(form, convert=partial(convert, template=chat if chats else template))
+        to_row = to_row if chats or chat is None else replace(to_row, convert=partial(_text_alone, to_row))
         return to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit if streaming else None)
 
     others = rows if test is None else test
+    unused = _unused(rows, form, chats)
     rows, counts = read(rows, "", form.convert, train_size)
     if test is not None:
         test, test_counts = read(test, " (test)", form.convert_test or form.convert, held_out)
@@ -81,11 +97,25 @@ def load_task(
     # 4. Split them. A part has rows that `convert` drops, and becomes the test part.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
-    task = replace(make_task(dataset, rows, seed, counts=counts, test=test, **shares), chats=chats)
+    task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
+    task = replace(task, chats=chats, shape=form.name, unused=unused)
     if part:
         of_part, _ = read(others, f" ({part})", form.parts[part], held_out)
         _replace_test(task, part, draw(of_part, held_out, seed))
     return task
+
+
+def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
+    """Return the columns that a form leaves out, `system` among them where no chat template writes it."""
+    used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
+    return tuple(str(name) for name in columns_of(rows) if name not in used) if form.name else ()
+
+
+def has_answers(options: Mapping) -> bool:
+    """Return whether the data that these options name have answers that SFT can learn from."""
+    where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
+    rows = [] if options["dataset"] in EMBEDDED else _find_rows(options["dataset"], None, **where)[0]
+    return not rows or form_of(columns_of(rows), bool(where["columns"])).fractions[0] > 0
 
 
 def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
@@ -93,15 +123,29 @@ def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
     task.counts.pop(part, None)
 
 
-def _has_chats(row: dict) -> bool:
-    return isinstance(row.get("chosen", row.get("prompt")), list)
+def _has_chats(rows: Iterable[dict], form: Form) -> bool:
+    """Return whether most rows are of messages: one odd row does not decide for all."""
+    first = list(islice(rows, SHUFFLE_BUFFER))
+    return 2 * sum(_is_chat(row, form) for row in first) > len(first)
+
+
+def _is_chat(row: dict, form: Form) -> bool:
+    return any(isinstance(row.get(column), list | dict) for column in form.columns)
+
+
+def _text_alone(form: Form, row: dict) -> dict:
+    """Convert a row of text; one of messages would need the template that text does not get."""
+    if form.name and _is_chat(row, form):
+        raise BadRow("bad_chat", "messages, where most rows are text")
+    return form.convert(row)
 
 
 def _wanted(rows, form: Form):
     """Return a data set as a list of rows without the columns that the form does not use: WebGPT's take gigabytes."""
     if not isinstance(rows, datasets.Dataset) or not set(form.columns) <= set(rows.column_names):
         return rows
-    return rows.select_columns(list(form.columns)).to_list()
+    used = [*form.columns, *(column for column in form.optional if column in rows.column_names)]
+    return rows.select_columns(list(dict.fromkeys(used))).to_list()
 
 
 def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tuple[datasets.Dataset, int]:
@@ -124,39 +168,103 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 # Where the rows are
 
 
-def _find_rows(dataset: str, stream_seed: int | None) -> tuple[Iterable[dict], Iterable[dict] | None]:
+def _find_rows(
+    dataset: str, stream_seed: int | None, columns: str = "", **where: str
+) -> tuple[Iterable[dict], Iterable[dict] | None]:
     """Return the rows of `dataset`, and those of its test set or None. With a seed they are streamed; files never."""
     path = Path(os.path.expanduser(dataset))
+    load = partial(_load, dataset, stream_seed, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-            return _load(f"{path} (a folder)", datasets.load_from_disk, str(path), None)
-        return _load(f"{path} (a folder)", datasets.load_dataset, str(path), stream_seed)
+            return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
+        return load(datasets.load_dataset, str(path))
+    if dataset.startswith(("http://", "https://")):  # which `datasets` reads where aiohttp is installed
+        return rename(_fetch(dataset), columns), None
+    if "://" in dataset:
+        kind = Path(dataset.partition("?")[0].lower().removesuffix(".gz")).suffix[1:]
+        how = {"sep": "\t"} if kind == "tsv" else {}
+        return load(datasets.load_dataset, READERS.get(kind, kind), data_files=dataset, **how)
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (looks_local or os.path.exists(path)):
-        return read_file(path), None
+        if others := [name for name in where if where[name] and where[name] != "train"]:
+            raise InputError(f"--{others[0]} {where[others[0]]}: {path} is a file and has none: leave it out")
+        files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
+        return rename([row for file in files for row in read_file(file)], columns), None
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(f"--dataset {dataset}: unknown: {hint}{CHOICES}")
-    arguments = HUB[dataset][1] if dataset in HUB else {}
-    return _load(dataset, datasets.load_dataset, dataset, stream_seed, **arguments)
+    return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
 
 
-def _load(source: str, load: Callable, name: str, stream_seed: int | None, **arguments):
-    if stream_seed is not None:
-        arguments["streaming"] = True
+def _fetch(address: str) -> list[dict]:
+    """Return the rows of a file at an address."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / Path(address.partition("?")[0]).name
+        try:
+            urllib.request.urlretrieve(address, file)
+        except (OSError, ValueError) as error:
+            raise InputError(f"--dataset {address}: cannot be loaded ({one_line(error)}): check the address") from None
+        try:
+            return read_file(file)
+        except InputError as error:
+            raise InputError(str(error).replace(str(file), address)) from None
+
+
+def _load(
+    dataset: str, stream_seed: int | None, names: str, load: Callable, name: str, *,
+    split: str = "", dataset_config: str = "", data_dir: str = "", **arguments,
+):  # fmt: skip
+    shown = f"{dataset} (a folder)" if os.path.isdir(name) else dataset
+    arguments |= {key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value}
+    arguments |= {"streaming": True} if stream_seed is not None else {}
     try:
         loaded = load(name, **arguments)
-        if stream_seed is not None:
-            loaded = {part: Stream(split, source, stream_seed) for part, split in loaded.items()}
+        if isinstance(loaded, datasets.Dataset):
+            return rename(loaded, names), None
+        train, test = _splits(loaded, split or "train", shown)
+        parts = [rename(loaded[part], names) if part else None for part in (train, test)]
+        return tuple(parts if stream_seed is None else [part and Stream(part, shown, stream_seed) for part in parts])
+    except InputError:
+        raise
     except Exception as error:
-        cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
-        raise InputError(f"--dataset {source}: cannot be loaded ({cause}): {CHOICES}") from None
-    if isinstance(loaded, datasets.Dataset):
-        return loaded, None
-    if "train" not in loaded:
-        raise InputError(f"--dataset {source}: no split named train, found {', '.join(loaded)}: name one of them train")
-    return loaded["train"], next((loaded[part] for part in ("test", "validation", "valid") if part in loaded), None)
+        raise _fault(error, shown, name) from None
+
+
+def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:
+    """Return the split to train on and that to test on: beside train_prefs it is test_prefs."""
+    if train not in loaded:
+        fix = "name one by --split, or name one of them train"
+        raise InputError(f"--dataset {shown}: no split named {train}, found {', '.join(loaded)}: {fix}")
+    tests = [train.replace("train", word) for word in ("test", "validation", "valid")]
+    return train, next((part for part in tests if part in loaded and part != train), None)
+
+
+def _fault(error: Exception, shown: str, name: str) -> InputError:
+    """Return what to tell where `datasets` cannot load a name or a folder; of a folder it names the file at fault."""
+    text, what = " ".join(str(error).split()), f"--dataset {shown}: cannot be loaded"
+    if configs := re.search(r"among the available configs: \[(.*?)\]", text):
+        return InputError(f"{what}: it has the configurations {configs[1]}: name one by --dataset_config")
+    cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
+    if os.path.isdir(name):
+        return InputError(f"{what} ({_file_at_fault(Path(name)) or cause}): correct it, or give one file of the folder")
+    return InputError(f"{what} ({cause}): {CHOICES}")
+
+
+def _file_at_fault(folder: Path) -> str:
+    """Return what is wrong with the first file that cannot be read, or whose columns are not those of the others."""
+    columns = {}
+    for file in sorted(folder.rglob("*"), key=lambda file: ("train" not in file.name, file)):
+        if file.name.lower().endswith(SUFFIXES):
+            try:
+                columns[file] = set(columns_of(read_file(file)))
+            except InputError as error:
+                return str(error)
+    usual, first = next(((names, file) for file, names in columns.items()), (set(), ""))
+    file = next((file for file, names in columns.items() if names != usual), None)
+    differences = [(usual - columns[file], "lacks"), (columns[file] - usual, "adds")] if file else []
+    said = " and ".join(f"{verb} {', '.join(sorted(names))}" for names, verb in differences if names)
+    return f"{file} {said}, where {first.name} has {', '.join(sorted(usual))}" if file else ""
 
 
 class Stream:

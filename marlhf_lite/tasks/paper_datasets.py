@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from marlhf_lite.tasks import templates
+from marlhf_lite.tasks import shapes, templates
 from marlhf_lite.tasks.templates import BadRow, Form
 
 PARQUET_BRANCH = "refs/convert/parquet"
@@ -142,22 +142,18 @@ def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
 # Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` besides the name.
 HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
-    "Dahoas/full-hh-rlhf": (replace(templates.PAIRS, known=_SHARED), {}),
+    "Dahoas/full-hh-rlhf": (replace(shapes.PAIRS, known=_SHARED), {}),
     "openai/webgpt_comparisons": _parquet("default", WEBGPT),
     "codeparrot/apps": _parquet("all", APPS),
 }
 
 
-def form_of(columns: Collection[str]) -> Form:
-    """Return the form that has these columns, or most of them, so that a message can name the missing ones."""
+def form_of(columns: Collection[str], are_named: bool = False) -> Form:
+    """Return the form that has these columns, or of the paper's data most of them: a message names the missing ones."""
 
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
-    best = max(
-        (TLDR, WEBGPT, APPS, HUMANEVAL, templates.PAIRS, templates.TRANSCRIPTS),
-        key=lambda form: (share(form), len(form.columns)),
-    )
-    if share(best) > 0.5:
-        return best
-    return templates.PROMPTS if set(templates.COLUMNS) & set(columns) == {"prompt"} else templates.PAIRS
+    best = max((TLDR, WEBGPT, APPS, HUMANEVAL), key=lambda form: (share(form), len(form.columns)))
+    pairs = {"chosen", "rejected"} <= set(columns)  # other columns of pairs may have the same names
+    return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, are_named)

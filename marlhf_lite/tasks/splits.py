@@ -22,14 +22,8 @@ class Task:
     counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
     chats: bool = False  # whether a chat template wrote the prompts
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
-
-    @property
-    def words_run_together(self) -> bool:
-        """Whether no chosen response begins with white space and no prompt ends with it, in data that are no chats."""
-        parts = [part for part in self.splits.values() if "chosen" in part.column_names]
-        pairs = (pair for part in parts for pair in zip(part["prompt"], part["chosen"], strict=True))
-        apart = any(prompt[-1:].isspace() or chosen[:1].isspace() for prompt, chosen in pairs)
-        return bool(parts) and not self.chats and not apart
+    shape: str = ""  # what the rows were read as
+    unused: tuple[str, ...] = ()  # columns that were not read
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.

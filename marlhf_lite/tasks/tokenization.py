@@ -37,16 +37,33 @@ def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[li
     return [(row + [tokenizer.eos_token_id])[:limit] for row in ids]
 
 
+def encode_answers(
+    tokenizer, prompts: Sequence[str], answers: Sequence[str], limit: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the token ids of prompts and of their answers, as in `encode_responses`.
+
+    What a chat template wrote is one text, with special tokens in the answer too: a tokenizer may begin a text of its
+    own in another way than the same text behind a prompt.
+    """
+    ids = encode_prompts(tokenizer, prompts)
+    if not getattr(tokenizer, "expects_chats", False):
+        return ids, encode_responses(tokenizer, answers, limit)
+    wholes = encode_prompts(tokenizer, [p + a for p, a in zip(prompts, answers, strict=True)])
+    alone = encode_prompts(tokenizer, answers)
+    behind = [w[len(p) :] if w[: len(p)] == p else a for p, w, a in zip(ids, wholes, alone, strict=True)]
+    return ids, [(row + [tokenizer.eos_token_id])[:limit] for row in behind]
+
+
 def sft_dataset(tokenizer, rows: "datasets.Dataset", limit: int) -> "datasets.Dataset":
     """Return columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them.
 
     Rows with a `dialogue`, texts of policy and environment in turn, teach the policy's turns.
     """
-    prompts = encode_prompts(tokenizer, rows["prompt"])
     if "dialogue" in rows.column_names:
+        prompts = encode_prompts(tokenizer, rows["prompt"])
         chosen, masks = zip(*(_encode_dialogue(tokenizer, texts, limit) for texts in rows["dialogue"]), strict=True)
     else:
-        chosen = encode_responses(tokenizer, rows["chosen"], limit)
+        prompts, chosen = encode_answers(tokenizer, rows["prompt"], rows["chosen"], limit)
         masks = [[1] * len(ids) for ids in chosen]
     return type(rows).from_dict(
         {
@@ -68,10 +85,9 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
 
 def pair_dataset(tokenizer, rows: "datasets.Dataset", limit: int) -> "datasets.Dataset":
     """Return columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
-    prompts = encode_prompts(tokenizer, rows["prompt"])
-    sides = {side: encode_responses(tokenizer, rows[side], limit) for side in ("chosen", "rejected")}
+    sides = {side: encode_answers(tokenizer, rows["prompt"], rows[side], limit) for side in ("chosen", "rejected")}
     return type(rows).from_dict(
-        {f"{side}_ids": [p + r for p, r in zip(prompts, ids, strict=True)] for side, ids in sides.items()}
+        {f"{side}_ids": [p + r for p, r in zip(*ids, strict=True)] for side, ids in sides.items()}
     )
 
 

@@ -9,7 +9,7 @@ from trl import DPOConfig, DPOTrainer
 
 from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.tasks.tokenization import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.optimizer import WarmUpAboveZero
@@ -33,9 +33,10 @@ def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DP
 
     A copy of its adapter as it is now becomes the reference. Checkpoints go to `output`/checkpoints.
     """
-    encoded = {"prompt_ids": encode_prompts(tokenizer, rows["prompt"])}
+    encoded = {}
     for side in ("chosen", "rejected"):
-        encoded[f"{side}_ids"] = encode_responses(tokenizer, rows[side], options.max_response_length)
+        ids = encode_answers(tokenizer, rows["prompt"], rows[side], options.max_response_length)
+        encoded["prompt_ids"], encoded[f"{side}_ids"] = ids
     arguments = shared_arguments(output / "checkpoints", options.seed, options, options, "dpo")
     check_head(model)
     trainer = PairsTrainer(

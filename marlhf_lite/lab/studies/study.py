@@ -30,6 +30,7 @@ from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig,
 from marlhf_lite.config.parser import merge, parse, pretrained, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.tasks.loading import has_answers
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, read_yaml
@@ -416,7 +417,8 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
     """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
-        commands.run(["sft", *run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"], log)
+        words = [*run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"]
+        commands.run(["sft", *words, *([] if has_answers(run.options) else ["--sft_epochs=0"])], log)
     if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
         inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
         commands.run(["rm", *run.words["rm"], *inputs, "--overwrite"], log)

@@ -1,0 +1,177 @@
+"""The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+
+import datasets
+
+from marlhf_lite.config import commands
+from marlhf_lite.config.options import DataConfig, ModelConfig, ProgramConfig
+from marlhf_lite.config.parser import same_data
+from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.parsing import split_sentences
+from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
+from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
+from marlhf_lite.tasks.tokenization import encode_answers
+from marlhf_lite.training.program_tests import with_tests
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import RunFolder, run_of
+
+LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
+FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
+NO_LIMIT = 10**9
+
+
+def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | None = None) -> tuple[Task, list[str]]:
+    """Load the data, with unit tests where programs may be judged by them; return them, and notes on how they are read.
+
+    The tokenizer is set up for chats. A stage with a file of its own, which no run that it takes a model from has read,
+    takes all training rows of it.
+    """
+    chat = chat_writer(tokenizer, options.chat_template)
+    how = {name: getattr(options, name) for name in LOADED}
+    task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **how)
+    if task.chats:
+        expect_chats(tokenizer)
+    else:
+        options.chat_template = "none"  # what later commands take over
+    if part := _own_part(options, inputs or Inputs(), task):
+        task = for_one_stage(task, part)
+    task = with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
+    return task, [*_notes(task, tokenizer, options.model), *(_note_on_prompts(chat) if task.chats else ())]
+
+
+def _own_part(options: DataConfig, inputs: Inputs, task: Task) -> str:
+    """Return the part that takes all rows: that of a stage whose file is its own; else an empty name."""
+    if isinstance(options, commands.RunCommand | commands.DataCommand):
+        return ""
+    if isinstance(options, commands.SFTCommand):  # a file of pairs is for later stages too
+        return "sft" if set(task.splits["test"].column_names) == {"prompt", "chosen"} else ""
+    runs = [RunFolder.open(run).config for run in filter(None, map(run_of, inputs.folders))]
+    if not runs or any(same_data(run, asdict(options)) for run in runs):
+        return ""
+    if isinstance(options, commands.EvaluateCommand):
+        return "test"
+    return "rm" if isinstance(options, commands.RMCommand | commands.DPOCommand) else "ppo"
+
+
+def for_one_stage(task: Task, part: str) -> Task:
+    """Return the task with the rows of all training parts in this one; for `test` all rows are held out.
+
+    Nothing changes where the rows lack what the part needs.
+    """
+    needed = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
+    parts = TRAIN_PARTS if part in TRAIN_PARTS else ("test", *TRAIN_PARTS)
+    rows = [task.splits[name] for name in parts if len(task.splits[name])]
+    if any(needed not in split.column_names for split in rows):
+        return task
+    empty = {name: task.splits[name].select([]) for name in parts}
+    splits = datasets.DatasetDict({**task.splits, **empty, part: datasets.concatenate_datasets(rows)})
+    return replace(task, splits=splits, counts=task.counts | {name: len(split) for name, split in splits.items()})
+
+
+# Lengths
+
+
+def fit_lengths(
+    task: Task, tokenizer, options: DataConfig, sides: Mapping[str, Sequence[str]]
+) -> tuple[Task, list[str]]:
+    """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
+
+    `sides` are the columns of answers that the command reads, by part; the notes say how many of them are cut.
+    """
+    kept, dropped = {}, 0
+    for part, rows in task.splits.items():
+        kept[part], count = drop_long_prompts(rows, tokenizer, options.max_prompt_length)
+        dropped += count
+    counts, limit, lengths = {"long_prompts": dropped}, options.max_response_length, []
+    for part, columns in sides.items():
+        answers = {side: token_ids(tokenizer, kept[part], side) for side in columns if side in kept[part].column_names}
+        lengths += [len(ids) for rows in answers.values() for ids in rows]
+        if "rejected" in answers and len(kept[part]):
+            different = [
+                i for i, pair in enumerate(zip(*answers.values(), strict=True)) if pair[0][:limit] != pair[1][:limit]
+            ]
+            counts["equal_after_cut"] = len(kept[part]) - len(different)
+            if not different:
+                fix = f"raise it, to {_length_that_cuts_few(lengths)} to cut few"
+                raise InputError(f"--max_response_length {limit}: it makes all pairs of {task.name} equal: {fix}")
+            kept[part] = kept[part].select(different)
+    counts |= {part: len(rows) for part, rows in kept.items()}
+    task = replace(task, splits=datasets.DatasetDict(kept), counts=task.counts | counts)
+    return task, list(_notes_on_lengths(lengths, limit))
+
+
+def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
+    """Return the token ids of all answers of a column, ended by EOS and not cut."""
+    return encode_answers(tokenizer, rows["prompt"], rows[side], NO_LIMIT)[1] if len(rows) else []
+
+
+def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
+    """Return the pairs that differ in their first `limit` tokens; all where none does."""
+    pairs = zip(*(token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")), strict=True)
+    different = [i for i, (chosen, rejected) in enumerate(pairs) if chosen[:limit] != rejected[:limit]]
+    return rows.select(different) if different else rows
+
+
+def _notes_on_lengths(lengths: Sequence[int], limit: int) -> Iterator[str]:
+    if cut := sum(length > limit for length in lengths):
+        longer = f": --max_response_length {_length_that_cuts_few(lengths)} would cut {FEW_CUT:.0%}"
+        more = longer if cut > FEW_CUT * len(lengths) else ""
+        yield f"{cut} of {len(lengths)} answers are cut to {limit} tokens, and end without EOS{more}"
+
+
+def _length_that_cuts_few(lengths: Sequence[int]) -> int:
+    return sorted(lengths)[math.ceil((1 - FEW_CUT) * len(lengths)) - 1]
+
+
+# Notes: what is no fault of the data, and may still not be what was meant
+
+
+def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
+    if task.unused:
+        yield f"columns not used: {', '.join(task.unused)}"
+    if task.chats:
+        return
+    pairs = list(zip(_column(task, "prompt"), _column(task, "chosen"), strict=False))  # prompts alone have none
+    if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen in pairs):
+        fix = "where words would run together, put a space at the start of each answer"
+        yield f"in {together} of {len(pairs)} rows no white space stands between prompt and answer: {fix}"
+    texts = [text for column in ("prompt", "chosen", "rejected") for text in _column(task, column)]
+    marks = [mark[0] for text in texts if (mark := _marks(tokenizer).search(text))]
+    if marks:
+        fix = "if a chat template wrote these texts, add --chat_template templated"
+        yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
+    elif tokenizer.chat_template and task.shape:
+        fix = "--chat_template text makes each prompt a user's message"
+        yield f"{model} has a chat template, and texts are not put into it: {fix}"
+
+
+def _note_on_prompts(chat: Chat) -> Iterator[str]:
+    if chat.prompts_differ:
+        fix = "the prompt ends where they begin to differ"
+        yield f"in {chat.prompts_differ} rows the template writes a prompt in another way than before its answer: {fix}"
+
+
+def note_on_sentences(task: Task) -> Iterator[str]:
+    """Yield a note where most texts have no ends of sentences, and macro actions are sentences."""
+    texts = _column(task, "chosen")
+    whole = sum(len(split_sentences(text)) < 2 for text in texts)
+    if 2 * whole > len(texts):
+        yield f"{whole} of {len(texts)} answers hold no end of a sentence before their own: each is one macro action"
+
+
+def _column(task: Task, column: str) -> list[str]:
+    parts = [part for part in task.splits.values() if column in part.column_names]
+    return [text for part in parts for text in part[column]]
+
+
+@functools.cache
+def _marks(tokenizer) -> re.Pattern:
+    """A pattern of the marks of chat templates: the tokenizer's special tokens, and those of other models."""
+    special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return re.compile("|".join([r"<\|\w+\|>", *special]))

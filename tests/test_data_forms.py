@@ -1,0 +1,300 @@
+"""The shapes in which people's rows come: each becomes the same pairs, answers or prompts, or stops with the mend."""
+
+import gzip
+import json
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import datasets
+import pandas
+import pytest
+from conftest import fails
+
+from marlhf_lite.tasks.loading import load_task
+
+COUNT = 12
+
+
+def say(role, content):
+    return {"role": role, "content": content}
+
+
+def turn(name, value):
+    return {"from": name, "value": value}
+
+
+def user(i):
+    return say("user", f"Why {i}?")
+
+
+YES, NO = say("assistant", "Warm."), say("assistant", "Cold.")
+# Shape -> the row with this number. Texts become `prompt`, `chosen` and `rejected` as they stand.
+PAIRS = {
+    "TRL": lambda i: {"prompt": f"Why {i}?", "chosen": "Warm.", "rejected": "Cold."},
+    "Alpaca with pairs": lambda i: {
+        "instruction": f"Why {i}?", "input": "", "output": "x", "chosen": "Warm.", "rejected": "Cold.",
+    },
+    "another name": lambda i: {"question": f"Why {i}?", "chosen": "Warm.", "rejected": "Cold."},
+}  # fmt: skip
+CHATS = {
+    "TRL": lambda i: {"prompt": [user(i)], "chosen": [YES], "rejected": [NO]},
+    "TRL, implicit": lambda i: {"chosen": [user(i), YES], "rejected": [user(i), NO]},
+    "UltraFeedback": lambda i: {"prompt": f"Why {i}?", "chosen": [user(i), YES], "rejected": [user(i), NO]},
+    "a text before messages": lambda i: {"prompt": f"Why {i}?", "chosen": [YES], "rejected": [NO]},
+    "messages before texts": lambda i: {"prompt": [user(i)], "chosen": "Warm.", "rejected": "Cold."},
+    "a prompt repeated": lambda i: {"prompt": [user(i)], "chosen": [user(i), YES], "rejected": [user(i), NO]},
+    "LLaMA-Factory": lambda i: {
+        "conversations": [turn("human", f"Why {i}?")], "chosen": turn("gpt", "Warm."), "rejected": turn("gpt", "Cold."),
+    },
+    "OpenAI": lambda i: {
+        "input": {"messages": [user(i)], "tools": []}, "preferred_output": [YES], "non_preferred_output": [NO],
+    },
+    "typed parts": lambda i: {
+        "prompt": [say("user", [{"type": "text", "text": "Why "}, {"type": "text", "text": f"{i}?"}])],
+        "chosen": [say("assistant", [{"type": "text", "text": "Warm."}])], "rejected": [NO],
+    },
+}  # fmt: skip
+ANSWERS = {
+    "TRL": lambda i: {"prompt": f"Why {i}?", "completion": "Warm."},
+    "response": lambda i: {"prompt": f"Why {i}?", "response": "Warm.", "source": "s"},
+    "Alpaca": lambda i: {"instruction": f"Why {i}?", "input": " ", "output": "Warm."},
+    "question, answer": lambda i: {"question": f"Why {i}?", "answer": "Warm."},
+    "OpenRLHF": lambda i: {"input": f"Why {i}?", "output": "Warm."},
+}
+CHAT_ANSWERS = {
+    "messages": lambda i: {"messages": [user(i), YES]},
+    "ShareGPT": lambda i: {"conversations": [turn("human", f"Why {i}?"), turn("gpt", "Warm.")]},
+    "TRL": lambda i: {"prompt": [user(i)], "completion": [YES]},
+}
+PROMPTS = {
+    "TRL": lambda i: {"prompt": [user(i)]},
+    "verl": lambda i: {
+        "data_source": "gsm8k", "prompt": [user(i)], "ability": "math", "reward_model": {"ground_truth": "72"},
+    },
+}  # fmt: skip
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(task):
+    return [row for part in task.splits.values() for row in part]
+
+
+def expected(columns, chats):
+    asked = "\n\nHuman: Why {}?\n\nAssistant:" if chats else "Why {}?"
+    texts = {"chosen": " Warm." if chats else "Warm.", "rejected": " Cold." if chats else "Cold."}
+    return [{"prompt": asked.format(i)} | {name: texts[name] for name in columns} for i in range(COUNT)]
+
+
+SHAPES = [
+    *((name, make, ("chosen", "rejected"), False) for name, make in PAIRS.items()),
+    *((name, make, ("chosen", "rejected"), True) for name, make in CHATS.items()),
+    *((name, make, ("chosen",), False) for name, make in ANSWERS.items()),
+    *((name, make, ("chosen",), True) for name, make in CHAT_ANSWERS.items()),
+    *((name, make, (), True) for name, make in PROMPTS.items()),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "columns", "chats"), SHAPES, ids=[f"{s[0]}-{len(s[2])}" for s in SHAPES])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_every_shape_is_the_same_data(tmp_path, name, make, columns, chats, kind):
+    rows, path = [make(i) for i in range(COUNT)], tmp_path / f"rows.{kind}"
+    write(path, rows) if kind == "jsonl" else pandas.DataFrame(rows).to_parquet(path)
+    task = load_task(str(path))
+    assert sorted(rows_of(task), key=str) == sorted(expected(columns, chats), key=str)
+    parts = {"sft": len(columns) > 0, "rm": len(columns) > 1, "ppo": True, "test": True}
+    assert {part: len(rows) > 0 for part, rows in task.splits.items()} == parts and task.shape
+
+
+def test_the_input_of_an_instruction_stands_below_it(tmp_path):
+    rows = [{"instruction": f"Add {i}.", "input": "1 and 2", "output": "3"} for i in range(COUNT)]
+    assert {row["prompt"] for row in rows_of(load_task(write(tmp_path / "a.jsonl", rows)))} == {
+        f"Add {i}.\n1 and 2" for i in range(COUNT)
+    }
+
+
+STOPS = [  # a row -> what the error names
+    (
+        {"prompt": "a", "response_a": "b", "response_b": "c", "winner_model_a": 1},
+        ["response_a, response_b, winner_model_a"],
+    ),
+    (
+        {"prompt": "a", "chosen_response": "b", "rejected_response": "c"},
+        ["rename chosen_response, rejected_response to"],
+    ),
+    ({"prompt": "a", "Chosen": "b", "Rejected": "c"}, ["--columns chosen=Chosen,rejected=Rejected"]),
+    ({"prompt": "a", "preferred": "b", "dispreferred": "c"}, ["columns found: prompt, preferred, dispreferred"]),
+    ({"question": "a", "response_j": "b", "response_k": "c"}, ["response_j, response_k"]),
+    ({"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"}, ["rename chosen_answer"]),
+    ({"text": "a"}, ["columns found: text", "--columns"]),
+    ({"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"}, ["12 of 12 answers begin with their prompt"]),
+    ({"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"}, ["row 1", "list of messages"]),
+    ({"prompt": "", "chosen": "b", "rejected": "c"}, ["row 1: the prompt is empty: correct or delete the row"]),
+    ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),
+    ({"messages": [say("user", "a")]}, ["row 1", "does not end with a message of the assistant"]),
+    ({"messages": []}, ["row 1"]),
+]
+
+
+@pytest.mark.parametrize(("row", "parts"), STOPS)
+def test_what_stops_names_the_mend(tmp_path, row, parts):
+    path = write(tmp_path / "rows.jsonl", [row] * COUNT)
+    fails(lambda: load_task(path), path, *parts)
+    with pytest.raises(Exception) as caught:
+        load_task(path)
+    assert "--bad_rows drop" not in str(caught.value), "it would drop all rows"
+
+
+def test_names_of_columns_are_given(tmp_path):
+    rows = [{"q": f"Why {i}?", "good": "Warm.", "bad": "Cold.", "prompt": "x", "lang": "en"} for i in range(COUNT)]
+    path, columns = write(tmp_path / "rows.jsonl", rows), "prompt=q, chosen=good,rejected=bad"
+    task = load_task(path, columns=columns)
+    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
+    assert task.unused == ("lang",)
+    folder = tmp_path / "folder"
+    datasets.Dataset.from_list(rows).save_to_disk(folder)
+    assert rows_of(load_task(str(folder), columns=columns)) == rows_of(task)
+    fails(lambda: load_task(path, columns="prompt=qq"), "--columns prompt=qq", "did you mean q?")
+    for wrong in ("q=prompt", "prompt", "prompt="):
+        fails(lambda: load_task(path, columns=wrong), "--columns")  # noqa: B023
+
+
+def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
+    texts = [PAIRS["TRL"](i) for i in range(COUNT)]
+    for odd in (CHATS["TRL"](99), {"prompt": [], "chosen": [], "rejected": []}):
+        path = write(tmp_path / "rows.jsonl", [odd, *texts])
+        task = load_task(path, bad_rows="drop")
+        assert {row["prompt"] for row in expected((), False)} <= {row["prompt"] for row in rows_of(task)}
+
+
+def test_answers_to_avoid_are_no_sft_data(tmp_path):
+    rows = [ANSWERS["TRL"](i) | {"label": i % 3 > 0} for i in range(COUNT)]
+    task = load_task(write(tmp_path / "rows.jsonl", rows))
+    assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4
+
+
+# Texts
+
+
+def test_code_keeps_its_indentation(tmp_path):
+    made = [say("assistant", "    return x\n"), say("assistant", "    pass")]
+    rows = [{"prompt": [user(i)], "chosen": made[:1], "rejected": made[1:]} for i in range(COUNT)]
+    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "a.jsonl", rows)))} == {"    return x"}
+    rows = [{"prompt": f"def f{i}(x):\n", "chosen": "    return x", "rejected": "    pass"} for i in range(COUNT)]
+    assert {row["chosen"] for row in rows_of(load_task(write(tmp_path / "b.jsonl", rows)))} == {"    return x"}
+
+
+def test_messages_that_differ_early_are_split_where_they_do(tmp_path):
+    first, other = [say("assistant", "Hm."), say("user", "Go on."), YES], [NO, say("user", "Why?"), NO]
+    rows = [{"chosen": [user(i), *first], "rejected": [user(i), *other]} for i in range(COUNT)]
+    (row, *_), prompts = rows_of(load_task(write(tmp_path / "a.jsonl", rows))), set()
+    assert row["prompt"].endswith("?\n\nAssistant:") and row["chosen"] == " Hm.\n\nHuman: Go on.\n\nAssistant: Warm."
+    # A user's turn that differs belongs to the answers; so does the assistant's before it.
+    rows = [{"chosen": [user(i), YES, user(i), NO], "rejected": [user(i), YES, user(i + 1), NO]} for i in range(COUNT)]
+    task = load_task(write(tmp_path / "b.jsonl", rows))
+    prompts = {row["prompt"] for row in rows_of(task)}
+    assert prompts == {row["prompt"] for row in expected((), True)}
+
+
+def test_transcripts_may_have_one_line_break(tmp_path):
+    starts = [f"Human: Hi {i}\nAssistant: Hello\nHuman: Why?\nAssistant:" for i in range(COUNT)]
+    rows = [{"chosen": f"{start} Warm.", "rejected": f"{start} Cold."} for start in starts]
+    task = load_task(write(tmp_path / "a.jsonl", rows))
+    assert {row["prompt"]: row["chosen"] for row in rows_of(task)} == dict.fromkeys(starts, " Warm.")
+
+
+# Files
+
+
+def table(separator, quote=""):
+    lines = [("prompt", "chosen", "rejected"), *((f"Why {i}?", "Warm.", "Cold.") for i in range(COUNT))]
+    return "".join(separator.join(f"{quote}{text}{quote}" for text in line) + "\n" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", table(";").encode()),
+        ("b.tsv", table("\t").encode()),
+        ("c.csv", table(", ").encode()),
+        ("d.csv", table(", ", '"').encode()),
+        ("e.csv", table("|").encode()),
+        ("f.csv", table(",").encode("utf-16")),
+        ("g.csv.gz", gzip.compress(table(";").encode("utf-8-sig"))),
+        (
+            "h.jsonl",
+            "".join(json.dumps({f" {k} ": v for k, v in PAIRS["TRL"](i).items()}) + "\n" for i in range(12)).encode(),
+        ),
+    ],
+)
+def test_tables_as_people_write_them(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    task = load_task(str(tmp_path / name))
+    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
+
+
+def test_a_text_that_is_not_utf_8_says_what_to_do(tmp_path):
+    (tmp_path / "a.csv").write_bytes(table(",").replace("Warm", "Wärme").encode("latin-1"))
+    fails(lambda: load_task(str(tmp_path / "a.csv")), "a.csv", "not UTF-8", "iconv")
+
+
+def test_several_files_and_an_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [PAIRS["TRL"](i) for i in range(COUNT)]
+    (tmp_path / "data").mkdir()
+    paths = [write(tmp_path / "data" / f"part-{n}.jsonl", rows[n::2]) for n in (0, 1)]
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "data"))
+    handler.func.log_message = lambda *words: None
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/part-0.jsonl"
+        assert load_task(address).counts["read"] == COUNT / 2
+        fails(lambda: load_task(address.replace("part-0", "none")), f"--dataset {address[:-12]}", "404")
+        server.shutdown()
+    task = load_task(str(tmp_path / "data" / "part-*.jsonl"))
+    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
+    fails(lambda: load_task(str(tmp_path / "data" / "none-*.jsonl")), "none-*.jsonl: no such file")
+    fails(lambda: load_task(paths[0], split="train_prefs"), "--split train_prefs", "is a file")
+    fails(lambda: load_task("tiny-tldr", split="train_prefs"), "--split", "embedded")
+
+
+def test_splits_configurations_and_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [PAIRS["TRL"](i) for i in range(COUNT)]
+    parts = {"train_prefs": rows, "test_prefs": [PAIRS["TRL"](99)], "train_sft": [ANSWERS["TRL"](7)]}
+    folder = tmp_path / "prefs"
+    datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in parts.items()}).save_to_disk(folder)
+    task = load_task(str(folder), split="train_prefs")
+    assert list(task.splits["test"]["prompt"]) == ["Why 99?"] and task.counts["read"] == COUNT + 1
+    fails(lambda: load_task(str(folder)), "no split named train, found train_prefs", "--split")
+    two = tmp_path / "two"
+    for name, part in (("a", rows), ("b", [ANSWERS["TRL"](i) for i in range(COUNT)])):
+        (two / name).mkdir(parents=True)
+        write(two / name / "train.jsonl", part)
+    configs = "".join(f"- config_name: {n}\n  data_files: {n}/train.jsonl\n" for n in "ab")
+    (two / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    fails(lambda: load_task(str(two)), "'a', 'b'", "--dataset_config")
+    assert (
+        load_task(str(two), dataset_config="a").counts["rm"]
+        and not load_task(str(two), dataset_config="b").counts["rm"]
+    )
+    (two / "README.md").unlink()
+    assert load_task(str(two), data_dir="a").counts["read"] == COUNT
+
+
+def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write(folder / "train.jsonl", [PAIRS["TRL"](i) for i in range(COUNT)])
+    write(folder / "eval.jsonl", [{"prompt": "a", "keywords": ["k"]}])
+    fails(lambda: load_task(str(folder)), f"{folder}/eval.jsonl lacks chosen, rejected", "correct it")
+    (folder / "eval.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
+    fails(lambda: load_task(str(folder)), f"{folder}/eval.jsonl: line 2: not JSON")
+    with pytest.raises(Exception) as caught:
+        load_task(str(folder))
+    assert "tiny-tldr" not in str(caught.value)
