@@ -1,25 +1,30 @@
 """Rows of messages, written by a chat template; what transformers' own `apply_chat_template` gives is the reference."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
 import pytest
+import trl
 import yaml
 from conftest import fails
+from small_tokenizers import small_tokenizer
 from transformers import AutoTokenizer, GenerationConfig
+from trl.data_utils import common_prefix_length
 
 from marlhf_lite.cli import main
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.shapes import PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
+from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
-from marlhf_lite.tasks.tokenization import encode_prompts, sft_dataset
+from marlhf_lite.tasks.tokenization import encode_prompts, pair_dataset, sft_dataset
 from marlhf_lite.training.rloo_grpo import _OurPrompts
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -217,3 +222,118 @@ def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_p
     assert set(config.eos_token_id) == {tokenizer.unk_token_id, chatty.tokenizer.eos_token_id}
     assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.7, 0, 0.9)
     assert (config.max_new_tokens, config.pad_token_id) == (6, chatty.tokenizer.pad_token_id)
+
+
+# As TRL writes them
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA_2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content.strip() }} [/INST]"
+    "{% else %} {{ m.content.strip() }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+OPENS_A_THOUGHT = CHATML.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}")
+TRLS = Path(trl.__file__).parent / "chat_templates"
+FORMS = {
+    "chatml": CHATML,
+    "llama-2": LLAMA_2,
+    "qwen3": (TRLS / "qwen3.jinja").read_text(encoding="utf-8"),
+    "gemma": (TRLS / "gemma.jinja").read_text(encoding="utf-8"),
+    "opens a thought": OPENS_A_THOUGHT,  # the prompt alone is no prefix of prompt and answer, as DeepSeek's
+}
+
+
+def tokenizer_of(family, form):
+    """A small tokenizer whose chat template is of this form, as the library loads one."""
+    tokenizer = copy.deepcopy(small_tokenizer(family))
+    marks = ["<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.chat_template, tokenizer.split_special_tokens = FORMS[form], True
+    return tokenizer
+
+
+def as_trl(tokenizer, prompt, answer):
+    """Ids of prompt and answer, and where the answer begins, as `trl.SFTTrainer` and `DPOTrainer` take them."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.split_special_tokens = False
+    alone = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template([*prompt, answer])["input_ids"]
+    return whole, common_prefix_length(alone, whole)
+
+
+@pytest.mark.parametrize("family", ["byte_level", "metaspace", "byte_fallback"])
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_what_the_template_writes_behind_the_prompt(form, family):
+    """Token for token those of TRL, up to the end of the assistant's turn, where a response ends."""
+    tokenizer = tokenizer_of(family, form)
+    chat = chat_writer(tokenizer, "auto")
+    questions = [[say("user", "Why?")], [say("user", "Hi"), say("assistant", "Hello."), say("user", "The mat?")]]
+    for before in questions:
+        for text in ("Because.", "    return x", "\n\nThe old cat"):
+            row = {"prompt": before, "chosen": [say("assistant", text)], "rejected": [NO]}
+            made = to_preferences([row], "x", form=replace(PAIRS, convert=partial(PAIRS.convert, template=chat)))[0][0]
+            answered = replace(ANSWERS, convert=partial(ANSWERS.convert, template=chat))
+            taught = to_preferences([{"prompt": before, "completion": row["chosen"]}], "x", form=answered)[0][0]
+            expect_chats(tokenizer)
+            data = sft_dataset(tokenizer, {name: [value] for name, value in taught.items()}, 999)
+            ids, mask = data["input_ids"][0], data["completion_mask"][0]
+            whole, start = as_trl(tokenizer, before, row["chosen"][0])
+            assert ids == whole[: len(ids)] and mask.index(1) == start and ids[-1] == tokenizer.eos_token_id
+            assert tokenizer.eos_token_id not in ids[start:-1]
+            (chosen,) = pair_dataset(tokenizer, {name: [value] for name, value in made.items()}, 999)["chosen_ids"]
+            assert chosen == ids
+    assert chat.prompts_differ or form != "opens a thought"
+
+
+def test_forms_of_answers_by_name():
+    """What one sees: a space on both sides in Llama-2's form, an empty thought in Qwen3's."""
+    for form, answer in (
+        ("llama-2", " Because. "),
+        ("qwen3", "<think>\n\n</think>\n\nBecause."),
+        ("gemma", "Because."),
+    ):
+        chat = chat_writer(tokenizer_of("byte_level", form), "auto")
+        assert chat.write([say("user", "Why?")], [[say("assistant", "Because.")]])[1] == [answer]
+
+
+@pytest.mark.parametrize("choice", ["text", "templated"])
+def test_texts_as_a_user_s_message_and_texts_that_are_written_already(tmp_path, choice):
+    """Both are the tokens of the same messages; nothing has two ends."""
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    rows = []
+    for i in range(8):
+        start = f"<|im_start|>user\nWhy {i}?<|im_end|>\n<|im_start|>assistant\n"
+        written = {"prompt": start, "chosen": "Because.<|im_end|>\n", "rejected": "No.<|im_end|>"}
+        texts = {"prompt": f"Why {i}?", "chosen": " Because.", "rejected": "No."}
+        rows.append(texts if choice == "text" else written)
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = load_task(str(path), chat=chat_writer(tokenizer, choice))
+    assert task.chats
+    expect_chats(tokenizer)
+    data = sft_dataset(tokenizer, task.splits["ppo"], 999)
+    for prompt, ids in zip(task.splits["ppo"]["prompt"], data["input_ids"]):
+        question = prompt.removeprefix("<|im_start|>user\n").partition("<")[0]
+        whole, _ = as_trl(tokenizer, [say("user", question)], say("assistant", "Because."))
+        assert ids == whole[:-1] and ids.count(tokenizer.eos_token_id) == 2  # of the question, and of the answer
+    rows[0]["chosen"] = "Because.<end_of_turn>"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    word = "special token" if choice == "text" else "ends with <end_of_turn>"
+    fails(lambda: load_task(str(path), chat=chat_writer(tokenizer, choice)), word)
+
+
+def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp_path):
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    rows = [
+        {"system": "Be kind.", "prompt": hh_prompt([f"Hi {i}", "Hello", "Why?"]), "response": " So."} for i in range(4)
+    ]
+    (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = load_task(str(path), chat=chat_writer(tokenizer, "text"))
+    turns = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi {}<|im_end|>\n<|im_start|>assistant\nHello"
+    prompts = [prompt for part in task.splits.values() for prompt in part["prompt"]]
+    assert task.unused == () and sorted(p[: len(turns) - 1] for p in prompts) == [turns.format(i) for i in range(4)]
+    assert load_task(str(path)).unused == ("system",)
+    tokenizer.chat_template = None
+    fails(lambda: chat_writer(tokenizer, "text"), "--chat_template text", "no chat template")

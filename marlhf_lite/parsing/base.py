@@ -120,20 +120,27 @@ ABBREVIATIONS = frozenset(
     "jul aug sep sept oct nov dec".split()
 )
 OFTEN_LAST = frozenset("etc a.m p.m inc co".split())  # abbreviations that may also end a sentence
-_END = re.compile(r"(?P<stop>[.!?…]+)[\"'”’)\]}»*_]*(?=\s)|(?P<line>[\n\r])")
+# Unicode's Sentence_Terminal beside `.!?…`: Armenian, Arabic, Syriac, Hindi, Burmese, Ethiopic, Khmer and double marks,
+# before white space; and those of Chinese and Japanese, which need none.
+_SPACED = "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u17d4\u17d5\u203c\u203d"
+_SPACED += "\u2047-\u2049\uff0e"
+_UNSPACED = "\u3002\uff01\uff1f\uff61"
+_CLOSING = "[\"'”’)\\]}»*_」』）】》〉]*"
+_END = re.compile(rf"(?P<stop>[.!?…{_SPACED}]+){_CLOSING}(?=\s)|(?P<wide>[{_UNSPACED}]+){_CLOSING}|(?P<line>[\n\r])")
 _WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return `(start, end)` in characters of every sentence, without the white space around it.
 
-    A sentence ends at a line break, and at `.`, `!`, `?` or `…` (with closing quotes and brackets) before white space,
-    unless the full stop belongs to an abbreviation, an initial or the number of a list item, or dots are followed by
-    lower case. An abbreviation that does end its sentence is missed.
+    A sentence ends at a line break, at `。`, `！` or `？`, and at `.`, `!`, `?`, `…` or what ends sentences in other
+    scripts before white space (all with closing quotes and brackets), unless the full stop belongs to an abbreviation,
+    an initial or the number of a list item, or dots are followed by lower case. An abbreviation that does end its
+    sentence is missed.
     """
     edges = [0]
     for match in _END.finditer(text):
-        if match["line"] or not _goes_on(text, edges[-1], match):
+        if match["line"] or match["wide"] or not _goes_on(text, edges[-1], match):
             edges.append(match.end())
     spans = []
     for start, end in itertools.pairwise([*edges, len(text)]):
