@@ -88,7 +88,7 @@ def test_tokens_are_those_of_the_template(chatty, template):
             prompt
         ]
         whole = reference.apply_chat_template([*before, SO])["input_ids"]
-        taught = sft_dataset(tokenizer, {name: [text] for name, text in made[0].items()}, 99)
+        taught = sft_dataset(tokenizer, datasets.Dataset.from_list(made[:1]), 99)
         (row,) = taught["input_ids"]
         assert taught["completion_mask"][0] == [int(t >= len(prompt)) for t in range(len(row))]
         assert row == whole[: len(row)] and row[-1] == tokenizer.eos_token_id
@@ -278,12 +278,12 @@ def test_answers_are_what_the_template_writes_behind_the_prompt(form, family):
             answered = replace(ANSWERS, convert=partial(ANSWERS.convert, template=chat))
             taught = to_preferences([{"prompt": before, "completion": row["chosen"]}], "x", form=answered)[0][0]
             expect_chats(tokenizer)
-            data = sft_dataset(tokenizer, {name: [value] for name, value in taught.items()}, 999)
+            data = sft_dataset(tokenizer, datasets.Dataset.from_list([taught]), 999)
             ids, mask = data["input_ids"][0], data["completion_mask"][0]
             whole, start = as_trl(tokenizer, before, row["chosen"][0])
             assert ids == whole[: len(ids)] and mask.index(1) == start and ids[-1] == tokenizer.eos_token_id
             assert tokenizer.eos_token_id not in ids[start:-1]
-            (chosen,) = pair_dataset(tokenizer, {name: [value] for name, value in made.items()}, 999)["chosen_ids"]
+            (chosen,) = pair_dataset(tokenizer, datasets.Dataset.from_list([made]), 999)["chosen_ids"]
             assert chosen == ids
     assert chat.prompts_differ or form != "opens a thought"
 

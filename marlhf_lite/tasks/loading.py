@@ -50,11 +50,11 @@ def load_task(
 
     Args:
         dataset: the name of an embedded corpus, a local file (one of `SUFFIXES`), a pattern of files, an address, a
-            folder that `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub (`owner/name`). Its
-            columns are those of a shape (`shapes.SHAPES`), or of one of the paper's data sets (`paper_datasets`). Where
-            no split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
-        size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Embedded rows are
-            in random order: the first ones are used.
+            folder that `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub. Its columns are those of
+            a shape (`shapes.SHAPES`), or of one of the paper's data sets (`paper_datasets`). Where no split is called
+            test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
+        size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Of embedded rows, in
+            random order, the first ones are used.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
@@ -67,42 +67,58 @@ def load_task(
     """
     if streaming and size is None:
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
-    where = {name: value for name, value in where.items() if value}
     if dataset in EMBEDDED:
-        if where:
-            raise InputError(f"--{next(iter(where))}: {dataset} is embedded and has none: leave it out")
+        _refuse(where, f"{dataset} is embedded and")
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test = _find_rows(dataset, seed if streaming else None, **where)
-    form = HUB[dataset][0] if dataset in HUB and not where else form_of(columns_of(rows), "columns" in where)
+    has_own = dataset in HUB and not any(where.values())
+    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), bool(where.get("columns")))
     chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     train_size = None if size is None else max(size - held_out, 1) if test is not None else size
-
     # 3. Convert them to the columns of a task.
-    def read(rows: Iterable[dict], name: str, convert: Callable, limit: int | None) -> tuple[list[dict], Counter]:
-        source = f"{dataset}{' (streamed)' * streaming}{name}"
-        to_row = replace(form, convert=partial(convert, template=chat if chats else template))
-        to_row = to_row if chats or chat is None else replace(to_row, convert=partial(_text_alone, to_row))
-        return to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit if streaming else None)
-
-    others = rows if test is None else test
-    unused = _unused(rows, form, chats)
-    rows, counts = read(rows, "", form.convert, train_size)
+    read = partial(_convert, form=form, chat=chat, template=chat if chats else template, bad_rows=bad_rows)
+    source = f"{dataset}{' (streamed)' * streaming}"
+    others, unused = rows if test is None else test, _unused(rows, form, chats)
+    rows, counts = read(rows, source, form.convert, limit=train_size if streaming else None)
+    most = held_out if streaming else None
     if test is not None:
-        test, test_counts = read(test, " (test)", form.convert_test or form.convert, held_out)
+        test, test_counts = read(test, f"{source} (test)", form.convert_test or form.convert, limit=most)
         test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
     # 4. Split them. A part has rows that `convert` drops, and becomes the test part.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
-    task = replace(task, chats=chats, shape=form.name, unused=unused)
     if part:
-        of_part, _ = read(others, f" ({part})", form.parts[part], held_out)
+        of_part, _ = read(others, f"{source} ({part})", form.parts[part], limit=most)
         _replace_test(task, part, draw(of_part, held_out, seed))
-    return task
+    return replace(task, chats=chats, shape=form.name, unused=unused)
+
+
+def _refuse(where: Mapping[str, str], what: str) -> None:
+    for name, value in where.items():
+        if value:
+            raise InputError(f"--{name} {value}: {what} has none: leave it out")
+
+
+def _convert(
+    rows: Iterable[dict],
+    source: str,
+    convert: Callable,
+    *,
+    form: Form,
+    chat: Chat | None,
+    template,
+    bad_rows: str,
+    limit,
+) -> tuple[list[dict], Counter]:
+    to_row = replace(form, convert=partial(convert, template=template))
+    if chat is not None and template is not chat:
+        to_row = replace(to_row, convert=partial(_text_alone, to_row))
+    return to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit)
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
@@ -186,8 +202,7 @@ def _find_rows(
         return load(datasets.load_dataset, READERS.get(kind, kind), data_files=dataset, **how)
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (looks_local or os.path.exists(path)):
-        if others := [name for name in where if where[name] and where[name] != "train"]:
-            raise InputError(f"--{others[0]} {where[others[0]]}: {path} is a file and has none: leave it out")
+        _refuse({name: value for name, value in where.items() if value != "train"}, f"{path} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
         return rename([row for file in files for row in read_file(file)], columns), None
     if dataset.count("/") != 1 or not all(dataset.split("/")):
