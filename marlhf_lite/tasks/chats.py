@@ -55,11 +55,11 @@ class Chat:
     def write(self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]) -> tuple[str, list[str]]:
         """Return the prompt and its answers: each is what the template writes behind the prompt, without the end.
 
-        The answer begins at the first token that differs from those of the prompt alone, as in TRL.
+        Where the prompt alone does not begin the whole, the answer begins at the first token that differs, as in TRL.
         """
         text = self(prompt)
         wholes = [self._render([*prompt, *turns]) for turns in answers]
-        start = min((self._first_difference(text, whole) for whole in wholes), default=len(text))
+        start = min([len(text), *(self._first_difference(text, x) for x in wholes if not x.startswith(text))])
         self.prompts_differ += start < len(text)
         return text[:start], [self._without_end(whole[start:]) for whole in wholes]
 

@@ -53,14 +53,12 @@ def load_task(
             folder that `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub. Its columns are those of
             a shape (`shapes.SHAPES`), or of one of the paper's data sets (`paper_datasets`). Where no split is called
             test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
-        size: the number of rows to use in all, drawn by `seed` from the good ones; None uses all. Of embedded rows, in
-            random order, the first ones are used.
+        size: the number of rows in all, drawn by `seed` from the good ones (the first embedded ones); None uses all.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
-        where: `dataset_config` (the `name` of `datasets.load_dataset`), its `data_dir`, the `split` to train on, and
-            other names of `columns` (`shapes.rename`).
+        where: `dataset_config`, `data_dir`, the `split` to train on, other names of `columns` (`shapes.rename`).
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
