@@ -310,7 +310,7 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
 
 def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
-        print_main(f"--dataset {task.name} --model {options.model}, which is that of --{taken[0]}")
+        print_main(f"as --{taken[0]} has it: --model {options.model}; data: --dataset {task.name}")
     reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
     dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)
     parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
