@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import DistributedType
+from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
@@ -16,15 +17,16 @@ from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rewards import FunctionReward
-from marlhf_lite.training.rollout import Rollout, Sampling
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.utils.run_folder import RunFolder
 
 
 def sharding(accelerator):
     """FSDP2 on a CPU, which torch can do; accelerate would choose it on GPUs alone."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
-    accelerator.state._shared_state["distributed_type"] = DistributedType.FSDP
+    for state in (accelerator.state, PartialState()):  # later accelerators take over what the second says
+        state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state._shared_state["fsdp_plugin"] = plugin
     return accelerator
 
@@ -73,16 +75,46 @@ def fit(job, accelerator):
     return trainer.fit_micro_batch_size()
 
 
+def held(models):
+    """The share of each model's weights that this process holds, and of those of its layers."""
+    shares = {}
+    for role in ("policy", "reference", "reward", "critic"):
+        weights = dict(getattr(models, role).named_parameters())
+        for part in (role, f"{role}.layers"):
+            here = [p for name, p in weights.items() if part == role or ".layers." in name]
+            there = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in here)
+            shares[part] = there / sum(p.numel() for p in here)
+    return shares
+
+
 def train(job, accelerator, folder):
-    """A whole run, sharded, with a test while training; then one that goes on from its checkpoint."""
+    """A whole run, sharded, with a test while training; then one that goes on from its checkpoint.
+
+    Returns the histories, and by moment and role the largest share of its bytes that any process ever held.
+    """
     if accelerator.is_main_process:
         RunFolder.create(folder / "run", {})
     accelerator.wait_for_everyone()
-    histories = []
+    histories, shares = [], {}
+
+    def look(moment):
+        for role, share in held(models).items():
+            most = max(gather_object([share]))
+            shares[moment, role] = max(most, shares.get((moment, role), 0.0))
+
+    def looking(work, moment):
+        def wrapped(*args, **kwargs):
+            look(f"before {moment}")
+            result = work(*args, **kwargs)
+            look(f"after {moment}")
+            return result
+
+        return wrapped
+
     for updates in (4, 6):
         models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
         tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
-        reward = FunctionReward(lambda prompts, responses: [float(len(set(r))) for r in responses])
+        reward = ModelReward(models.reward)
         trainer = PPOTrainer(
             models,
             tokenizer,
@@ -94,12 +126,14 @@ def train(job, accelerator, folder):
             checkpoint_config=CheckpointConfig(checkpoint_every=2),
             logging_config=LoggingConfig(eval_every=2),
             run=RunFolder.open(folder / "run"),
-            held_out=HeldOutEvaluation(prompts[:4], tokenizer, Sampling(6), reward),
+            held_out=HeldOutEvaluation(prompts[:5], tokenizer, Sampling(6), reward),
             accelerator=accelerator,
+            generator=looking(generate, "sampling"),
         )
+        trainer.score, trainer.learn = looking(trainer.score, "scoring"), looking(trainer.learn, "training")
         histories.append(list(trainer.train(resume=updates == 6)))
         trainer.save(folder / "run")
-    return histories
+    return histories, shares
 
 
 def main(folder: Path) -> None:
@@ -111,7 +145,7 @@ def main(folder: Path) -> None:
         sharded = job.get("sharded") and accelerator.num_processes > 1
         results[name] = update(job, sharding(accelerator) if sharded else accelerator)
     if sharded:
-        results["histories"] = train(job, accelerator, folder)
+        results["histories"], results["shares"] = train(job, accelerator, folder)
     if accelerator.is_main_process:
         torch.save(results, folder / f"result-{accelerator.num_processes}.pt")
     accelerator.end_training()

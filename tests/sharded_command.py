@@ -6,8 +6,7 @@ usage: sharded_command.py <command> [options]
 import sys
 
 import torch
-from accelerate import Accelerator, PartialState
-from accelerate.state import DistributedType
+from accelerate import Accelerator
 from one_update import sharding
 
 from marlhf_lite.cli import main
@@ -15,5 +14,4 @@ from marlhf_lite.cli import main
 if __name__ == "__main__":
     torch.set_num_threads(1)
     sharding(Accelerator())
-    PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # what later accelerators take over
     sys.exit(main(sys.argv[1:]))

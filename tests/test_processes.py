@@ -122,6 +122,14 @@ def test_sharded_run_trains_saves_and_goes_on(results, base, tokenizer):
     assert not [*(run.path / "checkpoints").glob(".*")]
 
 
+def test_no_process_holds_more_than_its_share_of_a_model(results):
+    """Between the passes of layers. While a policy samples, what lies outside its layers is whole: half of this one."""
+    shares = results[1][1]["shares"]
+    assert len(shares) == 6 * 8  # moments, by models and their layers
+    sampling = {("before sampling", "policy"), ("after sampling", "policy")}
+    assert {key for key, share in shares.items() if share > 0.6} == sampling
+
+
 def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     """With its message: the process does not wait for the others to save the weights that they share."""
     (tmp_path / "odd.py").write_text(

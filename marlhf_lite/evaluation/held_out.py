@@ -1,5 +1,6 @@
 """Evaluation on held-out prompts while training: scores, gold, and the win rate against the SFT model."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from transformers import set_seed
 from marlhf_lite.evaluation.responses import answer
 from marlhf_lite.evaluation.scores import SCORES, GoldScore, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
+from marlhf_lite.training.distributed import is_sharded, sampling_from
 from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
@@ -56,12 +58,13 @@ class HeldOutEvaluation:
         training, states = policy.model.training, random_states()
         set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the numbers of answers belong to their prompts
         try:
-            prompts, how = (
-                self.prompts[rank::count],
-                {"seed": self.seed, "batch_size": self.batch_size, "engine": self.engine},
-            )
-            given = (prompts, self.sampling, self.reward, self.gold)
-            rows = answer(policy, models.reference, self.tokenizer, *given, name=name, **how)
+            share = self.prompts[rank::count]
+            # Where the models are spread, all processes answer as many: those with one fewer answer another one again.
+            missing = math.ceil(len(self.prompts) / count) - len(share) if is_sharded(policy) else 0
+            given = ([*share, *self.prompts[:1] * missing], self.sampling, self.reward, self.gold)
+            how = {"name": name, "seed": self.seed, "batch_size": self.batch_size, "engine": self.engine}
+            with sampling_from(policy):
+                rows = answer(policy, models.reference, self.tokenizer, *given, **how).head(len(share))
         finally:
             set_random_states(states)
             policy.train(training)

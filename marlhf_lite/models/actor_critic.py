@@ -31,6 +31,7 @@ class PolicyModel(nn.Module):
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
+        self._no_split_modules = unwrap_peft(model)._no_split_modules  # what FSDP2 spreads: a layer each, and the rest
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], float32, in nats.
@@ -60,6 +61,7 @@ class ScalarHeadModel(nn.Module):
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
+        self._no_split_modules = unwrap_peft(model)._no_split_modules
 
     def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """[B, L] scores in float32. A reward model's is read at the last response token, a critic's V(s_t) at the token
@@ -80,7 +82,7 @@ class ActorCritic(nn.Module):
     def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
         self.policy, self.critic = policy, critic
-        self._no_split_modules = unwrap_peft(policy.model)._no_split_modules  # FSDP's units: a layer each
+        self._no_split_modules = [*policy._no_split_modules, PolicyModel.__name__, ScalarHeadModel.__name__]
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyModel` and `ScalarHeadModel`."""

@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from marlhf_lite.utils.errors import ServerError
 from marlhf_lite.utils.precision import has_float64
@@ -40,29 +40,41 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
-@contextmanager
-def summon_full_params(module: nn.Module) -> Iterator[None]:
-    """Every process holds all weights inside this block, so that each can sample at its own pace.
+def spread(model: nn.Module, accelerator: Accelerator) -> None:
+    """Spread a frozen model over processes by FSDP2, as accelerate spreads those that train.
 
-    Otherwise the weights of a layer would be gathered at each token, and a process whose responses end early would
-    leave the others waiting. It does nothing for modules that are not sharded.
+    A process holds its share of each layer, and the whole of a layer while that layer runs. A model whose base is
+    spread already, since it shares it with one that trains, stays as it is.
     """
-    shards = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    if not shards:
+    if is_sharded(model):
+        return
+    plugin = accelerator.state.fsdp_plugin
+    how = {"mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(), "offload_policy": plugin.cpu_offload}
+    for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
+        fully_shard(layer, **how, reshard_after_forward=True)
+    fully_shard(model, **how, reshard_after_forward=True)
+
+
+@contextmanager
+def sampling_from(policy: nn.Module, root: nn.Module | None = None) -> Iterator[None]:
+    """Inside this block `policy.model` can `generate`, spread or not: a layer is gathered while it runs.
+
+    What lies outside its layers (embeddings, last norm, head) belongs to `policy`, which does not run, and is gathered
+    once. All processes must sample as many tokens: see `synced_gpus` in `rollout.sample`. `root` is the module that
+    runs in training, where that is not `policy` itself.
+    """
+    if not isinstance(policy, FSDPModule):
         yield
         return
     # Before any other pass: FSDP2 takes the first module that runs for its root.
-    shards[0]._get_fsdp_state()._lazy_init()
-    for part in shards:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
+    (root if isinstance(root, FSDPModule) else policy)._get_fsdp_state()._lazy_init()
+    policy.set_reshard_after_forward(False, recurse=False)
+    policy.unshard()
     try:
         yield
     finally:
-        for i, part in enumerate(shards):
-            # The root keeps its weights between forward and backward pass, as FSDP2 does by default.
-            part.set_reshard_after_forward(i > 0, recurse=False)
-            part.reshard()
+        policy.set_reshard_after_forward(True, recurse=False)
+        policy.reshard()
 
 
 def full_tensor(x: Tensor) -> Tensor:

@@ -27,7 +27,14 @@ from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.checkpoint import Checkpoints, save_models
-from marlhf_lite.training.distributed import full_tensor, is_sharded, sum_over_processes, summon_full_params, together
+from marlhf_lite.training.distributed import (
+    full_tensor,
+    is_sharded,
+    sampling_from,
+    spread,
+    sum_over_processes,
+    together,
+)
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
@@ -121,6 +128,9 @@ class PPOTrainer:
         if isinstance(self.actor_critic, DistributedDataParallel):
             # All processes have the same buffers, and may differ in how many passes they make (`_dry_run`).
             self.actor_critic.broadcast_buffers = False
+        if is_sharded(self.actor_critic):
+            for model in filter(None, (models.reference, models.reward)):
+                spread(model, self.accelerator)
         groups = self.optimizer.param_groups
         self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
         self.loss_scale = loss_scale(models.policy)
@@ -278,7 +288,7 @@ class PPOTrainer:
         if self.engine is not None:
             rollout = together(self._ask_servers, prompts)
         else:
-            with summon_full_params(self.actor_critic):
+            with sampling_from(self.models.policy, root=self.actor_critic):
                 rollout, self.generation_batch_size = together(
                     generate_in_batches, self.generator, size, model, self.tokenizer, prompts, self.sampling
                 )
@@ -481,8 +491,7 @@ class PPOTrainer:
         """A held-out test, where it is time."""
         every = self.logging_config.eval_every
         if self.held_out and every and (self.updates_done % every == 0 or last):
-            with summon_full_params(self.actor_critic):
-                scores = self.held_out(self.models)
+            scores = self.held_out(self.models)
             self.logger.log_held_out(self.updates_done, scores)
 
     def _save_checkpoint(self, last: bool) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from marlhf_lite.config.options import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.less_memory import in_batches
@@ -26,7 +27,9 @@ class ModelReward:
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores, float32."""
         self.model.eval()
-        scores, self.micro_batch_size = in_batches(partial(self._some, rollout), len(rollout), self.micro_batch_size)
+        scores, self.micro_batch_size = in_batches(
+            partial(self._some, rollout), len(rollout), self.micro_batch_size, alone=not is_sharded(self.model)
+        )
         return torch.cat(scores)
 
     def _some(self, rollout: Rollout, rows: slice) -> Tensor:

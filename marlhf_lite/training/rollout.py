@@ -203,6 +203,7 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
         attention_mask=attention_mask.to(device),
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=ends,
+        synced_gpus=is_sharded(model),  # a process that is done runs on until all are: they gather layers together
         **sampling.arguments(),
     )
     return tokens, *response_mask(tokens[:, ids.shape[1] :], ends)
@@ -227,7 +228,7 @@ def generate_in_batches(
             raise
 
     with merged_adapter(model), nonfinite_probabilities_refused():
-        parts, size = in_batches(sample, len(prompts), size or len(prompts))
+        parts, size = in_batches(sample, len(prompts), size or len(prompts), alone=not is_sharded(model))
     return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
 
 
