@@ -40,19 +40,19 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
-def spread(model: nn.Module, accelerator: Accelerator) -> None:
-    """Spread a frozen model over processes by FSDP2, as accelerate spreads those that train.
+def spread(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerator) -> None:
+    """Spread frozen models over processes by FSDP2, where accelerate spreads those that train, which are `beside`.
 
-    A process holds its share of each layer, and the whole of a layer while that layer runs. A model whose base is
-    spread already, since it shares it with one that trains, stays as it is.
+    A process then holds its share of each layer, and the whole of a layer while that layer runs.
     """
-    if is_sharded(model):
+    if not is_sharded(beside):
         return
     plugin = accelerator.state.fsdp_plugin
     how = {"mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(), "offload_policy": plugin.cpu_offload}
-    for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
-        fully_shard(layer, **how, reshard_after_forward=True)
-    fully_shard(model, **how, reshard_after_forward=True)
+    for model in filter(None, frozen):
+        for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
+            fully_shard(layer, **how, reshard_after_forward=True)
+        fully_shard(model, **how, reshard_after_forward=True)
 
 
 @contextmanager

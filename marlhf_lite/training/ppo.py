@@ -128,9 +128,7 @@ class PPOTrainer:
         if isinstance(self.actor_critic, DistributedDataParallel):
             # All processes have the same buffers, and may differ in how many passes they make (`_dry_run`).
             self.actor_critic.broadcast_buffers = False
-        if is_sharded(self.actor_critic):
-            for model in filter(None, (models.reference, models.reward)):
-                spread(model, self.accelerator)
+        spread(models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator)
         groups = self.optimizer.param_groups
         self.parameters = {x: [p for g in groups if g["name"] == x for p in g["params"]] for x in self.learning_rates}
         self.loss_scale = loss_scale(models.policy)
