@@ -26,13 +26,21 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 QUICK = $(wildcard tests/test_macro_*.py tests/test_ppo.py tests/test_examples.py)
 BADGED = $(wildcard README.md notebooks/*.ipynb notebooks/solutions/*.ipynb)
+# versions: environment, Python, options of uv. The tests are those of a user's way; ARGS in their place runs others.
+USUAL = $(QUICK) $(addprefix tests/test_,checkpoint.py resume.py baselines.py supervised.py plots.py cli.py)
+define versions
+	@command -v uv >/dev/null || { echo "uv is needed: pip install uv" >&2; exit 2; }
+	uv venv -q --allow-existing --python $(if $(filter file,$(origin PYTHON)),$(2),$(PYTHON)) $(1)
+	uv pip install -q --python $(1) $(3) -e '.[notebooks,dev]'
+	$(1)/bin/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal $(or $(ARGS),$(USUAL))
+endef
 SITES := colab\.research\.google\.com/github/|kaggle\.com/kernels/welcome\?src=https://github\.com/|git\+https://github\.com/
 HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab quick test lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
+.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -52,6 +60,14 @@ quick: $(STAMP) ## Test equations, one update and one small run: what one runs w
 # At most 8 workers: each may hold a model and a notebook's kernel, about 2 GB.
 test: $(STAMP) ## Run all tests, on all cores; what only checks texts is in `make lint`
 	$(PYTEST) --ignore tests/hygiene $(ARGS)
+
+# uv brings the interpreter where it can; else name one, such as PYTHON=python3.13. UV_TORCH_BACKEND=cpu in front of make
+# saves the CUDA libraries.
+lowest: ## Test with the lowest versions that pyproject.toml allows, on Python 3.11, in an environment of its own (needs uv)
+	$(call versions,$(VENV)-lowest,3.11,--resolution lowest-direct)
+
+newest: ## Test with the newest versions there are, on Python 3.13, in an environment of its own (needs uv)
+	$(call versions,$(VENV)-newest,3.13,--upgrade)
 
 lint: $(STAMP) ## Check style and formatting, and what is promised in texts: versions, links, glossary, drawings, notebooks
 	@status=0; \
@@ -103,7 +119,7 @@ clean: ## Remove caches and builds; keep the environment and the runs
 	find marlhf_lite tests benchmarks data -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environment too
-	rm -rf $(VENV) benchmarks/trl_ppo/.venv
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest benchmarks/trl_ppo/.venv
 
 $(VENV)/.book: $(STAMP)
 	$(PIP) install -c constraints.txt -e '.[book]'

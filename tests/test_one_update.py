@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marlhf_lite.lab.figures.notebook import play
+from marlhf_lite.lab.figures import notebook
 from marlhf_lite.lab.figures.one_update import STORY, one_update, page_data, true_advantages
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `dev` brings playwright")
@@ -165,7 +165,7 @@ def test_the_page_is_small_and_says_that_browser_and_library_agree(visit):
 
 def test_a_notebook_s_output_unpacks_the_page(browser):
     page = browser.new_page()
-    page.set_content(play("one_update", height=800).data)
+    page.set_content(notebook.page("one_update", height=800))
     frame = page.frame_locator("iframe.play")
     frame.locator("[data-guess='0']").click()
     assert "Write" in frame.locator("#title").inner_text()

@@ -5,7 +5,6 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,6 +48,7 @@ from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
@@ -115,8 +115,7 @@ def start_processes() -> None:
     PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first one made decides about the device
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    warnings.filterwarnings("ignore", category=UserWarning, module=r"peft\.")  # such as of tied weights: see `lora`
+    ignore_warnings()
 
 
 def open_context(

@@ -179,11 +179,13 @@ def _optimizer_state(actor_critic: nn.Module, optimizer) -> dict:
 def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> None:
     inner = optimizer.optimizer
     if saved:
+        # Before torch 2.10 a parameter without state is a KeyError.
+        saved = saved | {"state": {name: {} for name in _trainable(actor_critic)} | saved["state"]}
         states.set_optimizer_state_dict(actor_critic, inner, saved, options=FULL)
     # For a parameter without state torch makes one of zeros that counts as one step: remove it. The policy has none
     # while the critic warms up.
     for group in inner.param_groups:
-        if not any(name.startswith(f"{group['name']}.") for name in saved.get("state", ())):
+        if not any(name.startswith(f"{group['name']}.") and state for name, state in saved.get("state", {}).items()):
             for parameter in group["params"]:
                 inner.state.pop(parameter, None)
 

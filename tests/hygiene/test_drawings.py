@@ -27,6 +27,11 @@ def test_committed_files_are_what_the_scripts_draw():
     assert {path.name: path.read_text(encoding="utf-8") for path in PAGES} == made
 
 
+def test_pictures_are_of_these_very_files():
+    pictures = runpy.run_path(str(ROOT / "figures" / "pictures.py"))
+    assert not [path.name for path in pictures["sources"]() if not pictures["is_new"](path)], "run figures/pictures.py"
+
+
 def extent(text: ElementTree.Element) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of a text in DejaVu Sans, the widest font of the diagrams' list."""
     weight = text.get("font-weight", "normal")

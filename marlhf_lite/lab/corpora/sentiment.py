@@ -6,11 +6,15 @@ valences of the words (-4 to 4 each), added up and clipped. Nothing of it is lea
 it.
 """
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import yaml
+
+from marlhf_lite.utils.errors import InputError
 
 WORDS = 12  # at the beginning or the end of an answer
 MOST = 5.0  # sum of valences that counts as 1: untrained answers then vary as much as in VADER's compound value
@@ -53,15 +57,19 @@ def last_valence(prompts: Sequence[str], responses: Sequence[str]) -> list[float
 
 def _valences(texts: Sequence[str]) -> list[float]:
     """Sums of the lexicon's valences, without VADER's rules for negation and emphasis, over `MOST`, in [-1, 1]."""
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer, SentiText  # pip install -e '.[real]'
-
-    lexicon = SentimentIntensityAnalyzer().lexicon
-    sums = [sum(lexicon.get(word.lower(), 0.0) for word in SentiText(text).words_and_emoticons) for text in texts]
+    vader = _vader()
+    lexicon = vader.SentimentIntensityAnalyzer().lexicon
+    sums = [sum(lexicon.get(w.lower(), 0.0) for w in vader.SentiText(text).words_and_emoticons) for text in texts]
     return [min(max(total / MOST, -1.0), 1.0) for total in sums]
 
 
 def _scores(texts: Sequence[str]) -> list[float]:
-    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer  # pip install -e '.[real]'
-
-    analyzer = SentimentIntensityAnalyzer()
+    analyzer = _vader().SentimentIntensityAnalyzer()
     return [analyzer.polarity_scores(text)["compound"] for text in texts]
+
+
+def _vader() -> ModuleType:
+    try:
+        return importlib.import_module("vaderSentiment.vaderSentiment")
+    except ImportError:
+        raise InputError("the reward is VADER's lexicon, which is not installed: pip install vaderSentiment") from None

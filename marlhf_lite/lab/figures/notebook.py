@@ -1,19 +1,18 @@
 """What every teaching notebook begins with, its profile and its set-up, and how it shows figures and diagrams.
 
-The environment variable MARLHF_PROFILE names the profile. A notebook asks for its budget once, near its top:
-``seeds = profile().pick(smoke=2, cpu=20)``.
+The profile is the notebook's parameter `profile` or, where that is empty, the environment variable MARLHF_PROFILE. A
+notebook asks for its budget once, near its top: ``seeds = pick(smoke=2, cpu=20)``.
 """
 
-import base64
 import gzip
 import html
 import os
 import platform
 import random
-import re
 import sys
-import warnings
-from dataclasses import dataclass
+from base64 import b64encode
+from dataclasses import dataclass, field
+from importlib import metadata
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -21,36 +20,43 @@ from tqdm.std import tqdm
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.threads import choose_threads
 
 PROFILES = ("smoke", "cpu", "gpu")
 PAGE = {"font.size": 10, "figure.dpi": 96, "figure.figsize": (7.2, 3.0), "figure.constrained_layout.use": True}
-SVG_METADATA = ("Date", "Creator", "Format", "Type")  # all left out: a figure drawn again is the same text
+# Packages that Colab and Kaggle have in another version than the library needs.
+REPLACED = ("pyarrow", "datasets", "transformers", "huggingface_hub", "numpy", "pandas")
+# A figure's picture has few colours, so its file is a third as large; those of thin lines are kept.
+PALETTE = {"colors": 64, "method": 1, "kmeans": 1, "dither": 0}  # method 1: MAXCOVERAGE
+# Where the page to play with is alive, the picture after it is hidden (JupyterLab, the site).
+HIDE_STILL = "<style>:is(.jp-OutputArea-child, .output):has(iframe.play) + * {display: none}</style>"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Profile:
-    """How much a notebook computes: smoke (a test, seconds), cpu (minutes on two cores), gpu (Colab, Kaggle)."""
-
-    name: str
-
-    def pick(self, smoke: T, cpu: T, gpu: T | None = None) -> T:
-        """Return the value for this profile; the gpu profile takes cpu's value if it has none of its own."""
-        return {"smoke": smoke, "cpu": cpu, "gpu": cpu if gpu is None else gpu}[self.name]
-
-
-def profile() -> Profile:
-    """Return the profile that MARLHF_PROFILE names, or cpu if the variable is not set."""
+def profile_name() -> str:
+    """Return the name of the profile: smoke (a test, seconds), cpu (minutes on two cores) or gpu (Colab, Kaggle)."""
     name = os.environ.get("MARLHF_PROFILE") or "cpu"
     if name not in PROFILES:
-        raise InputError(f"MARLHF_PROFILE: expected one of {', '.join(PROFILES)}, got {name!r}")
-    return Profile(name)
+        raise InputError(f"profile: expected one of {', '.join(PROFILES)}, got {name!r}")
+    return name
 
 
-def setup(seed: int = 0) -> None:
-    """Seed all random generators, choose the number of threads, set the style of figures and bars, print versions."""
+def pick(smoke: T, cpu: T, gpu: T | None = None) -> T:
+    """Return the value for this notebook's profile; gpu takes cpu's value if it has none of its own."""
+    return {"smoke": smoke, "cpu": cpu, "gpu": cpu if gpu is None else gpu}[profile_name()]
+
+
+def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
+    """Seed all random generators, choose the number of threads, set the style of figures and bars, print versions.
+
+    profile: the notebook's parameter, as papermill sets it; empty: what MARLHF_PROFILE says.
+    sharpness: pixels of a figure for each pixel of the page; less where many figures would make a file large.
+
+    Raises `InputError` where a package was imported before `pip install` replaced it.
+    """
+    check_restart()
     import numpy as np
     import torch
     import tqdm.auto
@@ -59,21 +65,22 @@ def setup(seed: int = 0) -> None:
 
     from marlhf_lite.plotting.training import STYLE
 
+    os.environ["MARLHF_PROFILE"] = profile or os.environ.get("MARLHF_PROFILE", "")
     torch.set_num_threads(choose_threads())
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     tqdm.auto.tqdm = _Bar  # before the modules that train import it
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of tokenization
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # TRL still uses the old names
+    ignore_warnings()
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
     own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
-    own |= {"font.sans-serif": ["DejaVu Sans", "sans-serif"]}  # an SVG repeats this list for each of its texts
     plt.rcParams.update(STYLE | own)
-    set_matplotlib_formats("svg", metadata=dict.fromkeys(SVG_METADATA))
+    set_matplotlib_formats()  # none of its own: see the next line
+    _show_figures_as_pictures(sharpness)
     print(
         f"marlhf_lite {__version__} · torch {torch.__version__} · Python {platform.python_version()}"
-        f" · profile {profile().name} · seed {seed}"
+        f" · profile {profile_name()} · seed {seed}"
     )
 
 
@@ -87,50 +94,98 @@ class _Bar(tqdm):
         super().__init__(*args, **{"file": sys.stdout, "mininterval": 0.5, **look} | kwargs)
 
 
-def show(axes: Any, width: int = 680) -> None:
-    """Show the figure of these Axes and close it: as SVG, or as a PNG of twice the resolution if its file is smaller.
+def check_restart() -> None:
+    """Raise `InputError` where the kernel has imported another version of a package than the one now installed."""
+    for name in REPLACED:
+        loaded = getattr(sys.modules.get(name), "__version__", None)
+        if loaded and loaded != (installed := metadata.version(name)):
+            raise InputError(
+                f"{name} {loaded} was imported before {installed} was installed: restart the kernel (in Colab: "
+                "Runtime, Restart session; in Kaggle: Run, Restart), then run all cells again"
+            )
 
-    width: pixels on the page, for a figure that is not wider by itself.
-    """
+
+def show(axes: Any) -> None:
+    """Show the figure of these Axes and close it."""
     import numpy as np
-    import PIL.Image
-    from IPython.display import SVG, Image, display
+    from IPython.display import display
     from matplotlib import pyplot as plt
 
     figure = np.ravel(axes)[0].get_figure(root=True)
-    width = max(width, round(96 * figure.get_figwidth()))
-    drawing, picture = BytesIO(), BytesIO()
-    figure.savefig(drawing, format="svg", bbox_inches="tight", metadata=dict.fromkeys(SVG_METADATA))
-    figure.savefig(picture, format="png", bbox_inches="tight", dpi=2 * width / figure.get_figwidth())
+    display(figure)
     plt.close(figure)
-    small = BytesIO()  # with 256 colours its file is a third as large
-    PIL.Image.open(picture).convert("RGB").quantize(256).save(small, "png", optimize=True)
-    svg, png = _sized(drawing.getvalue().decode(), width), small.getvalue()
-    display(SVG(svg) if len(svg) < len(png) * 4 / 3 else Image(png, width=width))  # a notebook holds PNG as base64
 
 
-def diagram(name: str) -> Any:
+def _show_figures_as_pictures(sharpness: float) -> None:
+    """Show all figures as PNG: JupyterLab and GitHub show it in a notebook that nobody has trusted, SVG they do not."""
+    from IPython import get_ipython
+    from matplotlib.figure import Figure
+
+    def bundle(figure: Figure) -> tuple[dict, dict]:
+        picture, width = _picture(figure, sharpness)
+        return {"image/png": picture}, {"image/png": {"width": width}}
+
+    if shell := get_ipython():
+        shell.display_formatter.mimebundle_formatter.for_type(Figure, bundle)
+
+
+def _picture(figure: Any, sharpness: float) -> tuple[str, int]:
+    """A figure as PNG in base64, and its width on the page, in pixels."""
+    import PIL.Image
+
+    drawing, small = BytesIO(), BytesIO()
+    figure.savefig(drawing, format="png", bbox_inches="tight", dpi=sharpness * PAGE["figure.dpi"])
+    picture = PIL.Image.open(drawing).convert("RGB").quantize(**PALETTE)
+    picture.save(small, "png", optimize=True)
+    return b64encode(small.getvalue()).decode(), round(picture.width / sharpness)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An output in several forms, of which a page shows the richest one that it may."""
+
+    forms: dict
+    metadata: dict = field(default_factory=dict)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict, dict]:
+        return self.forms, self.metadata
+
+
+def diagram(name: str) -> Bundle:
     """Return one of the project's diagrams as the output of a cell: it is there without the repository, too."""
-    from IPython.display import SVG
+    drawing = shipped(f"diagrams/{name}.svg", "figures")
+    return Bundle(_still(drawing) | {"image/svg+xml": drawing.read_text(encoding="utf-8")})
 
-    return SVG(filename=str(shipped(f"diagrams/{name}.svg", "figures")))
+
+def play(name: str, height: int) -> None:
+    """Show a figure to play with, `height` pixels high, and a picture of it.
+
+    The picture is for where no page can be: on GitHub, or in JupyterLab before the notebook is trusted.
+    """
+    from IPython.display import HTML, display
+
+    display(HTML(page(name, height)))
+    display(Bundle(_still(shipped(f"interactive/{name}.html", "figures"))))
 
 
-def play(name: str, height: int) -> Any:
-    """Return a figure to play with as the output of a cell: a page that needs no second file, `height` pixels high.
+def page(name: str, height: int) -> str:
+    """Return the HTML of a figure to play with, which needs no second file.
 
     The notebook holds the page compressed; the browser unpacks it.
     """
-    from IPython.display import HTML
-
-    page = shipped(f"interactive/{name}.html", "figures").read_bytes()
-    packed = base64.b64encode(gzip.compress(page, mtime=0)).decode()
+    packed = b64encode(gzip.compress(shipped(f"interactive/{name}.html", "figures").read_bytes(), mtime=0)).decode()
     opened = f"""<script>(async () => {{
 const bytes = Uint8Array.from(atob("{packed}"), (c) => c.charCodeAt(0));
 const page = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 document.open(); document.write(page); document.close(); }})();</script>"""
     size = f'width="100%" height="{height}" style="border:0"'
-    return HTML(f'<div><iframe class="play" srcdoc="{html.escape(opened)}" title="{name}" {size}></iframe></div>')
+    frame = f'<iframe class="play" srcdoc="{html.escape(opened)}" title="{name}" {size}></iframe>'
+    return f"<div>{HIDE_STILL}{frame}</div>"
+
+
+def _still(path: Any) -> dict:
+    """The picture that lies beside a diagram or a page; figures/pictures.py makes them."""
+    return {"image/png": b64encode(path.with_suffix(".png").read_bytes()).decode(), "text/plain": path.stem}
 
 
 def rounded(numbers: Any, digits: int) -> Any:
@@ -149,13 +204,3 @@ def headless() -> bool:
 
     request = getattr(get_ipython(), "parent_header", {})
     return not request.get("content", {}).get("allow_stdin", False)
-
-
-def _sized(svg: str, width: int) -> str:
-    """The SVG with a width in pixels, whose height follows, and half as long; text and scales keep their digits."""
-    svg = re.sub(r'width="[^"]+" height="[^"]+"', f'width="{width}"', svg, count=1)
-    svg = re.sub(r'(<g) id="[^"]+"| transform="rotate\(-?0 [^"]+"', r"\1", svg)
-    svg = re.sub(r' (?:d|x|y)="[^"]+"', lambda points: re.sub(r"(\.\d)\d+", r"\1", points[0]), svg)
-    svg = re.sub(r' style="[^"]+"', lambda style: re.sub(r"([:;]) ", r"\1", style[0]), svg)
-    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")  # a notebook holds each line with marks of its own
-    return re.sub(r' d="[^"]+"', lambda path: re.sub(r" ?([A-Za-z]) ", r"\1", path[0]), svg)

@@ -1,0 +1,69 @@
+"""Take a picture of every diagram and figure to play with: `python figures/pictures.py` writes a PNG beside each.
+
+JupyterLab shows neither SVG nor pages of a notebook that nobody has trusted, and GitHub no pages: there the picture is
+shown. It needs a Chromium browser (see book/print_pdf.py), and holds a mark of the file it was taken of.
+"""
+
+import re
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+from PIL import Image
+from PIL.ImageChops import difference
+from PIL.PngImagePlugin import PngInfo
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "book"))
+from print_pdf import browse, find_browser  # noqa: E402
+
+from marlhf_lite.lab.figures.notebook import PALETTE  # noqa: E402
+
+WIDTH, HEIGHT = 760, 700  # of the window, in pixels; what stays empty below is cut off
+
+
+def sources() -> list[Path]:
+    """The diagrams and pages that need a picture."""
+    return sorted([*HERE.glob("diagrams/*.svg"), *HERE.glob("interactive/*.html")])
+
+
+def mark(source: Path) -> str:
+    """What a picture holds of its source: it tells whether the picture is of this very file."""
+    return sha256(source.read_bytes()).hexdigest()
+
+
+def width(source: Path) -> int:
+    """The width of the window: a diagram's own, or that of a notebook's page."""
+    return int(re.search(r'<svg[^>]* width="(\d+)', source.read_text("utf-8"))[1]) if source.suffix == ".svg" else WIDTH
+
+
+def take(browser: str, source: Path) -> None:
+    """Write the picture beside its source."""
+    with tempfile.TemporaryDirectory() as folder:
+        shot = Path(folder) / "shot.png"
+        size = f"--window-size={width(source)},{HEIGHT}"
+        browse(browser, source, f"--screenshot={shot}", size, "--hide-scrollbars")
+        picture = Image.open(shot).convert("RGB")
+    background = Image.new("RGB", picture.size, picture.getpixel((picture.width - 1, picture.height - 1)))
+    _, _, right, bottom = difference(picture, background).getbbox()
+    picture = picture.crop((0, 0, min(right + 8, picture.width), min(bottom + 8, picture.height))).quantize(
+        **PALETTE | {"colors": 16}
+    )
+    note = PngInfo()
+    note.add_text("source", mark(source))
+    picture.save(source.with_suffix(".png"), optimize=True, pnginfo=note)
+
+
+def is_new(source: Path) -> bool:
+    """Is the picture beside a file of this very file?"""
+    if not source.with_suffix(".png").exists():
+        return False
+    with Image.open(source.with_suffix(".png")) as picture:
+        return picture.text.get("source") == mark(source)
+
+
+if __name__ == "__main__":
+    for path in sources():
+        if not is_new(path):
+            take(find_browser(), path)
