@@ -66,6 +66,13 @@ def test_rules_and_their_parameters(draw, tokenizer, options, rule):
     assert not unlabelled(figure) and not plt.get_fignums(), "shown once, by whoever returns it"
 
 
+def test_double_brackets_are_a_hole(draw, tokenizer):
+    parts = ["I will try", " too low", " seven"]
+    counts = [len(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts]
+    figure = draw(text="{}[[{}]]{}".format(*parts), termination="turn")
+    assert spans(figure) == [(0, counts[0]), (counts[0] + counts[1], sum(counts) + 1)]
+
+
 @pytest.fixture
 def panel(tokenizer, monkeypatch):
     """The widgets by name, and what the last choice showed: a figure, or a line that says what is wrong."""

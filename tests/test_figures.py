@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot as plt
 
 from marlhf_lite.lab.figures.case_study import case_study
-from marlhf_lite.lab.figures.macro_actions import spans_html
+from marlhf_lite.lab.figures.macro_actions import draw_spans, spans_html
 from marlhf_lite.lab.figures.trees import tree_cut, tree_text
-from marlhf_lite.macro import FixedNGram, MacroActions, Whole
+from marlhf_lite.macro import FixedNGram, MacroActions, Turn, Whole
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing
 
@@ -28,6 +29,16 @@ def test_html_is_escaped_and_needs_nothing_from_outside():
     assert not any(word in page for word in ("http", "src=", "url(", "class="))
     assert 'title="9 tokens"' in page
     assert ";color:#" not in page, "text keeps the colour of the page, light or dark"
+
+
+def test_what_an_environment_says_is_in_no_macro_action():
+    mask = torch.tensor([[True, True, True, False, False, True, True, True, True]])
+    page = spans_html(PIECES, {"turn": Turn()(mask)})
+    assert page.count('title="3 tokens"') == page.count('title="4 tokens"') == page.count('title="environment"') == 1
+    assert page.index("ter") < page.index("&lt;b&gt;") < page.index("&amp;")
+    ax = plt.subplots()[1]
+    draw_spans(ax, PIECES, Turn()(mask))
+    assert {text.get_text() for text in ax.texts if text.get_style() == "italic"} == {" left", " <b>"}
 
 
 # Trees

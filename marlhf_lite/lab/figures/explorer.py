@@ -4,6 +4,7 @@ Without a browser that can answer widgets (nbconvert, nbclient, papermill), the 
 """
 
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -76,14 +77,21 @@ def _remember(function: Numbers) -> Numbers:
 def rule_figure(
     tokenizer: Any, text: str, how: MacroConfig, seed: int, values: Numbers, logprobs: Numbers | None, label: str
 ) -> Figure:
-    """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions."""
+    """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
+
+    What stands in [[double brackets]] is said by an environment: a hole.
+    """
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")
-    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    ids, acted = [], []
+    for turn, said in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
+        own = tokenizer(said, add_special_tokens=False)["input_ids"]
+        ids, acted = ids + own, acted + [turn % 2 == 0] * len(own)
+    ids, acted = [*ids, tokenizer.eos_token_id], [*acted, True]
     context = {"token_ids": torch.tensor([ids]), "tokenizer": tokenizer}
     if how.termination == "perplexity":
         context["ref_logprobs"] = logprobs(ids)[None]
-    macro = make_rule(how, seed)(torch.ones(1, len(ids), dtype=torch.bool), **context)
+    macro = make_rule(how, seed)(torch.tensor([acted]), **context)
     pieces, numbers, facts = token_pieces(tokenizer, ids), values(ids), describe(macro)
     lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
     sizes = {"figsize": (7.2, 1.9 + lines), "height_ratios": [lines, 1.9]}

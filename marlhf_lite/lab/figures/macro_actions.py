@@ -36,7 +36,8 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
     """Draw the tokens of one response as boxes, in lines of `columns` characters at most; `macro` has one row.
 
-    White strokes part tokens, gaps part macro actions; one that goes on in the next line is open at its end.
+    White strokes part tokens, gaps part macro actions; one that goes on in the next line is open at its end. Tokens of
+    an environment, which are in none, are grey.
     """
     shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
     places, line, right = [], 0, 0  # of each token: its line, and the characters before it
@@ -62,6 +63,9 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
             ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], **words)
+    for t in (~macro.token_mask[0, : len(pieces)]).nonzero()[:, 0].tolist():  # what an environment says
+        y, x = places[t]
+        ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
 
 
 def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
@@ -72,10 +76,13 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
     """
     lines = []
     for name, segmentation in segmentations.items():
-        covered = int(segmentation.lengths[row].sum())
+        spans = segmentation.spans()[row]
+        covered = spans[-1][1] if spans else 0
         if covered != len(pieces):
             raise InputError(f"{name}: its macro actions cover {covered} tokens, the response has {len(pieces)}")
-        cells = "".join(_span(pieces[a:b], i) for i, (a, b) in enumerate(segmentation.spans()[row]))
+        before = [0, *(end for _, end in spans[:-1])]
+        holes = [_hole(pieces[end:start]) for end, (start, _) in zip(before, spans, strict=True)] if spans else []
+        cells = "".join(hole + _span(pieces[a:b], i) for i, (hole, (a, b)) in enumerate(zip(holes, spans, strict=True)))
         lines.append(
             f'<tr style="background:transparent"><th scope="row" style="text-align:left;vertical-align:top;'
             f'padding:3px 10px 3px 0;font-weight:600;white-space:nowrap">{html.escape(name)}</th>'
@@ -83,6 +90,11 @@ def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions],
             f'overflow-wrap:anywhere">{cells}</td></tr>'
         )
     return f'<table style="border-collapse:collapse;border:none;color:inherit">{"".join(lines)}</table>'
+
+
+def _hole(pieces: Sequence[str]) -> str:
+    text = html.escape("".join(piece.translate(_VISIBLE) or "·" for piece in pieces))
+    return text and f'<span title="environment" style="opacity:0.6;font-style:italic;margin-right:2px">{text}</span>'
 
 
 def _span(pieces: Sequence[str], number: int) -> str:
