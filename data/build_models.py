@@ -451,7 +451,7 @@ def main() -> None:
         "minutes": round((time.time() - start) / 60, 1),
         "history": history,
     }
-    (args.out / "build.json").write_text(json.dumps(record, indent=1) + "\n")
+    (args.out / "build.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

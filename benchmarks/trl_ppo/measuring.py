@@ -36,7 +36,7 @@ def peak_mib() -> float:
     """The most memory that this process has held so far (resident set), MiB."""
     status = Path("/proc/self/status")
     if status.exists():  # unlike getrusage, this does not start from what the parent process held
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        line = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
     unit = 2**20 if sys.platform == "darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -88,7 +88,7 @@ def make_environment(torch_index: str) -> None:
     pip = [VENV / "bin" / "python", "-m", "pip", "install", "--quiet"]
     commands = [[sys.executable, "-m", "venv", VENV], [*pip, "-r", wanted]]
     if torch_index:
-        torch = next(line for line in wanted.read_text().splitlines() if line.startswith("torch=="))
+        torch = next(line for line in wanted.read_text(encoding="utf-8").splitlines() if line.startswith("torch=="))
         commands.insert(1, [*pip, "--no-deps", "--index-url", torch_index, torch])
     for command in commands:
         if subprocess.run(command, check=False).returncode:
@@ -114,7 +114,7 @@ class Side:
             env=env | {"OMP_NUM_THREADS": str(args.threads)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors.open("w"),
+            stderr=self.errors.open("w", encoding="utf-8"),
             text=True,
         )
 
@@ -123,7 +123,7 @@ class Side:
         for line in self.process.stdout:
             if line.strip() == TURN:
                 return
-        raise SystemExit(f"a side failed:\n{self.errors.read_text()[-2000:]}")
+        raise SystemExit(f"a side failed:\n{self.errors.read_text(encoding='utf-8')[-2000:]}")
 
     def go(self) -> None:
         """It may begin its next update."""
@@ -134,7 +134,7 @@ class Side:
         """What it measured, after its last update."""
         self.go()
         if self.process.wait():
-            raise SystemExit(f"a side failed:\n{self.errors.read_text()[-2000:]}")
+            raise SystemExit(f"a side failed:\n{self.errors.read_text(encoding='utf-8')[-2000:]}")
         return json.loads(self.out.read_text(encoding="utf-8"))
 
 

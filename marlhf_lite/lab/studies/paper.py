@@ -160,7 +160,8 @@ def norm_change(key: str) -> dict:
 
 def cost() -> dict:
     """Processor time of an update of MA-PPO over that of PPO."""
-    return json.loads(shipped("results/benchmark_update.json").read_text())["cells"]["a/b"]["ratio"]["cpu"]
+    record = json.loads(shipped("results/benchmark_update.json").read_text(encoding="utf-8"))
+    return record["cells"]["a/b"]["ratio"]["cpu"]
 
 
 # The overview
