@@ -16,7 +16,7 @@ from marlhf_lite.models.loading import load_base, load_policy, new_reward_model
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
 from marlhf_lite.training.dpo import dpo_trainer
-from marlhf_lite.training.half_precision import HALF_LOSS_SCALE, loss_scale
+from marlhf_lite.training.optimizer import HALF_LOSS_SCALE, loss_scale
 from marlhf_lite.training.rloo_grpo import SampledReward, group_trainer
 from marlhf_lite.training.trl_trainers import EvenPairs
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from small_runs import build
 
-from marlhf_lite.training.logging import make_accelerator
+from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.utils.run_folder import RunFolder
 
 CONFIG = {"seed": 3, "kl_coef": 0.05, "whiten": False, "model": "tiny", "size": None, "environment": {"torch": "2"}}

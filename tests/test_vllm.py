@@ -22,7 +22,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.training.rollout import Sampling, generate
-from marlhf_lite.training.safeguards import SAMPLED_TOLERANCE, check_sampled
+from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 

@@ -8,6 +8,7 @@ inherits from theirs, and a stage takes the options of its own command or those 
 from dataclasses import Field, fields, replace
 from typing import Literal
 
+from marlhf_lite.config import method
 from marlhf_lite.config import options as o
 from marlhf_lite.config.checked import Checked, option
 
@@ -226,7 +227,7 @@ def groups(command: type) -> dict[str, list[Field]]:
     """Return the options of a command by what they are about: its own, then those that it shares with others."""
     kinds: list[type] = []
     for kind in command.__mro__:
-        if kind.__module__ == o.__name__ and not any(issubclass(group, kind) for group in kinds):
+        if kind.__module__ in (method.__name__, o.__name__) and not any(issubclass(group, kind) for group in kinds):
             kinds.append(kind)
     shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
     own = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]

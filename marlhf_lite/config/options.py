@@ -9,6 +9,17 @@ import re
 from typing import Literal
 
 from marlhf_lite.config.checked import Checked, option
+from marlhf_lite.config.method import (
+    TERMINATIONS,
+    BatchConfig,
+    CheckpointConfig,
+    GenerationBatchConfig,
+    LoggingConfig,
+    MacroConfig,
+    PPOConfig,
+    RolloutConfig,
+    SamplingConfig,
+)
 from marlhf_lite.utils.errors import InputError
 
 # The run, the model, the data
@@ -202,160 +213,6 @@ class DPOStageConfig(Checked):
     dpo_beta: float = option(0.1, "Coefficient beta of DPO. The paper: 0.1 on TL;DR, 0.01 on HH-RLHF.", above=0)
 
 
-# Macro actions
-
-
-# Rules by what ends a macro action: its length, the text, or what the models say of it.
-TERMINATIONS = ("fixed", "randomized", "listed", "whole", "turn", "sentence", "sentence_shuffled", "parsing")
-TERMINATIONS += ("perplexity", "value_change", "cutpoints")
-
-
-class MacroConfig(Checked):
-    """What a macro action is, its value, and how it enters the losses."""
-
-    termination: str = option(
-        "fixed",
-        f"Termination rule of macro actions (section 3.2.1): {', '.join(TERMINATIONS)}, or your own as "
-        "package.module:function; turn: where --environment answers; listed: --lengths in order, the last again and "
-        "again; value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
-        "sentence_shuffled: lengths of sentences in random order, a control.",
-    )
-    n: str = option(
-        "5", "Tokens per macro action (on average for value_change, cutpoints): an integer or inf; 1: token-level PPO."
-    )
-    last_token_alone: bool = option(False, "The last token always as a macro action of its own (released code).")
-    lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10) and listed, comma-separated.")
-    perplexity_rule: Literal["macro", "prefix", "token"] = option(
-        "macro",
-        "Perplexity that may not rise, for perplexity: the macro action's (section 3.2.1), that of the response so far "
-        "(Appendix B.4), or a token's own (released code).",
-    )
-    perplexity_early: bool = option(False, "A perplexity macro action begins one token early (released code).")
-    parser: Literal["grammar", "stanza", "link", "python"] = option(
-        "grammar", "Parser for parsing: grammar (embedded task), stanza or link for English, or python (tree-sitter)."
-    )
-    cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
-    sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(
-        "equal", "Weights of token values in a macro action's value (Appendix D.1); start: its first token alone."
-    )
-    reward_pooling: Literal["sum", "mean"] = option(
-        "sum",
-        "Pooling of KL rewards in a macro action: sum (paper), or mean (released code: beta over its length).",
-    )
-    rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
-    ratio: Literal["token", "macro", "macro_mean"] = option(
-        "token",
-        "Importance ratio of a token (Appendix E), a macro action (section 3.2.2), or its geometric mean (GSPO).",
-    )
-    value_target: Literal["token", "macro"] = option(
-        "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reward_pooling == "mean" and self.rho != 1.0:
-            raise InputError(f"--rho {self.rho}: --reward_pooling mean weighs tokens by --sigma: leave it out")
-
-    @property
-    def token_level(self) -> bool:
-        """Whether every macro action is one token."""
-        return self.termination == "fixed" and self.n == "1"
-
-
-# Sampling, PPO, RLOO and GRPO
-
-
-class SamplingConfig(Checked):
-    """How responses are sampled."""
-
-    temperature: float = option(0.8, "Sampling temperature.", above=0)
-    top_k: int = option(50, "Number of likeliest tokens to sample from; 0: all.", least=0)
-    top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
-    min_response_length: int = option(
-        0, "Tokens that a response has at least: no end token is sampled before them; 0: no minimum.", least=0
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        longest = getattr(self, "max_response_length", math.inf)  # a command's, beside these options
-        if self.min_response_length > longest:
-            limit = f"--max_response_length {longest}"
-            raise InputError(f"--min_response_length {self.min_response_length}: above {limit}: give at most that")
-
-
-class BatchConfig(Checked):
-    """Sizes of batches."""
-
-    batch_size: int = option(32, "Responses per update, over all processes.", least=1)
-    micro_batch_size: int = option(
-        16, "Responses per pass: changes memory, not gradients; 0: the most that fit, found by a dry run.", least=0
-    )
-
-
-class GenerationBatchConfig(BatchConfig):
-    """Sizes of batches, while sampling too."""
-
-    generation_batch_size: int = option(
-        0, "Responses that a process samples at a time, for memory; 0: all that it has in an update.", least=0
-    )
-
-
-class RolloutConfig(BatchConfig, SamplingConfig):
-    """What PPO, RLOO and GRPO share: sampling, batches, reward and KL penalty."""
-
-    updates: int = option(30, "Number of rollout-and-update rounds.", least=1)
-    prompt_epochs: float | None = option(None, "Passes over the prompts, instead of --updates (Table 5).", above=0)
-    policy_learning_rate: float = option(2e-3, "Learning rate of the policy, for LoRA.", above=0)
-    warmup_updates: float = option(5, "Updates of linear warm-up; below 1: their share of all updates.", least=0)
-    rl_lr_scheduler_type: Literal["constant", "linear", "cosine"] = option(
-        "constant", "Learning-rate schedule after the warm-up; linear and cosine: down to 0."
-    )
-    adam_beta1: float = option(0.9, "First beta of AdamW (released code: 0.9).", least=0, below=1)
-    adam_beta2: float = option(0.999, "Second beta of AdamW (released code: 0.95).", least=0, below=1)
-    weight_decay: float = option(0.0, "Weight decay of matrices (released code: 0.1).", least=0)
-    max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
-    kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
-    score_clip: float = option(0.0, "Largest absolute reward score (released code: 2.5); 0: no limit.", least=0)
-    cliprange: float = option(0.2, "Clip range of the policy ratio.", above=0)
-    logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
-
-
-class PPOConfig(RolloutConfig, GenerationBatchConfig):
-    """PPO with a critic, over macro actions."""
-
-    rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
-    num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
-    critic_epochs: int = option(1, "Passes over a rollout of --critic_warmup, where the critic learns alone.", least=1)
-    num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
-    critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
-    gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
-    lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
-    objective: str = option(
-        "",
-        "Equations other than MA-PPO's, comma-separated: sae (lambda at the borders of macro actions, values of "
-        "tokens), vapo (lambda by length, vapo=0.05 gives alpha), vc_ppo (lambda of the critic's returns, vc_ppo=1), "
-        "released (losses as means over each response), or your own as package.module:Class.",
-    )
-    whiten: bool = option(False, "Whitening of advantages over the whole update.")
-    cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
-    kl_estimator: Literal["k1", "k3"] = option("k1", "KL estimator: k1, the log-ratio (paper), or k3 (never negative).")
-    kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
-    critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
-    critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
-    critic_head_init: Literal["normal", "zero"] = option(
-        "normal", "Start of a critic's new head: normal (deviation 0.1 / sqrt(width)), or zero: all values begin at 0."
-    )
-
-    vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
-        "none",
-        "Weights of the policy's loss where servers sample: their log-probabilities may differ from the trainer's. "
-        "token: the ratio trainer / server of each token; macro: of each macro action.",
-    )
-    vllm_importance_sampling_clip_max: float = option(
-        3.0, "Largest such weight; also the bound of the metric sampler_beyond.", least=1
-    )
-
-
 class GroupConfig(RolloutConfig):
     """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
 
@@ -402,28 +259,6 @@ class EngineConfig(Checked):
     def vllm_urls(self) -> list[str]:
         """The addresses of `vllm_url`."""
         return [url.strip() for url in self.vllm_url.split(",") if url.strip()]
-
-
-# Checkpoints and logs
-
-
-class CheckpointConfig(Checked):
-    """Checkpoints of a run."""
-
-    checkpoint_every: int = option(10, "Updates between checkpoints, and one at the end; 0: none.", least=0)
-    save_total_limit: int = option(2, "Number of latest checkpoints that are kept.", least=1)
-    from_checkpoint: int = option(0, "Update whose checkpoint --resume takes. Default: the latest.", least=0)
-
-
-class LoggingConfig(Checked):
-    """Tests, samples and trackers while a run goes on."""
-
-    eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
-    test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
-    diagnose_critic_every: int = option(
-        1, "Updates between metrics of what PPO's critic knows of the final score; 0: none.", least=0
-    )
-    report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
 
 
 # Evaluation and judges

@@ -39,12 +39,12 @@ from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.environments import Dialogues
-from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates
+from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json

@@ -11,7 +11,7 @@ from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.experiments.context import make_dialogues, print_main, start_processes
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
-from marlhf_lite.models.lora import merge_adapter
+from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of

@@ -20,7 +20,6 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, set_seed
 
 from marlhf_lite.config import commands
-from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import BatchConfig, ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
@@ -42,23 +41,21 @@ from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
-from marlhf_lite.training.logging import RunLogger, make_accelerator
+from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
+from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import write_json, written_as_a_whole
 from marlhf_lite.utils.less_memory import with_less_memory
-from marlhf_lite.utils.progress import Job
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
 Reward = Callable[[Rollout], Tensor]
-# Seconds that a training sequence and an answer take with tiny-gemma on two cores: the shares of the stages.
-TRAINED, ANSWERED = 0.07, 0.09
 
 
 class Trained(NamedTuple):
@@ -92,39 +89,14 @@ def run_command(context: RunContext) -> None:
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
     """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
-    sft, rm = context.inputs.sft, context.inputs.rm
-    job = plan(context)
-    shares = ", ".join(f"{name} {work / sum(job.work.values()):.0%}" for name, work in job.work.items())
-    print_main(f"plan: {shares}; time left: {job.left()}")
-    if "SFT" in job.work:
-        with job.stage("SFT"):
-            sft = sft_stage(context)
-    if "reward model" in job.work:
-        with job.stage("reward model"):
-            rm = rm_stage(context, sft)
-    trained = {}
-    for name in context.options.methods:
-        with job.stage(name):
-            trained[name] = ppo_stage(context, sft, rm, name)
-    with job.stage("evaluation"):
-        evaluate(context, {name: done.policy for name, done in trained.items()}, sft, rm, trained)
-
-
-def plan(context: RunContext[commands.RunCommand]) -> Job:
-    """The stages of a run, with their shares of the work. They hold about: they know no lengths of texts."""
-    options, inputs, splits, work = context.options, context.inputs, context.task.splits, {}
-    if not inputs.sft:
-        work["SFT"] = len(splits["sft"]) * options.sft_epochs * TRAINED
-    if not inputs.rm and (len(splits["rm"]) or options.reward == "rm"):
-        work["reward model"] = 2 * len(splits["rm"]) * options.rm_epochs * TRAINED
-    rollout = options.updates * options.batch_size
-    if options.prompt_epochs:
-        rollout = options.prompt_epochs * len(splits["ppo"]) * options.rollouts
-    for name in options.methods:
-        work[name] = rollout * (ANSWERED + options.num_ppo_epochs * TRAINED)
-    answers = len(context.test_prompts) * options.eval_samples * max(len(options.temperatures), 1)
-    work["evaluation"] = (1 + len(options.methods)) * answers * ANSWERED
-    return Job(work, pace=1.0 if options.model in EMBEDDED_MODELS else None)
+    options, inputs = context.options, context.inputs
+    trains_rm = not inputs.rm and (len(context.task.splits["rm"]) or options.reward == "rm")
+    stages = ["SFT"] * (not inputs.sft) + ["reward model"] * bool(trains_rm) + [*options.methods, "evaluation"]
+    print_main(f"stages: {', '.join(stages)}")
+    sft = inputs.sft or sft_stage(context)
+    rm = rm_stage(context, sft) if trains_rm else inputs.rm
+    trained = {name: ppo_stage(context, sft, rm, name) for name in options.methods}
+    evaluate(context, {name: done.policy for name, done in trained.items()}, sft, rm, trained)
 
 
 # SFT and reward model

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from marlhf_lite import macro
-from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.method import MacroConfig
 from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from marlhf_lite.models.actor_critic import trainable
@@ -13,7 +14,6 @@ from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.safeguards import some_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.progress import bar
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
@@ -37,7 +37,7 @@ class ProgressBar(TrainerCallback):
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.at_start = some_weights({self.name: trainable(model)})
         hidden = not state.is_local_process_zero
-        self.bar = bar(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
 
     def on_step_begin(self, args, state, control, **kwargs):
         self.free_cores.use()

@@ -11,8 +11,8 @@ from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.tokenization import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.logging import tracker_names
 from marlhf_lite.training.optimizer import WarmUpAboveZero
+from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import EvenPairs, check_head, shared_arguments
 
 

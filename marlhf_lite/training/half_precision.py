@@ -5,16 +5,7 @@ Gradients of single tokens are below the smallest number of float16, and would b
 
 from functools import cached_property
 
-import torch
-from torch import nn
-
-HALF_LOSS_SCALE = 2.0**12  # what gradients are multiplied by where they start, and divided by where they arrive
-
-
-def loss_scale(model: nn.Module) -> float:
-    """`HALF_LOSS_SCALE` where weights are float16, or of 4 bits and computed with in float16; else 1."""
-    formats = {p.dtype for p in model.parameters()} | {getattr(m, "compute_dtype", None) for m in model.modules()}
-    return HALF_LOSS_SCALE if torch.float16 in formats else 1.0
+from marlhf_lite.training.optimizer import loss_scale
 
 
 class ScaledGradients:

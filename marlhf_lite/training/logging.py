@@ -1,8 +1,6 @@
 """Records of a run: in memory, in its folder, in the terminal, and in trackers (TensorBoard, Weights & Biases)."""
 
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelerate import Accelerator, PartialState
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
 SAMPLES = 4  # responses, or a few more where they are not a multiple of it
-TRACKERS = ("tensorboard", "wandb")
 
 
 class RunLogger:
@@ -87,33 +84,3 @@ def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
             sft, wins = scores[f"{key}_sft"], scores[f"{key}_win_rate"]
             parts.append(f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
     return f"{name}: update {update}, held-out prompts: " + ", ".join([*parts, f"KL {scores['kl']:.2f}"])
-
-
-# -- trackers ---------------------------------------------------------------------------------------------------------
-
-
-def tracker_names(report_to: str) -> list[str]:
-    """The trackers that `--report_to` names. Raises `InputError` for an unknown one or one whose package is missing."""
-    names = [word.strip() for word in report_to.split(",") if word.strip()]
-    for word in names:
-        if word not in TRACKERS:
-            raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
-        if importlib.util.find_spec(word) is None:
-            raise InputError(f"--report_to {word}: the package is missing: pip install {word}")
-    return names
-
-
-def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> Accelerator:
-    """An accelerator that logs to the trackers of `--report_to` under `folder`; a plain one without any.
-
-    Raises `InputError` for an unknown tracker or one whose package is missing.
-    """
-    names = tracker_names(report_to)
-    if not names:
-        return Accelerator()
-    accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
-    # Trackers take flat values only.
-    simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
-    wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
-    accelerator.init_trackers(name, config=simple, init_kwargs=wandb)
-    return accelerator

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from marlhf_lite.config.options import MacroConfig
+from marlhf_lite.config.method import MacroConfig
 from marlhf_lite.macro import MacroActions, kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.experience import Batch, Experience

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marlhf_lite import macro
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.method import MacroConfig, PPOConfig
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout

@@ -13,7 +13,7 @@ import math
 from torch import Tensor
 
 from marlhf_lite import macro
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.method import MacroConfig, PPOConfig
 from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from marlhf_lite.config.options import RolloutConfig
+from marlhf_lite.config.method import RolloutConfig
+
+HALF_LOSS_SCALE = 2.0**12  # what gradients are multiplied by where they start, and divided by where they arrive
 
 
 def make_optimizer(
@@ -25,6 +27,15 @@ def make_optimizer(
             params = matrices
         groups.append({"params": params, "name": role, "lr": rates[role], "weight_decay": config.weight_decay})
     return torch.optim.AdamW(groups, betas=(config.adam_beta1, config.adam_beta2), fused=True)
+
+
+def loss_scale(model: nn.Module) -> float:
+    """`HALF_LOSS_SCALE` where weights are float16, or of 4 bits and computed with in float16; else 1.
+
+    Gradients of single tokens are below the smallest number of float16, and would become 0.
+    """
+    formats = {p.dtype for p in model.parameters()} | {getattr(m, "compute_dtype", None) for m in model.modules()}
+    return HALF_LOSS_SCALE if torch.float16 in formats else 1.0
 
 
 def learning_rate_share(config: RolloutConfig, update: int, total: int) -> float:

@@ -20,13 +20,13 @@ from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from tqdm.auto import tqdm
 
 from marlhf_lite import macro
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
+from marlhf_lite.config.method import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
-from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import (
     full_tensor,
     is_sharded,
@@ -36,12 +36,10 @@ from marlhf_lite.training.distributed import (
     together,
 )
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
-from marlhf_lite.training.half_precision import loss_scale
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
-from marlhf_lite.training.objectives import make_objective
-from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
+from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, ModelReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
@@ -52,14 +50,13 @@ from marlhf_lite.training.rollout import (
     prompt_batches,
     sampling_of,
 )
-from marlhf_lite.utils import progress
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
-from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
 if TYPE_CHECKING:
+    from marlhf_lite.training.checkpoint import Checkpoints
     from marlhf_lite.utils.run_folder import RunFolder
 
 
@@ -113,7 +110,7 @@ class PPOTrainer:
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
-        self.objective = (objective or make_objective)(config, self.macro_config)
+        self.objective = (objective or _named_objective(config))(config, self.macro_config)
         self.sampling = sampling_of(config, max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
@@ -144,7 +141,7 @@ class PPOTrainer:
         self.checkpoint_config = checkpoint_config or CheckpointConfig()
         self.logging_config = logging_config or LoggingConfig()
         self.logger = RunLogger(run, name, self.accelerator)
-        self.checkpoints = Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator) if run else None
+        self.checkpoints = self._checkpoints_of(run) if run else None
 
     @property
     def history(self) -> list[dict]:
@@ -170,10 +167,10 @@ class PPOTrainer:
         batches = islice(stream, self.updates_done, None)
         stop = bool(self.history) and self._is_beyond_kl_ceiling(self.history[-1])
         hidden = not self.accelerator.is_local_main_process
-        with progress.bar(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
+        with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
             while not stop and self.updates_done < self.total_updates:
                 row = self._update_or_save(next(batches))
-                bar.set_postfix({k: number(row[k]) for k in ("rm_score_mean", "gold_mean", "kl_k3") if k in row})
+                bar.set_postfix({k: f"{row[k]:z.2f}" for k in ("rm_score_mean", "gold_mean", "kl_k3") if k in row})
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
                 self._evaluate(last=stop or self.updates_done == self.total_updates)
@@ -253,13 +250,7 @@ class PPOTrainer:
         old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
         if self.updates_done == 0:
             safeguards.check_objective(self.objective, batch, old, stats)
-        checked = safeguards.check_sampled(
-            rollout,
-            old.logprobs,
-            self.models.policy,
-            self.accelerator,
-            bound=config.vllm_importance_sampling_clip_max,
-        )
+        checked = self._check_sampled(rollout, old.logprobs)
         if config.whiten:
             old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
@@ -298,12 +289,23 @@ class PPOTrainer:
     @torch.no_grad()
     def _check_merged(self, rollout: Rollout) -> None:
         """Compare the merged policy, which samples, with the policy that trains, on a micro-batch."""
+        from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
+
         part = rollout.select(slice(self.micro_batch_size)).trim()
         with self.accelerator.autocast():
             logprobs = self.models.policy(*self._inputs(part))[0]
             with merged_adapter(self.models.policy.model):
                 part = replace(part, sampled_logprobs=self.models.policy(*self._inputs(part))[0])
-        safeguards.check_merged(part, logprobs, self.models.policy, self.accelerator)
+        check_merged(part, logprobs, self.models.policy, self.accelerator)
+
+    def _check_sampled(self, rollout: Rollout, logprobs: Tensor) -> dict[str, float]:
+        """Metrics of how far servers that sampled are from the policy's `logprobs` [B, T]; none without servers."""
+        if rollout.sampled_logprobs is None:
+            return {}
+        from marlhf_lite.training.sampler_checks import check_sampled
+
+        bound = self.config.vllm_importance_sampling_clip_max
+        return check_sampled(rollout, logprobs, self.models.policy, self.accelerator, bound=bound)
 
     def _ask_servers(self, prompts: list[str]) -> Rollout:
         """Responses by the engine, each with a seed of its own; torch's random state is neither used nor changed."""
@@ -492,6 +494,12 @@ class PPOTrainer:
             scores = self.held_out(self.models)
             self.logger.log_held_out(self.updates_done, scores)
 
+    def _checkpoints_of(self, run: "RunFolder") -> "Checkpoints":
+        """The run's checkpoints."""
+        from marlhf_lite.training.checkpoint import Checkpoints  # a run in memory makes none
+
+        return Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator)
+
     def _save_checkpoint(self, last: bool) -> None:
         """A checkpoint, where it is time."""
         every = self.checkpoint_config.checkpoint_every
@@ -516,6 +524,8 @@ class PPOTrainer:
 
     def save(self, folder: Path) -> None:
         """Save policy and critic as adapter folders (or full models), with the tokenizer."""
+        from marlhf_lite.training.checkpoint import save_models
+
         save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -567,3 +577,12 @@ class PPOTrainer:
             start_over=self.optimizer.zero_grad,
         )
         return result
+
+
+def _named_objective(config: PPOConfig) -> Callable[[PPOConfig, MacroConfig], Objective]:
+    """What makes the objective that `config.objective` names: MA-PPO's own where it is empty."""
+    if not config.objective:
+        return Objective
+    from marlhf_lite.training.objectives import make_objective  # the equations of other methods, and the user's own
+
+    return make_objective

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from marlhf_lite.config.options import RolloutConfig
+from marlhf_lite.config.method import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.rollout import Rollout

@@ -13,8 +13,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from marlhf_lite.config.options import PPOConfig, SamplingConfig
-from marlhf_lite.models.lora import tied_layers
+from marlhf_lite.config.method import PPOConfig, SamplingConfig
+from marlhf_lite.models.merging import tied_layers
 from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError

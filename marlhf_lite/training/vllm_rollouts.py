@@ -23,7 +23,7 @@ import torch
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
-from marlhf_lite.training.safeguards import check_sampled
+from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.errors import InputError, ServerError, one_line
 
 try:

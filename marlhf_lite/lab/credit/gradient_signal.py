@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.method import MacroConfig, PPOConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.training.experience import ModelOutputs

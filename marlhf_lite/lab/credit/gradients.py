@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.method import MacroConfig, PPOConfig
 from marlhf_lite.config.parser import preset_file
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.lab.credit.credit import RESAMPLES

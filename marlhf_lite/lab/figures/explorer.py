@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from marlhf_lite.config.options import TERMINATIONS, MacroConfig
+from marlhf_lite.config.method import TERMINATIONS, MacroConfig
 from marlhf_lite.lab.figures.macro_actions import draw_spans, token_pieces
 from marlhf_lite.lab.figures.notebook import headless
 from marlhf_lite.macro import describe, macro_values

@@ -1,0 +1,37 @@
+"""Trackers that get the metrics of a run, too: TensorBoard and Weights & Biases, by accelerate."""
+
+import importlib.util
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from marlhf_lite.utils.errors import InputError
+
+TRACKERS = ("tensorboard", "wandb")
+
+
+def tracker_names(report_to: str) -> list[str]:
+    """The trackers that `--report_to` names. Raises `InputError` for an unknown one or one whose package is missing."""
+    names = [word.strip() for word in report_to.split(",") if word.strip()]
+    for word in names:
+        if word not in TRACKERS:
+            raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(word) is None:
+            raise InputError(f"--report_to {word}: the package is missing: pip install {word}")
+    return names
+
+
+def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> Accelerator:
+    """An accelerator that logs to the trackers of `--report_to` under `folder`; a plain one without any.
+
+    Raises `InputError` for an unknown tracker or one whose package is missing.
+    """
+    names = tracker_names(report_to)
+    if not names:
+        return Accelerator()
+    accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
+    # Trackers take flat values only.
+    simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
+    wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
+    accelerator.init_trackers(name, config=simple, init_kwargs=wandb)
+    return accelerator
