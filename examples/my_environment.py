@@ -1,7 +1,6 @@
 """An environment of your own: it asks for a word, and answers with the letters that are right.
 
-marlhf ppo --environment my_environment:Word --termination turn --sft runs/a --dataset prompts.jsonl --output_dir runs/b
-"""
+marlhf ppo --environment my_environment:Word --termination turn --sft runs/a --dataset prompts.jsonl"""
 
 
 class Word:
