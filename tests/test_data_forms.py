@@ -253,7 +253,7 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/part-0.jsonl"
         assert load_task(address).counts["read"] == COUNT / 2
-        fails(lambda: load_task(address.replace("part-0", "none")), f"--dataset {address[:-12]}", "404")
+        fails(lambda: load_task(address.replace("part-0", "none")), address[:-12], "404")
         server.shutdown()
     task = load_task(str(tmp_path / "data" / "part-*.jsonl"))
     assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
@@ -292,7 +292,11 @@ def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):
     folder.mkdir()
     write(folder / "train.jsonl", [PAIRS["TRL"](i) for i in range(COUNT)])
     write(folder / "eval.jsonl", [{"prompt": "a", "keywords": ["k"]}])
-    fails(lambda: load_task(str(folder)), f"{folder}/eval.jsonl lacks chosen, rejected", "correct it")
+    fails(
+        lambda: load_task(str(folder)),
+        f"{folder}/eval.jsonl has the columns keywords, prompt, where train.jsonl",
+        "correct it",
+    )
     (folder / "eval.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     fails(lambda: load_task(str(folder)), f"{folder}/eval.jsonl: line 2: not JSON")
     with pytest.raises(Exception) as caught:

@@ -10,7 +10,7 @@ import pyarrow.ipc
 import pytest
 from conftest import fails
 
-from marlhf_lite.tasks.files import OPENERS, SUFFIXES, read_file
+from marlhf_lite.tasks.files import PACKED, SUFFIXES, read_file
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 
 LOAD_DATASET = datasets.load_dataset
@@ -39,7 +39,7 @@ def write(path, rows):
         with kind(str(path), table.schema) as file:
             file.write_table(table)
         return str(path)
-    with OPENERS.get(path.suffix, open)(path, "wt", encoding="utf-8", newline="") as file:
+    with getattr(PACKED.get(path.suffix), "open", open)(path, "wt", encoding="utf-8", newline="") as file:
         if ".jsonl" in path.name or ".ndjson" in path.name:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         elif ".json" in path.name:

@@ -1,56 +1,60 @@
-"""Read the rows of a local file: JSON lines, JSON, CSV, Parquet or Arrow."""
+"""Read the rows of a file, here or at an address: JSON lines, JSON, CSV, Parquet or Arrow."""
 
 import bz2
 import csv
 import gzip
+import io
 import json
 import lzma
 import os
+import urllib.request
 from pathlib import Path
-from typing import TextIO
+from urllib.parse import urlsplit
 
 import pyarrow.ipc
 import pyarrow.parquet
 
 from marlhf_lite.utils.errors import InputError, one_line
 
-OPENERS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+PACKED = {".gz": gzip, ".bz2": bz2, ".xz": lzma}
 TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 TABLES = (".parquet", ".arrow", ".feather")
-SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in OPENERS), *TABLES)
-KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(OPENERS)}; {', '.join(TABLES)}"
+SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
+KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; {', '.join(TABLES)}"
 SEPARATORS = ",;\t|"
+WEB = ("http://", "https://")
 
 
 def read_file(path: str | Path) -> list[dict]:
-    """Return the rows of a local file (one of `SUFFIXES`) in its order; columns are checked by `to_preferences`.
+    """Return the rows of a file (one of `SUFFIXES`) in its order; columns are checked by `to_preferences`.
 
     `.jsonl` and `.ndjson` have one object a line, `.json` a list of objects, `{"data": [...]}` or one object a line.
     `.csv` and `.tsv` have a header, whose separator is that of the file (one of `SEPARATORS`); their fields stay text.
     All are in UTF-8, or in UTF-16 with its mark, and also packed. `.parquet`, `.arrow` and `.feather` are tables. White
-    space around the names of columns is left out.
+    space around the names of columns is left out. `path` may be an address (one of `WEB`).
 
     Raises:
         InputError: where the file is missing, empty, damaged or of unknown kind; it names the row where it can.
     """
-    path = Path(os.path.expanduser(path))
-    suffix = next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
+    is_web = str(path).startswith(WEB)
+    path = str(path) if is_web else os.path.expanduser(path)
+    name = urlsplit(path).path if is_web else path
+    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if os.path.isdir(path):
         raise InputError(f"{path}: this is a directory, not a file: name one file in it ({KNOWN})")
-    if not os.path.exists(path):
+    if not is_web and not os.path.exists(path):
         raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
     if suffix is None:
-        raise InputError(f"{path}: unknown extension {path.suffix!r}: known are {KNOWN}")
+        raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
     try:
-        rows = _read_table(path) if suffix in TABLES else _read_text(path, suffix)
+        with urllib.request.urlopen(path) if is_web else open(path, "rb") as file:
+            rows = _rows(file.read(), suffix)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except UnicodeDecodeError as error:
-        hint = "save it as UTF-8, as by iconv -f latin1 -t utf-8"
-        raise InputError(f"{path}: cannot be read (not UTF-8: {one_line(error)}): {hint}") from None
     except Exception as error:  # such as an archive that is cut off
-        hint = "check that it is whole and what its name says"
-        raise InputError(f"{path}: cannot be read ({one_line(error)}): {hint}") from None
+        is_text = isinstance(error, UnicodeDecodeError)
+        hint = "save it as UTF-8, as by iconv -f latin1 -t utf-8" if is_text else "check that it is whole and its name"
+        raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
     if not rows:
         raise InputError(f"{path}: the file holds no rows: give at least one row")
     for number, row in enumerate(rows, start=1):
@@ -59,29 +63,23 @@ def read_file(path: str | Path) -> list[dict]:
     return [{name.strip(): value for name, value in row.items()} for row in rows]
 
 
-def _read_table(path: Path) -> list[dict]:
-    if path.suffix.lower() == ".parquet":
-        return pyarrow.parquet.read_table(path).to_pylist()
-    with pyarrow.memory_map(str(path)) as source:
+def _rows(content: bytes, suffix: str) -> list:
+    kind, packed = (suffix, "") if suffix in (*TEXTS, *TABLES) else os.path.splitext(suffix)
+    if kind == ".parquet":
+        return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+    if kind in TABLES:
         try:  # what `datasets` writes is a stream, what others write is a file
-            return pyarrow.ipc.open_stream(source).read_all().to_pylist()
+            return pyarrow.ipc.open_stream(content).read_all().to_pylist()
         except pyarrow.ArrowInvalid:
-            return pyarrow.ipc.open_file(source).read_all().to_pylist()
+            return pyarrow.ipc.open_file(content).read_all().to_pylist()
+    content = PACKED[packed].decompress(content) if packed else content
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    return {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _json_lines)(text)
 
 
-def _read_text(path: Path, suffix: str) -> list:
-    opener = OPENERS.get(path.suffix.lower(), open)
-    with opener(path, "rb") as file:
-        encoding = "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    with opener(path, "rt", encoding=encoding, newline="") as file:
-        if suffix.startswith((".csv", ".tsv")):
-            return _csv(file)
-        return _json(file) if suffix.startswith(".json") and not suffix.startswith(".jsonl") else _json_lines(file)
-
-
-def _json_lines(file: TextIO) -> list:
+def _json_lines(text: str) -> list:
     rows = []
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         try:
             rows += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
@@ -89,24 +87,23 @@ def _json_lines(file: TextIO) -> list:
     return rows
 
 
-def _json(file: TextIO) -> list:
+def _json(text: str) -> list:
     try:
-        value = json.load(file)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":  # a second object
             raise
-        file.seek(0)
-        return _json_lines(file)
+        return _json_lines(text)
     value = value.get("data", value) if isinstance(value, dict) else value
     return value if isinstance(value, list) else [value]
 
 
-def _csv(file: TextIO) -> list[dict]:
+def _csv(text: str) -> list[dict]:
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
-    header = file.readline()
-    file.seek(0)
+    header = text.partition("\n")[0]
     separator = max(SEPARATORS, key=header.count)
     spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then a space is part of the separator
+    file = io.StringIO(text, newline="")
     rows = list(csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced))
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():

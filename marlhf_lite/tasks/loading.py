@@ -4,9 +4,6 @@ import difflib
 import glob
 import os
 import re
-import tempfile
-import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,11 +15,11 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
-from marlhf_lite.tasks.files import SUFFIXES, read_file
+from marlhf_lite.tasks.files import SUFFIXES, WEB, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
-from marlhf_lite.tasks.shapes import columns_of, rename, to_preferences
+from marlhf_lite.tasks.shapes import TEXTS_ALONE, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
-from marlhf_lite.tasks.templates import BadRow, Form
+from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -69,7 +66,7 @@ def load_task(
         _refuse(where, f"{dataset} is embedded and")
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
-    rows, test = _find_rows(dataset, seed if streaming else None, **where)
+    rows, test = find_rows(dataset, seed if streaming else None, **where)
     has_own = dataset in HUB and not any(where.values())
     form = HUB[dataset][0] if has_own else form_of(columns_of(rows), bool(where.get("columns")))
     chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
@@ -78,7 +75,8 @@ def load_task(
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     train_size = None if size is None else max(size - held_out, 1) if test is not None else size
     # 3. Convert them to the columns of a task.
-    read = partial(_convert, form=form, chat=chat, template=chat if chats else template, bad_rows=bad_rows)
+    template = chat if chats else TEXTS_ALONE if chat and form.name else template
+    read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     source = f"{dataset}{' (streamed)' * streaming}"
     others, unused = rows if test is None else test, _unused(rows, form, chats)
     rows, counts = read(rows, source, form.convert, limit=train_size if streaming else None)
@@ -92,7 +90,9 @@ def load_task(
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
     if part:
         of_part, _ = read(others, f"{source} ({part})", form.parts[part], limit=most)
-        _replace_test(task, part, draw(of_part, held_out, seed))
+        task.splits["test"] = datasets.Dataset.from_list(draw(of_part, held_out, seed))
+        task.counts["test"] = len(task.splits["test"])
+        task.counts.pop(part, None)
     return replace(task, chats=chats, shape=form.name, unused=unused)
 
 
@@ -102,21 +102,11 @@ def _refuse(where: Mapping[str, str], what: str) -> None:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
 
 
-def _convert(
-    rows: Iterable[dict],
-    source: str,
-    convert: Callable,
-    *,
-    form: Form,
-    chat: Chat | None,
-    template,
-    bad_rows: str,
-    limit,
-) -> tuple[list[dict], Counter]:
-    to_row = replace(form, convert=partial(convert, template=template))
-    if chat is not None and template is not chat:
-        to_row = replace(to_row, convert=partial(_text_alone, to_row))
-    return to_preferences(_wanted(rows, form), source, bad_rows, to_row, limit)
+def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, form: Form, template, bad_rows: str):
+    """Convert rows; of a data set only the columns that the form uses are read: WebGPT's others take gigabytes."""
+    if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
+        rows = rows.select_columns([c for c in rows.column_names if c in (*form.columns, *form.optional)]).to_list()
+    return to_preferences(rows, source, bad_rows, replace(form, convert=partial(convert, template=template)), limit)
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
@@ -125,41 +115,11 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     return tuple(str(name) for name in columns_of(rows) if name not in used) if form.name else ()
 
 
-def has_answers(options: Mapping) -> bool:
-    """Return whether the data that these options name have answers that SFT can learn from."""
-    where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
-    rows = [] if options["dataset"] in EMBEDDED else _find_rows(options["dataset"], None, **where)[0]
-    return not rows or form_of(columns_of(rows), bool(where["columns"])).fractions[0] > 0
-
-
-def _replace_test(task: Task, part: str, rows: list[dict]) -> None:
-    task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(rows), len(rows)
-    task.counts.pop(part, None)
-
-
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
     """Return whether most rows are of messages: one odd row does not decide for all."""
     first = list(islice(rows, SHUFFLE_BUFFER))
-    return 2 * sum(_is_chat(row, form) for row in first) > len(first)
-
-
-def _is_chat(row: dict, form: Form) -> bool:
-    return any(isinstance(row.get(column), list | dict) for column in form.columns)
-
-
-def _text_alone(form: Form, row: dict) -> dict:
-    """Convert a row of text; one of messages would need the template that text does not get."""
-    if form.name and _is_chat(row, form):
-        raise BadRow("bad_chat", "messages, where most rows are text")
-    return form.convert(row)
-
-
-def _wanted(rows, form: Form):
-    """Return a data set as a list of rows without the columns that the form does not use: WebGPT's take gigabytes."""
-    if not isinstance(rows, datasets.Dataset) or not set(form.columns) <= set(rows.column_names):
-        return rows
-    used = [*form.columns, *(column for column in form.optional if column in rows.column_names)]
-    return rows.select_columns(list(dict.fromkeys(used))).to_list()
+    chats = sum(any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first)
+    return 2 * chats > len(first)
 
 
 def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tuple[datasets.Dataset, int]:
@@ -182,7 +142,7 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 # Where the rows are
 
 
-def _find_rows(
+def find_rows(
     dataset: str, stream_seed: int | None, columns: str = "", **where: str
 ) -> tuple[Iterable[dict], Iterable[dict] | None]:
     """Return the rows of `dataset`, and those of its test set or None. With a seed they are streamed; files never."""
@@ -192,8 +152,8 @@ def _find_rows(
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
             return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
         return load(datasets.load_dataset, str(path))
-    if dataset.startswith(("http://", "https://")):  # which `datasets` reads where aiohttp is installed
-        return rename(_fetch(dataset), columns), None
+    if dataset.startswith(WEB):  # which `datasets` reads only where aiohttp is installed
+        return rename(read_file(dataset), columns), None
     if "://" in dataset:
         kind = Path(dataset.partition("?")[0].lower().removesuffix(".gz")).suffix[1:]
         how = {"sep": "\t"} if kind == "tsv" else {}
@@ -208,20 +168,6 @@ def _find_rows(
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(f"--dataset {dataset}: unknown: {hint}{CHOICES}")
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
-
-
-def _fetch(address: str) -> list[dict]:
-    """Return the rows of a file at an address."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / Path(address.partition("?")[0]).name
-        try:
-            urllib.request.urlretrieve(address, file)
-        except (OSError, ValueError) as error:
-            raise InputError(f"--dataset {address}: cannot be loaded ({one_line(error)}): check the address") from None
-        try:
-            return read_file(file)
-        except InputError as error:
-            raise InputError(str(error).replace(str(file), address)) from None
 
 
 def _load(
@@ -265,19 +211,18 @@ def _fault(error: Exception, shown: str, name: str) -> InputError:
 
 
 def _file_at_fault(folder: Path) -> str:
-    """Return what is wrong with the first file that cannot be read, or whose columns are not those of the others."""
-    columns = {}
-    for file in sorted(folder.rglob("*"), key=lambda file: ("train" not in file.name, file)):
-        if file.name.lower().endswith(SUFFIXES):
-            try:
-                columns[file] = set(columns_of(read_file(file)))
-            except InputError as error:
-                return str(error)
-    usual, first = next(((names, file) for file, names in columns.items()), (set(), ""))
-    file = next((file for file, names in columns.items() if names != usual), None)
-    differences = [(usual - columns[file], "lacks"), (columns[file] - usual, "adds")] if file else []
-    said = " and ".join(f"{verb} {', '.join(sorted(names))}" for names, verb in differences if names)
-    return f"{file} {said}, where {first.name} has {', '.join(sorted(usual))}" if file else ""
+    """Return what is wrong with the first file that cannot be read, or whose columns are not those of the first."""
+    files = [file for file in folder.rglob("*") if file.name.lower().endswith(SUFFIXES)]
+    first, usual = "", []
+    for file in sorted(files, key=lambda file: ("train" not in file.name, file)):
+        try:
+            columns = sorted(columns_of(read_file(file)))
+        except InputError as error:
+            return str(error)
+        first, usual = first or file.name, usual or columns
+        if columns != usual:
+            return f"{file} has the columns {', '.join(columns)}, where {first} has {', '.join(usual)}"
+    return ""
 
 
 class Stream:
@@ -295,7 +240,5 @@ class Stream:
         try:
             yield from tqdm(self._rows, desc=self.source, unit=" rows", leave=False)
         except Exception as error:
-            hint = "run it again, or without --dataset_streaming"
-            raise InputError(
-                f"--dataset {self.source}: cannot be read ({one_line(error.__cause__ or error)}): {hint}"
-            ) from None
+            cause, hint = one_line(error.__cause__ or error), "run it again, or without --dataset_streaming"
+            raise InputError(f"--dataset {self.source}: cannot be read ({cause}): {hint}") from None

@@ -36,8 +36,8 @@ _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "ass
 _NEAR = re.compile(
     r"chosen|reject|prefer|winner|loser|(response|answer|completion|output)s?_?([ab01jk]|good|bad)$", re.I
 )
-_SIDES = {"chosen": r"chosen|^prefer|winner$|good$|better$", "rejected": r"reject|non_?prefer|loser|bad$|worse$"}
 _REST = 1000  # rows that are tried before all of them are taken for faulty
+TEXTS_ALONE = "texts alone"  # the template of rows where most are texts, and the others would need a chat template
 Turns = list[dict[str, str]]
 
 
@@ -82,23 +82,24 @@ def _question(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 def _texts(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
     """Return the prompt and the answers of a row, of texts as they stand, of messages as they are written."""
     choice = template.choice if isinstance(template, Chat) else "none"
-    if not any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides)) and choice != "text":
+    has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
+    if has_chats and template == TEXTS_ALONE:
+        raise BadRow("bad_chat", "messages, where most rows are text")
+    if not has_chats and choice != "text":
         if choice not in ("none", "templated"):
             raise BadRow("bad_chat", "text, and no list of messages as in most rows")
         for column in ("prompt", *sides):
             check_text(row.get(column), column)
         prompt, answers = row["prompt"], [row[side] for side in sides]
-        return (
-            template.read(prompt, answers) if choice == "templated" else (prompt, [text.rstrip() for text in answers])
-        )
+        return template.read(prompt, answers) if choice != "none" else (prompt, [text.rstrip() for text in answers])
     system = row.get("system") if choice != "none" else None  # transcripts have no place for it
     first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
-    turns = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in _chats(row, sides)]
-    for side, chat in zip(sides, turns, strict=False):
+    chats = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in _chats(row, sides)]
+    for side, chat in zip(sides, chats, strict=False):
         if chat[-1]["role"] != "assistant":
             raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant")
-    start = len(turns[0]) - 1 if len(sides) == 1 else _shared(*turns) if sides else len(turns[0])
-    return _write(template, turns[0][:start], [chat[start:] for chat in turns] if sides else [])
+    start = len(chats[0]) - len(sides) if len(sides) < 2 else _shared(*chats)
+    return _write(template, chats[0][:start], [chat[start:] for chat in chats if sides])
 
 
 # Messages
@@ -191,16 +192,11 @@ def _shape(name: str, kind: Form, **columns: str) -> Form:
     """Return the form of rows whose columns have other names than those of `kind`."""
 
     def convert(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-        renamed = {new: row[old] for new, old in columns.items()}
-        prompt, below = renamed.get("prompt"), row.get("input")
-        if (
-            columns.get("prompt") in INSTRUCTIONS
-            and isinstance(prompt, str)
-            and isinstance(below, str)
-            and below.strip()
-        ):
-            renamed["prompt"] = f"{prompt}\n{below}"
-        return kind.convert({column: row[column] for column in kind.optional if column in row} | renamed, template)
+        named = {new: row[old] for new, old in columns.items()}
+        texts = [named.get("prompt"), *(row.get(column) for column in more)]
+        if all(isinstance(text, str) and text.strip() for text in texts):
+            named["prompt"] = "\n".join(texts)
+        return kind.convert({column: row.get(column) for column in kind.optional} | named, template)
 
     more = ("input",) if columns.get("prompt") in INSTRUCTIONS else ()
     return replace(kind, name=name, columns=tuple(columns.values()), convert=convert, optional=kind.optional + more)
@@ -282,21 +278,19 @@ def to_preferences(
     """
     form = form or shape_of(columns_of(rows))
     _check_columns(rows, source, form)
-    kept, counts = [], Counter(read=0)
-    for index, row in enumerate(rows):
+    kept, counts, fault = [], Counter(read=0), ""
+    for number, row in enumerate(rows, start=1):
         counts["read"] += 1
         try:
             kept.append(_converted(row, form))
         except BadRow as bad:
-            if bad_rows == "error" and bad.reason not in form.known:
-                drops_all = not kept and not any(
-                    _is_good(other, form) for other in islice(rows, index + 1, index + _REST)
-                )
-                hint = "correct or delete the row" + (", or drop such rows with --bad_rows drop") * (not drops_all)
-                raise InputError(f"{source}: row {index + 1}: {bad}: {hint}") from None
             counts[bad.reason] += 1
-        if len(kept) == limit:
+            if bad_rows == "error" and bad.reason not in form.known:
+                fault = fault or f"row {number}: {bad}: correct or delete the row"
+        if len(kept) == limit or (fault and (kept or number > _REST)):
             break
+    if fault:
+        raise InputError(f"{source}: {fault}{', or drop such rows with --bad_rows drop' if kept else ''}")
     if not kept:
         dropped = ", ".join(f"{reason} {n}" for reason, n in counts.items() if reason != "read") or "no rows"
         raise InputError(f"{source}: no row can be used ({dropped}): give at least one whole row")
@@ -312,38 +306,22 @@ def _converted(row: Mapping, form: Form) -> dict:
     return form.convert(row)
 
 
-def _is_good(row: Mapping, form: Form) -> bool:
-    try:
-        return bool(_converted(row, form))
-    except BadRow:
-        return False
-
-
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     """Raise `InputError` where a column is missing in all rows; it says what to rename where names are near."""
     present = columns_of(rows)
     if not rows or set(form.columns) <= set(present):
         return
     names = " ".join(", ".join(map(str, present)).split()) or "none"  # a damaged file's names may hold line breaks
-    expected = ", ".join(form.columns)
-    fix = "rename or add the missing columns"
+    expected, fix = ", ".join(form.columns), "rename or add the missing columns"
     if form.columns == COLUMNS:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
-        fix = _how_to_name(present)
+        fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME"
+        near = {side: [name for name in present if side[:6] in name.lower()] for side in COLUMNS[1:]}
+        if all(len(columns) == 1 for columns in near.values()):
+            names_of = {side: columns[0] for side, columns in near.items() if columns[0] != side}
+            options = ",".join(f"{side}={name}" for side, name in names_of.items())
+            fix = f"rename {', '.join(names_of.values())} to {', '.join(names_of)}, or give --columns {options}"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
-
-
-def _how_to_name(present: Sequence[str]) -> str:
-    """Return what to do about columns that are not those of pairs."""
-    near = {side: [name for name in present if re.search(pattern, name, re.I)] for side, pattern in _SIDES.items()}
-    near["prompt"] = [name for name in present if name.lower() in PROMPT_NAMES]
-    names = {side: found[0] for side, found in near.items() if len(found) == 1 and side not in present}
-    if {"chosen", "rejected"} <= {*names, *present}:
-        options = ",".join(f"{side}={name}" for side, name in names.items())
-        return f"rename {', '.join(names.values())} to {', '.join(names)}, or give --columns {options}"
-    if answers := [name for name in present if _NEAR.search(name)]:
-        return f"make the columns chosen and rejected of {', '.join(answers)}, which do not say what is better"
-    return "rename or add the missing columns, or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME"
 
 
 def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
@@ -357,9 +335,7 @@ def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
 
 def columns_of(rows: Iterable[dict]) -> list[str]:
     """Return the columns that any of `rows` has."""
-    known = getattr(rows, "column_names", None)
-    if known is not None:
+    if (known := getattr(rows, "column_names", None)) is not None:
         return known
-    return list(
-        dict.fromkeys(column for row in (rows if isinstance(rows, list) else islice(rows, 1)) for column in row)
-    )
+    first = rows if isinstance(rows, list) else islice(rows, 1)
+    return list(dict.fromkeys(column for row in first for column in row))

@@ -30,7 +30,10 @@ from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig,
 from marlhf_lite.config.parser import merge, parse, pretrained, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.parsing.registry import make_rule
-from marlhf_lite.tasks.loading import has_answers
+from marlhf_lite.tasks.embedded import EMBEDDED
+from marlhf_lite.tasks.loading import find_rows
+from marlhf_lite.tasks.paper_datasets import form_of
+from marlhf_lite.tasks.shapes import columns_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, read_yaml
@@ -418,11 +421,18 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
         words = [*run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"]
-        commands.run(["sft", *words, *([] if has_answers(run.options) else ["--sft_epochs=0"])], log)
+        commands.run(["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log)
     if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
         inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
         commands.run(["rm", *run.words["rm"], *inputs, "--overwrite"], log)
     return folder
+
+
+def _has_answers(options: dict) -> bool:
+    """Return whether the data that these options name have answers that SFT can learn from."""
+    where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
+    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], None, **where)[0]
+    return not rows or form_of(columns_of(rows), bool(where["columns"])).fractions[0] > 0
 
 
 def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: "Commands") -> None:
