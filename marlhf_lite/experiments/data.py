@@ -1,6 +1,7 @@
 """The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
 
 import functools
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,20 +40,21 @@ def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | Non
         expect_chats(tokenizer)
     else:
         options.chat_template = "none"  # what later commands take over
-    if part := _own_part(options, inputs or Inputs(), task):
+    runs = [RunFolder.open(run) for run in filter(None, map(run_of, (inputs or Inputs()).folders))]
+    if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
     task = with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
-    return task, [*_notes(task, tokenizer, options.model), *(_note_on_prompts(chat) if task.chats else ())]
+    notes = [*_notes(task, tokenizer, options.model), *_note_on_known_rows(options, runs)]
+    return task, [*notes, *(_note_on_prompts(chat) if task.chats else ())]
 
 
-def _own_part(options: DataConfig, inputs: Inputs, task: Task) -> str:
+def _own_part(options: DataConfig, runs: Sequence[RunFolder], task: Task) -> str:
     """Return the part that takes all rows: that of a stage whose file is its own; else an empty name."""
     if isinstance(options, commands.RunCommand | commands.DataCommand):
         return ""
     if isinstance(options, commands.SFTCommand):  # a file of pairs is for later stages too
         return "sft" if set(task.splits["test"].column_names) == {"prompt", "chosen"} else ""
-    runs = [RunFolder.open(run).config for run in filter(None, map(run_of, inputs.folders))]
-    if not runs or any(same_data(run, asdict(options)) for run in runs):
+    if not runs or any(same_data(run.config, asdict(options)) for run in runs):
         return ""
     if isinstance(options, commands.EvaluateCommand):
         return "test"
@@ -149,6 +151,19 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     elif tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
+
+
+def _note_on_known_rows(options: DataConfig, runs: Sequence[RunFolder]) -> Iterator[str]:
+    """Yield a note where an earlier stage has trained on all rows of the file whose prompts are used now."""
+    for run in {run.path: run for run in runs}.values() if isinstance(options, commands.PolicyCommand) else ():
+        if same_data(run.config, asdict(options)) and not _rows_left(run):
+            yield f"{run.path} has trained on all rows of {options.dataset}: these prompts are among them"
+
+
+def _rows_left(run: RunFolder) -> int:
+    """Return how many rows a run has left to PPO; 1 where it does not say."""
+    file = run.path / "data.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("ppo", 1) if file.exists() else 1
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:

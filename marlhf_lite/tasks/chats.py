@@ -26,14 +26,10 @@ def chat_writer(tokenizer, choice: str) -> "Chat | None":
         try:
             tokenizer.chat_template = Path(choice).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = (
-                f"cannot be read ({type(error).__name__}): give {', '.join(WORDS)}, or the file of a Jinja template"
-            )
-            raise InputError(f"--chat_template {choice}: {reason}") from None
+            hint = f"give {', '.join(WORDS)}, or the file of a Jinja template"
+            raise InputError(f"--chat_template {choice}: cannot be read ({type(error).__name__}): {hint}") from None
     if choice == "text" and tokenizer.chat_template is None:
-        raise InputError(
-            "--chat_template text: the tokenizer has no chat template: give the file of one, or leave it out"
-        )
+        raise InputError("--chat_template text: the tokenizer has none: give the file of one, or leave it out")
     if choice == "none" or (choice != "templated" and tokenizer.chat_template is None):
         return None
     return Chat(tokenizer, choice)
@@ -73,7 +69,7 @@ class Chat:
             last = list(_special_tokens(self.tokenizer, answer))[-1:]
             if last and answer.endswith(last[0]):
                 raise BadRow(
-                    "bad_chat", f"an answer ends with {last[0]}, where a turn of this tokenizer ends with {self.end}"
+                    "bad_chat", f"an answer ends with {last[0]}, where this tokenizer ends turns with {self.end}"
                 )
         first = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id] and self.tokenizer.bos_token
         return (prompt if not first or prompt.startswith(first) else first + prompt), answers
@@ -84,8 +80,7 @@ class Chat:
         return end_of_turn(self.tokenizer) if self.tokenizer.chat_template else self.tokenizer.eos_token
 
     def _without_end(self, answer: str) -> str:
-        head, mark, _ = answer.rpartition(self.end)
-        return head if mark else answer
+        return answer.rpartition(self.end)[0] if self.end in answer else answer
 
     def _try_out(self) -> None:
         try:

@@ -46,10 +46,9 @@ def load_task(
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
 
     Args:
-        dataset: the name of an embedded corpus, a local file (one of `SUFFIXES`), a pattern of files, an address, a
-            folder that `datasets.load_dataset` or `save_to_disk` knows, or a name on the hub. Its columns are those of
-            a shape (`shapes.SHAPES`), or of one of the paper's data sets (`paper_datasets`). Where no split is called
-            test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
+        dataset: an embedded corpus, a local file (one of `SUFFIXES`), a pattern of files, an address, a folder that
+            `datasets` knows, or a name on the hub, with the columns of `shapes.SHAPES` or `paper_datasets`. Where no
+            split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows in all, drawn by `seed` from the good ones (the first embedded ones); None uses all.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
         streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
@@ -73,14 +72,13 @@ def load_task(
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
-    train_size = None if size is None else max(size - held_out, 1) if test is not None else size
+    limit, most = (size if test is None else max(size - held_out, 1), held_out) if streaming else (None, None)
     # 3. Convert them to the columns of a task.
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     source = f"{dataset}{' (streamed)' * streaming}"
     others, unused = rows if test is None else test, _unused(rows, form, chats)
-    rows, counts = read(rows, source, form.convert, limit=train_size if streaming else None)
-    most = held_out if streaming else None
+    rows, counts = read(rows, source, form.convert, limit=limit)
     if test is not None:
         test, test_counts = read(test, f"{source} (test)", form.convert_test or form.convert, limit=most)
         test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
@@ -89,9 +87,8 @@ def load_task(
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
     if part:
-        of_part, _ = read(others, f"{source} ({part})", form.parts[part], limit=most)
-        task.splits["test"] = datasets.Dataset.from_list(draw(of_part, held_out, seed))
-        task.counts["test"] = len(task.splits["test"])
+        of_part = draw(read(others, f"{source} ({part})", form.parts[part], limit=most)[0], held_out, seed)
+        task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     return replace(task, chats=chats, shape=form.name, unused=unused)
 

@@ -74,8 +74,7 @@ def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 
 def _question(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     """Convert a prompt alone, a text or messages."""
-    prompt, _ = _texts(row, (), template)
-    check_prompt(prompt)
+    check_prompt(prompt := _texts(row, (), template)[0])
     return {"prompt": prompt}
 
 
@@ -249,10 +248,9 @@ def rename(rows, columns: str):
         if new not in TARGETS or not old:
             raise InputError(f"--columns {new}={old}: give NEW=OLD, where NEW is one of {', '.join(TARGETS)}")
         if old not in present:
-            close = difflib.get_close_matches(old, present, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"columns found: {', '.join(present)}"
-            raise InputError(f"--columns {new}={old}: there is no column {old}: {hint}")
-    replaced = (set(names.values()) & set(present)) - names.keys()
+            near = difflib.get_close_matches(old, present, n=1) or present
+            raise InputError(f"--columns {new}={old}: there is no column {old}: did you mean {' or '.join(near)}?")
+    replaced = set(names.values()) & set(present) - names.keys()
     if isinstance(rows, list):
         return [{names.get(name, name): row[name] for name in row if name not in replaced} for row in rows]
     return rows.remove_columns(list(replaced)).rename_columns(names)

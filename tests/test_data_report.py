@@ -1,0 +1,150 @@
+"""What a run says of its data before anything trains: `marlhf data`, what is cut or dropped, a file for each stage."""
+
+import json
+import sys
+
+import datasets
+import pytest
+from conftest import fails
+
+from marlhf_lite.cli import main
+from marlhf_lite.config.commands import DataCommand
+from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
+from marlhf_lite.experiments.data_report import COLOURS, PLAIN
+from marlhf_lite.tasks.splits import Task
+
+COUNT, LIMIT = 40, 6
+WORDS = "the cat sat on a mat and saw the dog".split()
+REPEATED = "the cat sat on a mat and saw"  # longer than LIMIT tokens
+
+
+def pair(i):
+    """Every fourth pair differs behind the limit alone."""
+    chosen, rejected = (REPEATED, f"{REPEATED} a dog") if i % 4 == 0 else (" ".join(WORDS[: i % 9 + 1]), "a dog")
+    return {"prompt": f"Say {i}:", "chosen": f" {chosen}.", "rejected": f" {rejected}."}
+
+
+def task_of(rows, **splits):
+    parts = {"sft": [], "rm": rows, "ppo": [], "test": []} | splits
+    tables = {part: datasets.Dataset.from_list(part_rows or [rows[0]]) for part, part_rows in parts.items()}
+    tables = {part: table if parts[part] else table.select([]) for part, table in tables.items()}
+    return Task("x", datasets.DatasetDict(tables), None, {"read": len(rows)})
+
+
+def ids_of(tokenizer, text):
+    """The tokens of an answer with its end, as a loop over one text at a time gives them."""
+    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# Lengths
+
+
+def test_what_is_cut_is_counted_with_the_length_that_would_cut_few(tokenizer):
+    rows = [{"prompt": "a", "chosen": " the" * (i + 1), "rejected": " dog" * (i % 3 + 1)} for i in range(COUNT)]
+    lengths = [len(ids_of(tokenizer, row[side])) for row in rows for side in ("chosen", "rejected")]
+    for limit in (LIMIT, max(lengths) - 1, max(lengths)):
+        options = DataCommand(max_response_length=limit)
+        _, notes = fit_lengths(task_of(rows), tokenizer, options, {"rm": ("chosen", "rejected")})
+        cut = sum(length > limit for length in lengths)
+        assert bool(notes) == bool(cut)
+        if cut:
+            few = next(n for n in range(1, 99) if sum(length > n for length in lengths) <= 0.05 * len(lengths))
+            line = f"{cut} of {len(lengths)} answers are cut to {limit} tokens, and end without EOS"
+            longer = f": --max_response_length {few} would cut 5%" if cut > 0.05 * len(lengths) else ""
+            assert notes == [line + longer]
+
+
+def test_pairs_that_the_cut_makes_equal_are_dropped_and_all_of_them_stop(tokenizer):
+    rows, options, sides = list(map(pair, range(COUNT))), DataCommand(max_response_length=LIMIT), ("chosen", "rejected")
+    task, _ = fit_lengths(task_of(rows), tokenizer, options, {"rm": sides})
+    kept = [row for row in rows if len({tuple(ids_of(tokenizer, row[side])[:LIMIT]) for side in sides}) == 2]
+    assert task.splits["rm"].to_list() == kept and 0 < len(kept) < COUNT
+    assert (task.counts["equal_after_cut"], task.counts["rm"]) == (COUNT - len(kept), len(kept))
+    same, longest = rows[::4], max(len(ids_of(tokenizer, row[side])) for row in rows[::4] for side in sides)
+    fails(lambda: fit_lengths(task_of(same), tokenizer, options, {"rm": sides}), f"raise it, to {longest} to cut few")
+    assert fit_lengths(task_of(rows), tokenizer, options, {"sft": sides[:1]})[0].counts["rm"] == COUNT, "SFT: no pairs"
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"),
+    [(["one. two.", "one! two?", "一。二。", "no end"], 0), (["no end", "none at all", "one. two."], 2)],
+)
+def test_texts_without_an_end_of_a_sentence_are_counted(texts, count):
+    notes = list(note_on_sentences(task_of([{"prompt": "a", "chosen": text} for text in texts])))
+    assert len(notes) == bool(count) and all(note.startswith(f"{count} of {len(texts)} answers") for note in notes)
+
+
+# The report
+
+
+def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(
+    tiny, tokenizer, tmp_path, capsys, monkeypatch
+):
+    rows = [*map(pair, range(COUNT)), {"prompt": "a", "chosen": "", "rejected": "b"}]
+    path = write(tmp_path / "pairs.jsonl", rows)
+    words = f"data {path} --model {tiny.model} --max_response_length {LIMIT}".split()
+    assert not main(words)
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0] == f"{path}: {COUNT + 1} rows, read as pairs" and "1 empty response" in lines[2]
+    by_prompt = {row["prompt"]: row for row in rows}
+    blocks = [block.splitlines() for block in text.split("\n\nrow ")[1:]]
+    assert len(blocks) == 3
+    for _, prompt, *answers in blocks:
+        row = by_prompt["".join(prompt.partition("|")[2].split("|")).removeprefix(tokenizer.bos_token or "")]
+        expected = []
+        for side in ("chosen", "rejected"):
+            ids = ids_of(tokenizer, row[side])
+            shown = [tokenizer.decode([i]) for i in (ids[:-1])[:LIMIT]]
+            end = f"end: none, cut to {LIMIT} tokens" if len(ids) > LIMIT else f"end (1): |{tokenizer.eos_token}|"
+            expected += [f"{side} ({len(shown)}): |{'|'.join(shown)}|", end]
+        assert answers == expected
+    lengths = sorted(len(ids_of(tokenizer, row["chosen"])) for row in rows[:-1])
+    assert f"chosen in tokens: shortest {lengths[0]}, " in text and f"longest {lengths[-1]}\n" in text
+    assert "answers are cut to 6 tokens" in text and "equal after cut" in text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert not main([*words, "--rows", "1"])
+    coloured = capsys.readouterr().out
+    assert all(coloured.count(COLOURS[kind]) > 0 for kind in ("prompt", "answer")) and "row 2" not in coloured
+    for colour in (*COLOURS.values(), PLAIN):
+        coloured = coloured.replace(colour, "")
+    assert "\n\n".join(text.split("\n\n")[1:2]) in coloured
+
+
+# A file for each stage
+
+
+def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
+    """Each stage takes all rows of its own file; what it drops is printed; prompts that were trained on are noted."""
+    monkeypatch.chdir(tmp_path)
+    pairs = list(map(pair, range(COUNT)))
+    write(tmp_path / "sft.jsonl", [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs])
+    write(tmp_path / "pairs.jsonl", [row | {"prompt": f"Now {i}:"} for i, row in enumerate(pairs)])
+    write(tmp_path / "prompts.jsonl", [{"prompt": f"And {i}:"} for i in range(COUNT)])
+    held_out, equal = COUNT // 10, len(pairs[::4])
+
+    def run(words, data, folder):
+        sizes = f"--dataset {data}.jsonl --max_response_length {LIMIT} --output_dir {folder}"
+        assert not main(f"{words} {sizes}".split()), capsys.readouterr()
+        return capsys.readouterr().out, json.loads((tmp_path / folder / "data.json").read_text())
+
+    _, counts = run(f"sft --model {tiny.model} --lora_r 2 --sft_batch_size 18", "sft", "sft")
+    assert (counts["sft"], counts["rm"], counts["ppo"], counts["test"]) == (COUNT - held_out, 0, 0, held_out)
+    for stage, words in (("rm", "--rm_batch_size 18"), ("dpo", "--dpo_batch_size 18")):
+        out, counts = run(f"{stage} --sft sft {words}", "pairs", stage)
+        in_test = COUNT - held_out - counts["rm"]
+        assert in_test == counts["equal_after_cut"] and equal - held_out <= in_test <= equal
+        assert f"dropped: {in_test} equal after cut" in out and "answers are cut to" in out
+    ppo = "ppo --sft sft --rm rm --updates 1 --batch_size 4 --micro_batch_size 4 --checkpoint_every 0"
+    out, counts = run(ppo, "prompts", "ppo")
+    assert counts["ppo"] == COUNT - held_out and "has trained on all rows" not in out
+    out, _ = run(ppo, "pairs", "again")
+    assert "rm has trained on all rows of pairs.jsonl" in out and "sft has trained" not in out
+    _, counts = run("evaluate --sft sft --policies ppo --rm rm --eval_prompts 4", "prompts", "evaluated")
+    assert counts["test"] == held_out
