@@ -29,7 +29,7 @@ def chat_writer(tokenizer, choice: str) -> "Chat | None":
             hint = f"give {', '.join(WORDS)}, or the file of a Jinja template"
             raise InputError(f"--chat_template {choice}: cannot be read ({type(error).__name__}): {hint}") from None
     if choice == "text" and tokenizer.chat_template is None:
-        raise InputError("--chat_template text: the tokenizer has none: give the file of one, or leave it out")
+        raise InputError("--chat_template text: the tokenizer has no chat template: give a file, or leave it out")
     if choice == "none" or (choice != "templated" and tokenizer.chat_template is None):
         return None
     return Chat(tokenizer, choice)
