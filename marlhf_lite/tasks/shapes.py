@@ -280,7 +280,9 @@ def to_preferences(
     for number, row in enumerate(rows, start=1):
         counts["read"] += 1
         try:
-            kept.append(_converted(row, form))
+            if missing := [column for column in form.columns if column not in row]:
+                raise BadRow("missing_column", f"no {missing[0]!r}")
+            kept.append(form.convert(row))
         except BadRow as bad:
             counts[bad.reason] += 1
             if bad_rows == "error" and bad.reason not in form.known:
@@ -297,13 +299,6 @@ def to_preferences(
     return kept, counts
 
 
-def _converted(row: Mapping, form: Form) -> dict:
-    for column in form.columns:
-        if column not in row:
-            raise BadRow("missing_column", f"no {column!r}")
-    return form.convert(row)
-
-
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     """Raise `InputError` where a column is missing in all rows; it says what to rename where names are near."""
     present = columns_of(rows)
@@ -315,8 +310,8 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME"
         near = {side: [name for name in present if side[:6] in name.lower()] for side in COLUMNS[1:]}
-        if all(len(columns) == 1 for columns in near.values()):
-            names_of = {side: columns[0] for side, columns in near.items() if columns[0] != side}
+        names_of = {side: columns[0] for side, columns in near.items() if columns not in ([], [side])}
+        if names_of and all(len(columns) == 1 for columns in near.values()):
             options = ",".join(f"{side}={name}" for side, name in names_of.items())
             fix = f"rename {', '.join(names_of.values())} to {', '.join(names_of)}, or give --columns {options}"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
