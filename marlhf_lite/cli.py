@@ -169,7 +169,7 @@ def _study(options: commands.StudyCommand) -> None:
 
 
 def _memory(options: commands.MemoryCommand) -> None:
-    from marlhf_lite.models.memory import memory_report
+    from marlhf_lite.models.memory_report import memory_report
 
     print(memory_report(options))
 
@@ -199,7 +199,10 @@ def _export(options: commands.ExportCommand) -> None:
 
     if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
-    policy, folder = resolve_adapter_dir("policy", options.policy), Path(options.output_dir)
+    if options.untied and options.push_to_hub:
+        raise InputError("--untied: such a model is for vLLM alone: leave out --push_to_hub")
+    is_base, folder = options.untied and not options.policy, Path(options.output_dir)
+    policy = None if is_base else resolve_adapter_dir("policy", options.policy)
     check_output_dir(folder)
     from marlhf_lite.experiments.export import export_policy
 

@@ -21,6 +21,7 @@ import marlhf_lite
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
+from marlhf_lite.config.parser import parse
 from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
 from marlhf_lite.models.architectures import ARCHITECTURES
 from marlhf_lite.models.loading import lora_config, share, with_head
@@ -30,11 +31,10 @@ from marlhf_lite.models.memory import (
     estimate_memory,
     estimate_stage,
     generation_bytes,
-    memory_report,
     memory_table,
-    stages_table,
     training_bytes,
 )
+from marlhf_lite.models.memory_report import first_that_fits, least_cards, memory_report, stages_table
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.utils.errors import InputError
@@ -262,7 +262,7 @@ def test_where_nothing_can_be_lowered_the_next_step_is_named(folder):
         _, *stuck, _, last[name] = [
             line for line in memory_report(options(folder, model, gpu=0.1)).splitlines() if line
         ]
-        assert sum("not even" in line for line in stuck) == 2
+        assert sum("not even" in line for line in stuck) == 3
     assert last["lora"].startswith("what can help: --dtype bfloat16, --load_in_4bit true, shorter texts")
     assert last["four"].startswith("what can help: shorter texts") and "a larger card" in last["four"]
     assert last["full"].startswith("what can help: --finetune lora, several cards")
@@ -291,6 +291,62 @@ def test_the_models_of_the_paper_are_known_without_the_hub(monkeypatch, capsys):
         assert main(["memory", "--preset", f"lora-{card}", "--gpu", size]) == 0
         said = capsys.readouterr().out
         assert f"\nfits a card of {size} GiB" in said and "reward model" in said and "would fit" not in said
+        assert f"cards of {size} GiB at least, under DDP: SFT 1, reward model 1, PPO 1" in said
+
+
+def test_a_card_s_share_by_hand(folder):
+    """FSDP2: 16 bytes a weight that trains, 2 a frozen one, over the cards; a layer and the embedding on each."""
+    base, cards = empty_base(ModelConfig(model=folder)), 4
+    weights, d = base.num_parameters(), NUMBERS["hidden_size"]
+    trained = 2 * weights + d  # policy, and critic with its head
+    one, many = (options(folder, {"finetune": "full"}, num_processes=n, batch_size=32) for n in (1, cards))
+    assert estimate_memory(one, gpu=False).weights == 2 * 4 * trained
+    share = estimate_memory(many, gpu=False)
+    assert share.weights == (4 + 2) * trained / cards and share.optimizer == 8 * trained / cards
+    half = empty_base(ModelConfig(model=folder, dtype="bfloat16"))
+    layer, embedding = 2 * sum(p.numel() for p in half.model.layers[0].parameters()), 2 * NUMBERS["vocab_size"] * d
+    assert share.generation == generation_bytes(half, 8, PROMPT + LENGTH) + 2 * layer + embedding + 2 * d  # last norm
+    passes = training_bytes(half, many, ROWS, PROMPT, LENGTH, 0) + 3 * layer + 2 * embedding + 4 * d
+    assert share.training == 4 * trained / cards + max(passes, 4 * trained / cards)
+    sft = estimate_stage(many, "sft", 2, gpu=False)
+    assert sft.weights == 4 * weights / cards and sft.optimizer == 8 * weights / cards and not sft.generation
+
+
+def test_ddp_shares_the_batch_alone(folder):
+    one, many = (estimate_memory(options(folder, num_processes=n, batch_size=32)) for n in (1, 4))
+    assert (one.weights, one.adapters, one.optimizer, one.training) == (
+        many.weights,
+        many.adapters,
+        many.optimizer,
+        many.training,
+    )
+    assert many.generation == pytest.approx(one.generation / 4)
+    assert "DDP: the whole base on each" in memory_report(options(folder, num_processes=4))
+
+
+def paper_row(preset):
+    """A row of the table in docs/scaling.md: the least cards of 79 GiB for each stage, by two engines."""
+    given = parse("memory", ["--preset", preset, "--gpu", "79"], MemoryCommand)
+    cards, by_servers = least_cards(given), lambda tried: replace(estimate_memory(tried), generation=0).peak
+    if preset.endswith("/apps"):  # unit tests give the reward
+        cards["reward model"] = "–"
+    served = first_that_fits(given, by_servers)
+    peaks = (
+        estimate_memory(replace(given, num_processes=cards["PPO"])).peak,
+        by_servers(replace(given, num_processes=served)),
+    )
+    cells = (*cards.values(), f"{peaks[0] / GIB:.0f}", served, f"{peaks[1] / GIB:.0f}")
+    return f"| {preset} | {' | '.join(map(str, cells))} |"
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [f"{name}/tldr" for name in ("gemma-2b", "llama-3.2-3b", "gemma-7b", "gemma-2-27b")]
+    + ["codegemma-2b/apps", "codegemma-7b/apps"],
+)
+def test_the_table_of_cards_is_the_estimate(preset):
+    text = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert paper_row(preset) in text.splitlines()
 
 
 def test_no_config_is_one_line(tmp_path):

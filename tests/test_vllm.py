@@ -15,12 +15,13 @@ from accelerate.state import AcceleratorState
 from conftest import fails, nudge
 from scipy.stats import chi2_contingency
 from small_runs import build, same_checkpoints, timeless
-from transformers import set_seed
+from transformers import AutoModelForCausalLM, set_seed
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled
 from marlhf_lite.utils.jsonl import append_lines
@@ -330,6 +331,111 @@ def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and all(part in shown for part in ["--vllm_url", *parts]), shown
     assert sorted(tmp_path.rglob("*")) == before
+
+
+# All weights
+
+
+@pytest.fixture
+def full(tiny, sft_full, tokenizer, tmp_path):
+    """A function that makes a trainer of all weights whose responses come from these servers."""
+
+    def trainer(*servers, **changes):
+        base = load_base(dataclasses.replace(tiny, finetune="full"))
+        engine = VLLMEngine([server.url for server in servers], tmp_path / "weights", retries=1)
+        models = build_models(base, *sft_full)
+        return build(models, tokenizer, engine=engine, policy_learning_rate=1e-3, warmup_updates=0, **changes)
+
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def sft_full(tiny, tmp_path_factory):
+    folder, options = tmp_path_factory.mktemp("full"), dataclasses.replace(tiny, finetune="full")
+    nudge(new_policy(load_base(options), options), 1, 0.02).save_pretrained(folder / "sft")
+    nudge(new_reward_model(load_base(options), folder / "sft"), 2, 0.02).save_pretrained(folder / "rm")
+    return folder / "sft", folder / "rm"
+
+
+def test_every_server_takes_all_weights_of_every_update(serve, full, tmp_path):
+    servers = serve(), serve()
+    rows = full(*servers).train()
+    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
+    for server in servers:
+        places = server.names("collective_rpc")
+        assert [Path(place).name.rpartition("-")[0] for place in places] == [f"policy-{i:06d}" for i in range(3)]
+        assert len(server.names("reset_prefix_cache")) == 3 and len(server.names("completions")) == 6
+    assert not list(tmp_path.glob("weights/*"))
+
+
+def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full):
+    server = serve()
+    trainer = full(server)
+    plain = trainer.optimizer_step
+
+    def forgetful(*args):
+        row = plain(*args)
+        server.reload = server.routes["collective_rpc"] = lambda body: (200, {"results": [None]})
+        return row
+
+    trainer.optimizer_step = forgetful
+    fails(trainer.train, "update 1: --vllm_url", "nats a token from the policy's")
+    assert len(trainer.history) == 1
+
+
+KEEPS = ["development mode (VLLM_SERVER_DEV_MODE=1)", "--untied"]
+FAULTS = {
+    "development mode off": ({"dev": False}, {}, ["reloads no weights", "VLLM_SERVER_DEV_MODE=1"]),
+    "tied": ({}, {"tied": True}, ["nats a token", "as a tied head does", *KEEPS]),
+    "old weights": ({}, {"forgets": True}, ["nats a token", "keeps old weights", *KEEPS]),
+    "folder": ({"sees": "/nowhere"}, {}, ["does not reload", "it must see this folder"]),
+    "too slow": ({}, {"slow": True}, ["did not reload", "within 0.2 seconds"]),
+}
+
+
+@pytest.mark.parametrize(("server", "faults", "parts"), FAULTS.values(), ids=FAULTS)
+def test_a_server_that_cannot_take_all_weights_is_told_before_anything_is_trained(
+    serve, tiny, pairs, tmp_path, capsys, monkeypatch, server, faults, parts
+):
+    server = serve(**server)
+    for name, value in faults.items():
+        setattr(server, name, value)
+    if server.slow:
+        monkeypatch.setattr(vllm_rollouts, "RELOAD_SECONDS", 0.1)
+        monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
+    before = sorted(tmp_path.rglob("*"))
+    options = f"--finetune full --rollout_engine vllm --vllm_url {server.url} --max_response_length 6"
+    assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and all(part in shown for part in ["--vllm_url", *parts]), shown
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_whole_run_and_an_evaluation_of_all_weights(serve, tiny, pairs, tmp_path):
+    server, short = serve(), "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4"
+    sizes = f"--max_response_length 6 --eval_prompts 4 --rollout_engine vllm --vllm_url {server.url}"
+    run = tmp_path / "run"
+    words = f"run --model {tiny.model} --finetune full --dataset {pairs} {short} --rm_batch_size 4 {sizes}"
+    assert not main(f"{words} --output_dir {run}".split())
+    labels = [Path(name).name.rpartition("-")[0] for name in server.names("collective_rpc")]
+    assert labels == ["trial", "policy-000000", "policy-000001", "evaluated", "evaluated"]
+    assert all(row["sampler_difference"] < 1e-5 for row in RunFolder.open(run / "ma-ppo").metrics())
+    assert not list(tmp_path.rglob("policy-0*")) and not list(tmp_path.rglob("trial-*"))
+    evaluate = f"evaluate --sft {run} --rm {run} --policies {run} {sizes} --output_dir {tmp_path}/evaluated"
+    assert not main(evaluate.split())
+    assert len(server.names("collective_rpc")) == 7
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_an_untied_export_is_the_same_model_with_a_head_of_its_own(tiny, sft, tmp_path, policy):
+    which = f"--policy {sft}" if policy else ""
+    assert not main(f"export --model {tiny.model} {which} --untied true --output_dir {tmp_path}/one".split())
+    model, base = AutoModelForCausalLM.from_pretrained(tmp_path / "one"), load_base(tiny)
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+    assert load_base(tiny).config.tie_word_embeddings and not model.config.tie_word_embeddings
+    tokens, plain = torch.arange(9)[None], merge_adapter(load_policy(base, sft, trainable=False)) if policy else base
+    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
+    assert load_tokenizer(str(tmp_path / "one")).vocab_size
 
 
 # A real server: benchmarks/vllm_server.sh starts one for the CPU

@@ -170,6 +170,9 @@ class ExportCommand(o.TrainedPolicyConfig, o.OutputConfig, o.ModelConfig):
     example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name
     """
 
+    untied: bool = option(
+        False, "An output head of its own, which vLLM needs for --rollout_engine vllm --finetune full."
+    )
     push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
 
 
@@ -201,10 +204,11 @@ class MemoryCommand(
 ):
     """How much memory SFT, reward model and PPO need, from the model's config, before anything is loaded.
 
-    example: marlhf memory --preset lora-t4-16gb --gpu 14.7
+    example: marlhf memory --preset gemma-2-27b/tldr --num_processes 16 --gpu 79
     """
 
-    gpu: float = option(0.0, "Memory of the card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0)
+    gpu: float = option(0.0, "Memory of a card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0)
+    num_processes: int = option(1, "Cards: FSDP2 spreads --finetune full over them, DDP shares LoRA's batch.", least=1)
 
 
 KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)

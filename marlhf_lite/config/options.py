@@ -237,7 +237,7 @@ class EngineConfig(Checked):
     """What samples responses in PPO and in evaluation."""
 
     rollout_engine: Literal["generate", "vllm"] = option(
-        "generate", "What samples responses: generate (transformers), or vllm, servers that load the LoRA adapter."
+        "generate", "What samples responses: generate (transformers), or vllm, servers that load the policy."
     )
     vllm_url: str = option(
         "", "Addresses of vLLM servers, comma-separated, such as http://localhost:8000; VLLM_API_KEY holds their key."

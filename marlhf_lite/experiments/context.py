@@ -275,17 +275,17 @@ def _open_engine(
         prompts = list(task.splits["ppo"]["prompt"])
         if isinstance(options, commands.RunCommand):  # which answers held-out prompts in the end
             prompts += task.held_out(options.eval_prompts)["prompt"]
-        together(
-            engine.try_out, PolicyModel(first), tokenizer, prompts, sampling_of(options, options.max_response_length)
-        )
+        sampling = sampling_of(options, options.max_response_length)
+        if options.finetune == "lora" or PartialState().is_main_process:  # one sends weights for all
+            together(engine.try_out, PolicyModel(first), tokenizer, prompts, sampling)
+        else:
+            together(lambda: None)
     return engine
 
 
 def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for what vLLM cannot serve, batches that cannot be divided, and pairs that are missing."""
     state, has_servers = PartialState(), isinstance(options, EngineConfig) and bool(options.vllm_url)
-    if has_servers and options.finetune == "full":
-        raise InputError("--rollout_engine vllm: its servers load adapters only: use --finetune lora")
     if has_servers and isinstance(options, PPOConfig) and options.logprobs_at_temperature and options.temperature != 1:
         fix = "leave it out, or add --temperature 1"
         raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")

@@ -12,6 +12,7 @@ from marlhf_lite.experiments.context import make_dialogues, print_main, start_pr
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import merge_adapter
+from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of
@@ -20,15 +21,16 @@ from marlhf_lite.utils.run_folder import RunFolder, run_of
 
 
 def merged_policy(
-    options: GenerateCommand | ExportCommand, folder: Path
+    options: GenerateCommand | ExportCommand, folder: Path | None
 ) -> tuple[PreTrainedModel, object, Chat | None]:
-    """Load a policy and merge its adapter into the base weights.
+    """Load a policy, without a folder the base, and merge its adapter into the base weights.
 
     Return the model, its tokenizer, and what writes messages where the policy has learnt from chats.
     """
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
-    tokenizer, policy = load_tokenizer(config.model), load_policy(load_base(config), folder, trainable=False)
+    tokenizer, base = load_tokenizer(config.model), load_base(config)
+    policy = load_policy(base, folder, trainable=False) if folder else base
     if write := chat_writer(tokenizer, config.chat_template):
         expect_chats(tokenizer)
     return (merge_adapter(policy) if isinstance(policy, PeftModel) else policy), tokenizer, write
@@ -68,18 +70,22 @@ def _sampling_of(folder: Path) -> dict:
     return Sampling(config["max_response_length"], **how, min_new_tokens=least).arguments()
 
 
-def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
-    """Save a policy and its tokenizer as a model that transformers loads, and push it to the hub if asked.
+def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:
+    """Save a policy (without a folder: the base) and its tokenizer as a model that transformers loads.
 
-    Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did.
+    It is pushed to the hub if asked. Its `generate` samples and stops as the run did, and its tokenizer writes chats
+    as the run did.
     """
     model, tokenizer, _ = merged_policy(options, folder)
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     ids["eos_token_id"] = end_of_text(model, tokenizer)
-    model.generation_config = GenerationConfig(**ids, **_sampling_of(folder))
+    model.generation_config = GenerationConfig(**ids, **(_sampling_of(folder) if folder else {}))
     try:
-        for part in (model, tokenizer):
-            part.save_pretrained(output)
+        if options.untied:
+            save_untied(model, output, model.state_dict())
+        else:
+            model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
     except BaseException:
         shutil.rmtree(output, ignore_errors=True)  # it was empty
         raise

@@ -4,6 +4,7 @@ Weights, optimizer, logits, and the cache of keys and values are counted; activa
 compares with the allocations of real modules.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,6 @@ from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.less_memory import rows_a_pass, smaller_pass
 
 GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 whatever the base is
@@ -48,13 +48,13 @@ class Memory:
 
 
 def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
-    """Estimate the memory of one process that runs PPO with these options, unsharded.
+    """Estimate the memory of one process that runs PPO with these options, one of `--num_processes`.
 
     The longest batch counts: prompts of --max_prompt_length, responses of --max_response_length. With `gpu`, CUDA's own
     memory is added. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and what its
     matrix products copy.
     """
-    base = empty_base(options)
+    base = empty_base(_in_passes(options))
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
     head = base.get_output_embeddings()
     if options.finetune == "full":
@@ -64,34 +64,71 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     else:
         score, adapter = ADAPTER_BYTES * width, adapter_bytes(base, options)
         weights, adapters, trained = base_bytes(base, options), 4 * adapter + 4 * score, 2 * adapter + score
-    rows = options.generation_batch_size or options.batch_size
+    share = math.ceil(options.batch_size / options.num_processes)
+    rows = options.generation_batch_size or share
+    rows = min(rows, share) if options.num_processes > 1 else rows
     prompt, response = options.max_prompt_length, options.max_response_length
-    return Memory(
+    gradients = 0 if is_spread(options) else trained
+    memory = Memory(
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
         generation=generation_bytes(base, rows, prompt + response),
-        training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, trained),
+        training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
+    return _spread(memory, base, options) if is_spread(options) else memory
 
 
 def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = True) -> Memory:
     """Estimate the memory of one process that trains `sft`, or `rm`, with so many rows a pass; a pair has two texts."""
-    base, lora = empty_base(options), options.finetune == "lora"
+    base, lora = empty_base(_in_passes(options)), options.finetune == "lora"
     weights = base_bytes(base, options)
     trained = adapter_bytes(base, options) if lora else weights
     tokens = rows * (options.max_prompt_length + options.max_response_length) * (2 if stage == "rm" else 1)
     kept, again = activation_bytes(base, options, tokens)
     tiles = 1 if gpu else 6  # Triton works in place, torch's operations do not
     logits = tiles * base.dtype.itemsize * min(tokens * 32_768, TILE) if stage == "sft" else 0
-    return Memory(
+    memory = Memory(
         weights=weights,
         adapters=trained if lora else 0,
         optimizer=2 * trained,
         generation=0,
-        training=max(kept + max(logits, again), trained + again),
+        training=max(kept + max(logits, again), (0 if is_spread(options) else trained) + again),
         cuda=CUDA_CONTEXT if gpu else 0.0,
+    )
+    return _spread(memory, base, options) if is_spread(options) else memory
+
+
+def is_spread(options: MemoryCommand) -> bool:
+    """Whether FSDP2 spreads all weights over processes. With LoRA, under DDP, each has the whole base."""
+    return options.num_processes > 1 and options.finetune == "full"
+
+
+def _in_passes(options: MemoryCommand) -> MemoryCommand:
+    """The options with the number format of passes: that of the base, or bfloat16, as fsdp2.yaml has it."""
+    return replace(options, dtype="bfloat16") if is_spread(options) else options
+
+
+def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand) -> Memory:
+    """What FSDP2 leaves on a process of a memory that is counted in bfloat16.
+
+    Weights that train, their gradients and moments are float32, frozen models bfloat16, and of all of them a process
+    holds a share. Whole are two layers (the next one is fetched ahead) and, beside them, what lies outside of layers;
+    the backward pass has the gradients of one layer and of what lies outside, too, and the share of all gradients that
+    earlier micro-batches left. Adam's step needs as much again as that share.
+    """
+    trained, processes = memory.optimizer / 2, options.num_processes
+    gradients = 2 * trained / processes
+    layers = [part for part in base.modules() if type(part).__name__ in base._no_split_modules]
+    layer = max(_bytes(part.parameters()) for part in layers)
+    outside = _bytes(base.parameters()) - sum(_bytes(part.parameters()) for part in layers)
+    return replace(
+        memory,
+        weights=(memory.weights + trained) / processes,
+        optimizer=2 * memory.optimizer / processes,
+        generation=memory.generation and memory.generation + 2 * layer + outside,
+        training=gradients + max(memory.training + 3 * layer + 2 * outside, gradients),
     )
 
 
@@ -179,14 +216,6 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     return heads * head_dim, key_heads * head_dim, getattr(config, "intermediate_size", None) or 4 * hidden
 
 
-def memory_report(options: MemoryCommand) -> str:
-    """Format what PPO, SFT and reward model need, whether each fits the card of `--gpu`, and if not, what helps."""
-    text = f"PPO\n{memory_table(estimate_memory(options), options.gpu)}{_advice(options)}\n\n{stages_table(options)}"
-    least = replace(options, gradient_checkpointing=True, micro_batch_size=1, generation_batch_size=1)
-    peaks = (estimate_memory(least).peak, *(estimate_stage(least, stage, 1).peak for stage in ("sft", "rm")))
-    return text + (f"\n\n{_next_step(options)}" if options.gpu and max(peaks) > options.gpu * GIB else "")
-
-
 def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     """Format the parts in GiB, and whether they fit a card of `gpu` GiB."""
     parts = asdict(memory)
@@ -195,68 +224,3 @@ def memory_table(memory: Memory, gpu: float = 0.0) -> str:
     if gpu:
         lines.append(f"{'fits' if memory.peak <= gpu * GIB else 'does not fit'} a card of {gpu:g} GiB")
     return "\n".join(lines)
-
-
-def stages_table(options: MemoryCommand) -> str:
-    """Format the peaks of SFT and reward model, whether they fit the card, and if not, how many rows a pass do."""
-    lines = []
-    for stage, name in (("sft", "SFT"), ("rm", "reward model")):
-        batch = getattr(options, f"{stage}_batch_size")
-        asked = rows_a_pass(options.per_device_train_batch_size, batch)
-        tried = [asked]
-        while smaller := smaller_pass(tried[-1], batch):
-            tried.append(smaller)
-        peaks = {rows: estimate_stage(options, stage, rows).peak for rows in tried}
-        line = f"{name:<12} {peaks[asked] / GIB:7.2f} GiB  with {asked} rows a pass"
-        if options.gpu:
-            fit = next((rows for rows in tried if peaks[rows] <= options.gpu * GIB), 0)
-            line += ": fits" if fit == asked else f": does not fit{_stage_advice(options, stage, fit)}"
-        lines.append(line)
-    return "\n".join(lines)
-
-
-def _stage_advice(options: MemoryCommand, stage: str, fit: int) -> str:
-    """What a stage does where memory ends, with the most rows a pass that fit, or what makes one row fit."""
-    if fit:
-        return f"; of those that it tries when memory ends, {fit} would fit"
-    least = replace(options, gradient_checkpointing=True)
-    if estimate_stage(least, stage, 1).peak <= options.gpu * GIB:
-        return ", but one row a pass would with --gradient_checkpointing true"
-    return ", not even with one row a pass"
-
-
-def _advice(options: MemoryCommand) -> str:
-    """What PPO has to lower to fit the card, as options; empty where it fits, or no card is given."""
-    lowered = options
-    while options.gpu and estimate_memory(lowered).peak > options.gpu * GIB:
-        smaller = _lower(lowered)
-        if smaller is None:
-            return ", not even with the smallest batches and --gradient_checkpointing true"
-        lowered = smaller
-    names = ("gradient_checkpointing", "generation_batch_size", "micro_batch_size")
-    changed = [name for name in names if getattr(lowered, name) != getattr(options, name)]
-    words = [f"--{name} {str(getattr(lowered, name)).lower()}" for name in changed]
-    return f", but would with {' '.join(words)}" if words else ""
-
-
-def _lower(options: MemoryCommand) -> MemoryCommand | None:
-    """The options with one step less memory where sampling or training takes the most; None where no step is left."""
-    memory = estimate_memory(options)
-    if memory.generation > memory.training:
-        rows = options.generation_batch_size or options.batch_size
-        return replace(options, generation_batch_size=rows // 2) if rows > 1 else None
-    if not options.gradient_checkpointing:
-        return replace(options, gradient_checkpointing=True)
-    rows = options.micro_batch_size
-    return replace(options, micro_batch_size=rows // 2) if rows > 1 else None
-
-
-def _next_step(options: MemoryCommand) -> str:
-    """What helps where no batch can be smaller."""
-    if options.finetune == "full":
-        steps = ["--finetune lora", "several cards (FSDP)"]
-    else:
-        half, four = options.dtype == "float32", not options.load_in_4bit
-        steps = ["--dtype bfloat16"] * half + ["--load_in_4bit true"] * four
-    texts = "shorter texts (--max_prompt_length, --max_response_length)"
-    return "what can help: " + ", ".join([*steps, texts, "a smaller --model, a larger card"])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -48,8 +48,11 @@ def spread(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerato
     if not is_sharded(beside):
         return
     plugin = accelerator.state.fsdp_plugin
-    how = {"mp_policy": plugin.mixed_precision_policy or MixedPrecisionPolicy(), "offload_policy": plugin.cpu_offload}
+    precision = plugin.mixed_precision_policy or MixedPrecisionPolicy()
+    how = {"mp_policy": precision, "offload_policy": plugin.cpu_offload}
     for model in filter(None, frozen):
+        for weight in model.parameters():  # its passes would round them to this format each time
+            weight.data = weight.data.to(precision.param_dtype or weight.dtype)
         for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
             fully_shard(layer, **how, reshard_after_forward=True)
         fully_shard(model, **how, reshard_after_forward=True)
@@ -85,6 +88,16 @@ def full_tensor(x: Tensor) -> Tensor:
 def local_tensor(x: Tensor) -> Tensor:
     """This process's part of a tensor that may be spread."""
     return x.to_local() if hasattr(x, "to_local") else x
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights by name, on the CPU; where processes share them, the main process has them and the others nothing."""
+    keeps, weights = not is_sharded(model) or PartialState().is_main_process, {}
+    for name, weight in model.state_dict().items():
+        whole = full_tensor(weight)  # all processes take part
+        if keeps:
+            weights[name] = whole.detach().cpu()
+    return weights
 
 
 def full_state_dict(accelerator: Accelerator, actor_critic: nn.Module, role: str) -> dict:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout
-from marlhf_lite.utils.errors import InputError, ServerError
+from marlhf_lite.utils.errors import DifferentPolicy, InputError
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
@@ -24,7 +24,7 @@ def check_sampled(
 
     `sampler_difference` is the mean in nats a token, over all processes of `accelerator`, in whose precision the policy
     ran; `sampler_beyond` the share of tokens whose ratio trainer / server is above `bound` or below 1 / `bound`, since
-    a mean hides tails. Raises `ServerError` where the mean is more than rounding: another policy sampled.
+    a mean hides tails. Raises `DifferentPolicy` where the mean is more than rounding: another policy sampled.
     """
     if rollout.sampled_logprobs is None:
         return {}
@@ -36,7 +36,7 @@ def check_sampled(
     if not is_rounding:
         what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
         dtype = str(next(model.parameters()).dtype).split(".")[1]
-        raise ServerError(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
+        raise DifferentPolicy(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
     return {"sampler_difference": difference, "sampler_beyond": float(sums["beyond"] / sums["tokens"])}
 
 

@@ -1,8 +1,9 @@
-"""Rollouts by vLLM: servers load the policy's LoRA adapter and answer prompts with it.
+"""Rollouts by vLLM: servers load the policy's LoRA adapter, or all of its weights, and answer prompts with it.
 
 What comes back is not taken on trust. vLLM keeps what it has read under the name of an adapter (its issue 42125), so
-each adapter gets a name that none had before. An answer says which adapter gave it. And its log-probabilities must be
-those of the trainer's own policy, which another adapter, another base model or another number format have not.
+each adapter, and each folder of weights, gets a name that none had before. An answer says which adapter gave it. And
+its log-probabilities must be those of the trainer's own policy, which another adapter, another base model or another
+number format have not. A server that keeps old weights, or a part of them, is found by a trial with changed ones.
 Token ids go there and come back: nothing is tokenised twice.
 """
 
@@ -11,7 +12,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import TimeoutError as NoAnswerYet
 from multiprocessing.pool import ThreadPool
@@ -19,12 +20,17 @@ from pathlib import Path
 from uuid import uuid4
 
 import torch
+from peft import PeftModel
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.distributed import is_sharded, together, whole_weights
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
 from marlhf_lite.training.sampler_checks import check_sampled
-from marlhf_lite.utils.errors import InputError, ServerError, one_line
+from marlhf_lite.utils.errors import DifferentPolicy, InputError, ServerError, one_line
 
 try:
     import openai
@@ -33,14 +39,15 @@ except ImportError:
 
 AT_ONCE = 256  # requests under way; the servers batch them
 PATIENCE = 30.0  # seconds without an answer before the servers are asked whether they are well
+RELOAD_SECONDS = 600.0  # in which a server must have read a folder of weights
 
 
 class VLLMEngine:
-    """vLLM servers that sample with a policy's adapter. Each gets every adapter and its share of the prompts.
+    """vLLM servers that sample with a policy. Each gets every adapter, or all weights, and its share of the prompts.
 
     Args:
         urls: addresses of the servers, such as http://localhost:8000. VLLM_API_KEY is sent, if it is set.
-        folder: where adapters are written while they are in use. Servers must find it under the same path.
+        folder: where adapters and weights are written while they are in use. Servers must find it under the same path.
         retries: how often the openai client asks again where a server is busy or cannot be reached.
     """
 
@@ -62,7 +69,8 @@ class VLLMEngine:
     ) -> Rollout:
         """One response to each prompt, with the log-probabilities that the servers give (`sampled_logprobs`).
 
-        The seed of a response comes from its name in `names` [B]. The adapter is called `label` and a random ending.
+        The seed of a response comes from its name in `names` [B]. The adapter, or the folder of weights, is called
+        `label` and a random ending. Where processes share the weights, all of them must call this.
         Raises `ServerError` where a server does not answer, lacks the adapter, or gives what is no response.
         """
         ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
@@ -71,9 +79,10 @@ class VLLMEngine:
         def ask(row: int) -> tuple[list[int], list[float]]:
             client = self.clients[row * len(self.clients) // len(ids)]  # answers to one prompt from one server
             seed = random.Random(names[row]).getrandbits(63)
-            return _ask(client, model=adapter, prompt=ids[row], seed=seed, **settings)
+            return _ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
-        with _random_state_kept(), self._adapter(model, label) as adapter:
+        take_over = self._adapter if isinstance(model, PeftModel) else self._weights
+        with _random_state_kept(), take_over(model, label) as served:
             answers = self._all_of(ask, len(ids))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
         logprobs = torch.zeros(rollout.mask.shape)
@@ -104,14 +113,16 @@ class VLLMEngine:
         """Have each server answer the longest prompt. Raises `ServerError` for whatever would stop a run later.
 
         That is an adapter that is not found or has too high a rank, a prompt and a response that are too long
-        together, and another base model.
+        together, and another base model. All weights are tried out with a changed embedding: a server that keeps old
+        weights, or an old head that was tied to the embedding, gives other log-probabilities.
         """
         ids = encode_prompts(tokenizer, prompts)
         longest = prompts[max(range(len(ids)), key=lambda row: len(ids[row]))]
         for i in range(len(self.clients)):
             alone = copy.copy(self)
             alone.clients = self.clients[i : i + 1]
-            alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
+            with nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model, seed=i):
+                alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
 
     @contextmanager
     def _adapter(self, model, label: str) -> Iterator[str]:
@@ -131,6 +142,32 @@ class VLLMEngine:
             shutil.rmtree(place, ignore_errors=True)
             with suppress(OSError):  # before a run has its folder, nothing stays of it
                 self.folder.rmdir()
+
+    @contextmanager
+    def _weights(self, model: PreTrainedModel, label: str) -> Iterator[str]:
+        """The name under which every server answers, all of which have the model's weights inside this block."""
+        place = self.folder / f"{label}-{uuid4().hex[:8]}"
+        try:
+            if is_sharded(model):  # all processes gather the weights, and the main one sends them
+                together(self._send, model, place)
+            else:
+                self._send(model, place)
+            yield _served(self.clients[0])
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+            with suppress(OSError):
+                self.folder.rmdir()
+
+    def _send(self, model: PreTrainedModel, place: Path) -> None:
+        weights = whole_weights(model)
+        if not weights:
+            return
+        try:
+            save_untied(model, place, weights)
+        except (OSError, SafetensorError) as error:
+            raise ServerError(f"{place}: not written ({error}): free some disk space") from None
+        for client in self.clients:
+            _reload(client, place)
 
 
 @contextmanager
@@ -181,6 +218,55 @@ def _load(client: openai.OpenAI, name: str, place: Path) -> None:
         raise _failed(client, error) from None
     fix = "it must see this folder and run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"
     raise ServerError(f"--vllm_url {client.base_url}: it does not load the adapter {place} ({said}): {fix}")
+
+
+def _reload(client: openai.OpenAI, place: Path) -> None:
+    """Have a server take its weights from a folder. Raises `ServerError` where it says that it did not."""
+    root = str(client.base_url).removesuffix("/v1/")
+    once = client.with_options(timeout=RELOAD_SECONDS + PATIENCE, max_retries=1)
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}, "timeout": RELOAD_SECONDS}
+    try:
+        once.post(f"{root}/collective_rpc", body=body, cast_to=str)
+        once.post(f"{root}/reset_prefix_cache", cast_to=str)  # its keys and values are those of the old weights
+    except openai.NotFoundError as error:
+        fix = "start it in development mode, VLLM_SERVER_DEV_MODE=1 vllm serve …"
+        raise ServerError(f"--vllm_url {client.base_url}: it reloads no weights ({one_line(error)}): {fix}") from None
+    except openai.APITimeoutError:
+        what = f"it did not reload {place} within {RELOAD_SECONDS + PATIENCE:g} seconds"
+        raise ServerError(f"--vllm_url {client.base_url}: {what}: see its log") from None
+    except openai.APIStatusError as error:
+        fix = "it must see this folder, and serve the same architecture; see its log"
+        what = f"it does not reload {place} ({one_line(error)})"
+        raise ServerError(f"--vllm_url {client.base_url}: {what}: {fix}") from None
+    except openai.OpenAIError as error:
+        raise _failed(client, error) from None
+
+
+def _served(client: openai.OpenAI) -> str:
+    """The name of the model that a server was started with."""
+    try:
+        return next(model.id for model in client.models.list())
+    except (openai.OpenAIError, StopIteration) as error:
+        raise _failed(client, error) from None
+
+
+@contextmanager
+def _changed(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    """Inside this block the model's embedding, and a head that is tied to it, are others.
+
+    Raises `ServerError` that says what keeps old weights where the log-probabilities differ.
+    """
+    weight, noise = model.get_input_embeddings().weight, torch.Generator().manual_seed(seed)
+    before = weight.detach().clone()
+    factors = 1 + 0.5 * torch.randn(weight.shape[1], generator=noise)
+    try:
+        weight.data *= factors.to(weight)
+        yield
+    except DifferentPolicy as error:
+        fix = "start it in development mode (VLLM_SERVER_DEV_MODE=1) from an untied copy (marlhf export --untied)"
+        raise ServerError(f"{error}, or it keeps old weights, as a tied head does: {fix}") from None
+    finally:
+        weight.data.copy_(before)
 
 
 def _ask(client: openai.OpenAI, **request) -> tuple[list[int], list[float]]:

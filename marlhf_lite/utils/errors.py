@@ -26,6 +26,10 @@ class ServerError(InputError):
     """A server that the run needs does not do its part; a run that has come so far can go on later."""
 
 
+class DifferentPolicy(ServerError):
+    """Servers sampled from another policy than the trainer's."""
+
+
 def one_line(error: Exception) -> str:
     """Return the class and the text of an error in one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -1,0 +1,35 @@
+"""A model's weights with an output head of their own, which vLLM needs to take new weights while it runs.
+
+Where embeddings are tied, vLLM 0.32 reloads the embedding and keeps the old head, without a word. A model whose config
+says `tie_word_embeddings: false`, and whose file holds the head, has both.
+"""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write config and weights so that embedding and head are two tensors.
+
+    Args:
+        weights: the whole state of `model` by name, also where processes share it.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    embedding, head = (
+        f"{names[part]}.weight" for part in (model.get_input_embeddings(), model.get_output_embeddings())
+    )
+    whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+    whole[head] = whole.get(head, whole[embedding]).clone()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
+    config.architectures, config.dtype = [type(model).__name__.removeprefix("FSDP")], whole[head].dtype
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
