@@ -150,6 +150,26 @@ def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
 
 
+def test_processes_that_share_the_weights_send_them_once(whole, tokenizer, tmp_path, monkeypatch):
+    """To a server, by the main process; each asks for its own responses."""
+    pytest.importorskip("openai")
+    from small_vllm import SmallVLLM
+
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "odd.py").write_text("def length(prompts, responses):\n    return [len(r) for r in responses]\n")
+    options, sft, rm = whole
+    server = SmallVLLM(load_base(options), tokenizer)
+    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm, "--reward", "odd:length"]
+    words += ["--batch_size", "4", "--updates", "2", "--max_response_length", "4", "--size", "40"]
+    words += ["--policy_learning_rate", "1e-3", "--rollout_engine", "vllm", "--vllm_url", server.url]
+    launch(2, HERE / "sharded_command.py", *words, "--output_dir", "run", cwd=tmp_path, timeout=120)
+    server.close()
+    rows = RunFolder.open(tmp_path / "run" / "ppo").metrics()
+    assert len(rows) == 2 and max(row["sampler_difference"] for row in rows) < 1e-5
+    assert len(server.names("collective_rpc")) == 3 and len(server.names("completions")) == 1 + 2 * 4
+
+
 def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp_path):
     """With a checkpoint of both, though the other one was asked nothing."""
     (tmp_path / "odd.py").write_text(
