@@ -6,7 +6,7 @@ import math
 import pytest
 import reference_macro as ref
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.macro import (
@@ -77,6 +77,7 @@ RULES = [
 
 @quick
 @given(masks, st.sampled_from(RULES), st.integers(0, 2**31))
+@example(torch.zeros(1, 0, dtype=torch.bool), Perplexity("token", early=True), 0)  # no tokens at all
 def test_every_rule_segments_each_turn_like_a_response(mask, rule, seed):
     context = {name: noise(mask, seed + i) for i, name in enumerate(("ref_logprobs", "logprobs", "values"))}
     expected = []

@@ -47,7 +47,7 @@ class Perplexity(TerminationRule):
         nll = -exact(clean("ref_logprobs", ref_logprobs.detach(), mask))
         starts = _RISES[self.rule](nll).to(mask.device) & mask
         if self.early:
-            starts = torch.nn.functional.pad(starts[:, 1:], (0, 1))
+            starts = torch.nn.functional.pad(starts, (0, 1))[:, 1:]
         return MacroActions.from_starts(starts, mask)
 
 
