@@ -6,6 +6,7 @@
 #   ARGS         more arguments for demo, quick and test
 #   WORKERS      test processes, each on one thread; "logical" is one for every core, 0 is none beside pytest's own
 #   NOTEBOOKS    the notebooks to execute
+#   CHECK        if 1, `make notebooks` changes no notebook and names what left the committed outputs
 #   BROWSER      the command of the Chromium browser that prints PDF files, if it is not found by itself
 #   REPO         owner/name of the GitHub repository, for badges
 #   TORCH_INDEX  a package index to take torch alone from. On Linux, PyPI's torch brings gigabytes of CUDA libraries;
@@ -93,10 +94,14 @@ diagnosis: $(STAMP) ## Measure what critic and estimators get of the credit, see
 	$(BIN)/marlhf rm --sft runs/diagnosis/sft --output_dir runs/diagnosis/rm
 	$(BIN)/python -m marlhf_lite.lab.credit.diagnosis --sft runs/diagnosis/sft --rm runs/diagnosis/rm $(ARGS)
 
-notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back
+notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back; CHECK=1 only compares
+ifdef CHECK
+	MARLHF_PROFILE=cpu $(BIN)/python book/check_outputs.py $(NOTEBOOKS)
+else
 	MARLHF_PROFILE=cpu $(BIN)/jupyter nbconvert --to notebook --inplace --execute \
 	    --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False $(NOTEBOOKS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --coalesce-streams $(NOTEBOOKS)
+endif
 
 book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in build/book, with outputs as committed
 	$(BIN)/sphinx-build -q -E -j auto -c book . build/book

@@ -1,5 +1,6 @@
 """The site, the handout and the PDF files; the figures to play with compute what the library computes."""
 
+import copy
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
 ROOT = Path(__file__).resolve().parent.parent
 BOOK, PLAY = ROOT / "book", ROOT / "figures" / "interactive"
 sys.path.insert(0, str(BOOK))
+import check_outputs  # noqa: E402
 import handout  # noqa: E402
 import print_pdf  # noqa: E402
 
@@ -147,3 +149,64 @@ def test_each_rule_shows_the_macro_actions_of_its_setting(tmp_path):
         pieces = iter(data["responses"][1]["pieces"])
         assert spans == ["".join(next(pieces) for _ in range(length)) for length in cuts], rule
         assert next(pieces, None) is None
+
+
+@pytest.fixture(scope="module")
+def lesson():
+    """A notebook of prose and two code cells, executed: one prints, one draws."""
+    prints = "print('loss 0.5000 after 12 updates, score −1.25')\nprint('marlhf_lite 0.1.0 · torch 2.9')"
+    draws = "from matplotlib import pyplot as plt\nplt.figure(figsize=(2, 1)); plt.plot([1, 2]); plt.show()"
+    cells = [nbformat.v4.new_code_cell(prints, id="says"), nbformat.v4.new_code_cell(draws, id="draws")]
+    prose = nbformat.v4.new_markdown_cell("At last the loss is 0.5000.", id="prose")
+    return check_outputs.executed(nbformat.v4.new_notebook(cells=[prose, *cells]))
+
+
+@pytest.mark.long
+def test_a_check_of_outputs_leaves_the_notebook_and_its_exit_code_says_whether_something_left(lesson, tmp_path, capsys):
+    path, moved = tmp_path / "lesson.ipynb", copy.deepcopy(lesson)
+    moved.cells[1].outputs[0].text = moved.cells[1].outputs[0].text.replace("0.5000", "0.6000")
+    fails = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    named = ((lesson, 0, "as committed"), (moved, 1, "says: number: 0.6000 → 0.5000"), (fails, 1, "ZeroDivisionError"))
+    for notebook, code, said in named:
+        nbformat.write(notebook, path)
+        before = path.read_bytes()
+        assert check_outputs.main([str(path)]) == code and said in capsys.readouterr().out
+        assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "tag, old, new, lines",
+    [
+        ("", "0.5000", "0.5101", []),
+        ("", "0.5000", "0.5104", ["says: number: 0.5000 → 0.5104 (also in prose)"]),
+        ("tolerance:0.1", "0.5000", "0.5500", []),
+        ("tolerance:0.01", "0.5000", "0.5100", ["says: number: 0.5000 → 0.5100 (also in prose)"]),
+        ("tolerance:inf", "0.5000 after", "9.5000 after", []),
+        ("", "12 updates", "14 updates", ["says: number: 12 → 14"]),
+        ("", "−1.25", "1.25", ["says: number: −1.25 → 1.25"]),
+        ("", "0.5000 after", "nan after", ["says: words: 'loss # after"]),
+        ("tolerance:inf", "updates", "steps", ["says: words: "]),
+        ("tolerance:skip", "updates", "steps", []),
+        ("", "lite 0.1.0", "lite 0.2.0", []),  # the line of versions
+    ],
+)
+def test_what_is_near_and_what_has_left(lesson, tag, old, new, lines):
+    other, stored = copy.deepcopy(lesson), copy.deepcopy(lesson)
+    stored.cells[1].metadata["tags"] = [tag]
+    other.cells[1].outputs[0].text = other.cells[1].outputs[0].text.replace(old, new)
+    found = check_outputs.compare(stored, other)
+    assert len(found) == len(lines) and all(line.startswith(start) for line, start in zip(found, lines, strict=True))
+
+
+@pytest.mark.long
+def test_outputs_that_are_new_missing_or_of_another_size_are_named(lesson):
+    less, larger = copy.deepcopy(lesson), copy.deepcopy(lesson)
+    less.cells[1].outputs = []
+    (line,) = check_outputs.compare(lesson, less)
+    assert line == "says: output: stream → nothing"
+    (line,) = check_outputs.compare(less, lesson)
+    assert line == "says: output: nothing → stream"
+    larger.cells[2].source = larger.cells[2].source.replace("(2, 1)", "(2, 2)")
+    (line,) = check_outputs.compare(lesson, check_outputs.executed(larger))
+    assert line.startswith("draws: figure: ") and line.endswith("pixels")

@@ -66,7 +66,8 @@ def test_a_claim_that_other_judges_made_gets_no_verdict():
     found = paper.evidence("not comparable: wins gold")
     assert found == (paper.evidence("wins gold")[0], "not comparable") and "[" in found[0]
     verdicts = {row["claim"]: row["verdict"] for row in paper.overview("MA-PPO against PPO")}
-    assert verdicts["74 % wins by people"] == verdicts["judges agree beyond chance"] == "not comparable"
+    assert verdicts["74 % wins by people"] == verdicts["the RM and other judges agree"] == "not comparable"
+    assert verdicts["a model as judge and people agree"] == "agrees (other answers)"
 
 
 def test_the_table_of_studies_counts_runs():

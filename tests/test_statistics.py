@@ -1,7 +1,11 @@
 """Intervals, win rates and agreement against closed forms, tables worked by hand and simulation."""
 
+import gzip
+import json
 import math
+from collections import Counter
 from math import comb
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,15 @@ from marlhf_lite.evaluation.statistics import (
     wilson,
     win_rate,
 )
-from marlhf_lite.lab.figures.agreement import agree, agreement_table, kappa, pairs_for_win_rate, verdicts_of_scores
+from marlhf_lite.lab.figures.agreement import (
+    agree,
+    agree_in_groups,
+    agreement_table,
+    kappa,
+    pairs_for_win_rate,
+    verdicts_of_scores,
+)
+from marlhf_lite.lab.studies import people
 
 SCORES = np.random.default_rng(7).normal(1.5, 2.0, 60)
 numbers = st.floats(-1e3, 1e3)
@@ -158,6 +170,78 @@ def test_table_one():
     assert (some.pairs, some.left_out, some.agreement.mean) == (2, 2, 0.5)
 
 
+# People
+
+SAYS = {"first": 0, "tie": 1, "second": 2}
+
+
+def people_by_hand():
+    """[(instruction, verdicts of three people, those of GPT-3.5 and PandaLM-7B)] from the file itself."""
+    path = Path(__file__).resolve().parent.parent / "data" / "pandalm" / "verdicts.jsonl.gz"
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+    judges = ("GPT-3.5", "PandaLM-7B")
+    return [(r["instruction"], [r[f"person {k}"] for k in (1, 2, 3)], [r[name] for name in judges]) for r in rows]
+
+
+def loop_of_kappas(couples):
+    """Agreement and κ from a list of two verdicts each: chance from the pooled frequencies of either side."""
+    couples = [(a, b) for a, b in couples if a in SAYS and b in SAYS]
+    shares = [[sum(c[side] == v for c in couples) / len(couples) for v in SAYS] for side in (0, 1)]
+    p_o, p_e = sum(a == b for a, b in couples) / len(couples), sum(x * y for x, y in zip(*shares, strict=True))
+    return p_o, (p_o - p_e) / (1 - p_e)
+
+
+def test_the_kappa_of_three_people_is_that_of_fleiss():
+    """Fleiss (1971): the mean over pairs of the share of couples of raters that agree, and the pooled frequencies."""
+    counts = np.array([[said.count(v) for v in SAYS] for _, said, _ in people_by_hand()])
+    p_o, p_e = ((counts**2).sum(1) - 3).mean() / 6, ((counts.sum(0) / counts.sum()) ** 2).sum()
+    found = people.with_a_person()[0]
+    assert found["agreement"]["mean"] == pytest.approx(p_o)
+    assert found["kappa"]["mean"] == pytest.approx((p_o - p_e) / (1 - p_e))
+
+
+def test_judges_and_people_by_a_plain_loop():
+    pairs = people_by_hand()
+    most = [max(SAYS, key=said.count) for _, said, _ in pairs]
+    assert Counter(most) == {"tie": 105, "first": 422, "second": 472}, "the labels that PandaLM's README counts"
+    said = {"GPT-3.5": [x[2][0] for x in pairs], "PandaLM-7B": [x[2][1] for x in pairs]}
+    said |= {"always second": ["second"] * len(pairs), "most of the three": most}
+    rows = {row["judge"]: row for row in people.with_a_person()}
+    for name, verdicts in said.items():
+        couples = [(x, person) for x, (_, three, _) in zip(verdicts, pairs, strict=True) for person in three]
+        expected = loop_of_kappas(couples)
+        found = rows[name]["agreement"]["mean"], rows[name]["kappa"]["mean"]
+        assert found == pytest.approx(expected, abs=1e-12) and rows[name]["pairs"] == 999 - verdicts.count(None)
+    best = np.mean([max(Counter(three).values()) / 3 for _, three, _ in pairs])
+    assert rows["most of the three"]["agreement"]["mean"] == pytest.approx(best), "what no judge can exceed"
+    others = [
+        (three[k] == three[k - 1]) / 2 + (three[k] == three[k - 2]) / 2 for _, three, _ in pairs for k in range(3)
+    ]
+    assert rows["another person"]["agreement"]["mean"] == pytest.approx(np.mean(others)), "one of the two others"
+
+
+def test_kappas_of_any_two_of_them_are_cohen_s():
+    raters = people.verdicts()
+    for row in people.each_with_each():
+        plain = agree(raters[row["a"]], raters[row["b"]])
+        assert row["kappa"]["mean"] == pytest.approx(plain.kappa.mean) and row["pairs"] == plain.pairs
+        assert row["agreement"]["mean"] == plain.agreement.mean and row["left_out"] == plain.left_out
+
+
+def test_the_interval_draws_instructions_and_not_pairs():
+    by_instruction, generator, drawn = {}, np.random.default_rng(3), []
+    for instruction, three, (_, judge) in people_by_hand():
+        by_instruction.setdefault(instruction, []).extend((judge, person) for person in three)
+    groups = list(by_instruction.values())
+    for _ in range(300):
+        chosen = generator.integers(len(groups), size=len(groups))
+        drawn.append(loop_of_kappas([couple for i in chosen for couple in groups[i]]))
+    row = next(row for row in people.with_a_person() if row["judge"] == "PandaLM-7B")
+    for name, values in zip(("agreement", "kappa"), zip(*drawn, strict=True), strict=True):
+        low, high = np.quantile(values, [0.025, 0.975])
+        assert (row[name]["low"], row[name]["high"]) == pytest.approx((low, high), abs=0.02)
+
+
 # How many pairs
 
 
@@ -179,3 +263,4 @@ def test_there_must_be_something_to_count():
     fails(lambda: win_rate(["skipped", None]), "no verdict")
     fails(lambda: verdicts_of_scores([1.0], [1.0, 2.0]), "second")
     fails(lambda: agree({"a": "first"}, {"b": "first"}), "no pair of 2")
+    fails(lambda: agree_in_groups([({"a": "first"}, {"b": "first"})], {"a": 0, "b": 1}), "no pair")

@@ -5,8 +5,8 @@ verdict: it is left out and counted.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,29 @@ def agree(one: Mapping[str, str | None], other: Mapping[str, str | None]) -> Agr
     return Agreement(wilson(int(counts.trace()), n), interval, n, len(verdicts) - n)
 
 
+def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[Hashable, Hashable]) -> Agreement:
+    """Agreement and κ of several couples of raters, pooled, where pairs of a group are no independent observations.
+
+    `couples`: (one, other) as for `agree`; `groups`: pair id to its group, such as the prompt that several pairs share.
+    Both intervals are bootstrap intervals over groups. κ is Cohen's for one couple, and Fleiss' for all ordered couples
+    of the same raters. Raises `InputError` for no pair that both of a couple judged.
+    """
+    names = list(WORTH)
+    both = [pd.DataFrame({"one": pd.Series(a, dtype=object), "other": pd.Series(b, dtype=object)}) for a, b in couples]
+    verdicts = pd.concat(both)
+    judged = verdicts[verdicts.isin(names).all(axis=1)]
+    if not len(judged):
+        raise InputError("agreement: no pair that both raters judged: give verdicts on the same pairs")
+    cells = pd.crosstab(judged.index.map(groups), [judged["one"], judged["other"]])
+    counts = cells.reindex(columns=list(product(names, names)), fill_value=0).to_numpy()
+    draws = np.random.default_rng(0).multinomial(len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES) @ counts
+    tables = np.vstack([counts.sum(0), draws]).reshape(-1, len(names), len(names))
+    shares, kappas = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2)), kappa(tables)
+    found = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
+    pairs = judged.index.nunique()
+    return Agreement(*found, pairs, verdicts.index.nunique() - pairs)
+
+
 def kappa(counts: np.ndarray) -> np.ndarray:
     """Cohen's κ of tables of counts [..., K, K]: one rater's verdict by the other's.
 
@@ -75,14 +98,24 @@ def kappa(counts: np.ndarray) -> np.ndarray:
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
-def agreement_table(raters: Mapping[str, Mapping[str, str | None]]) -> list[dict]:
+def as_row(found: Agreement) -> dict:
+    """The agreement as a row of a table, with intervals as dicts of mean, low, high and level."""
+    return found._asdict() | {"agreement": found.agreement._asdict(), "kappa": found.kappa._asdict()}
+
+
+def agreement_table(
+    raters: Mapping[str, Mapping[str, str | None]], groups: Mapping[Hashable, Hashable] | None = None
+) -> list[dict]:
     """`agree` for every two raters (Table 1): dicts with a, b, agreement, kappa (intervals), pairs, left_out.
 
-    `raters`: name to verdicts by pair id, on the same pairs.
+    `raters`: name to verdicts by pair id, on the same pairs; `groups`: as for `agree_in_groups`, where pairs have them.
     """
-    found = {(a, b): agree(raters[a], raters[b])._asdict() for a, b in combinations(raters, 2)}
-    intervals = ("agreement", "kappa")
-    return [{"a": a, "b": b, **x, **{name: x[name]._asdict() for name in intervals}} for (a, b), x in found.items()]
+    rows = []
+    for a, b in combinations(raters, 2):
+        couple = raters[a], raters[b]
+        found = agree(*couple) if groups is None else agree_in_groups([couple], groups)
+        rows.append({"a": a, "b": b} | as_row(found))
+    return rows
 
 
 def pairs_for_win_rate(rate: float) -> int:

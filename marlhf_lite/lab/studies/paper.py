@@ -1,8 +1,8 @@
 """The paper's claims beside the stored results of this project: differences, verdicts, and the overview of lesson 15.
 
 `paper.yaml` has the claims. A counterpart is the name of one of `measures`, or "study: one > other", a difference of
-final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test, and "not comparable: …" one
-whose counterpart was judged by somebody else.
+final RM scores, with ", gold" for another score; "-" is a claim that nothing here can test, "not comparable: …" one
+whose counterpart was judged by somebody else, and "other answers: …" one that was measured on answers of other models.
 """
 
 import json
@@ -19,6 +19,7 @@ from marlhf_lite.evaluation import scores
 from marlhf_lite.lab.figures.agreement import agreement_table, verdicts_of_scores
 from marlhf_lite.lab.studies.contrasts import ratio_of_updates
 from marlhf_lite.lab.studies.learning import learning_table
+from marlhf_lite.lab.studies.people import with_a_person
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_interval
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.utils.errors import InputError
@@ -29,6 +30,7 @@ SIZE = (1.40 - 0.83) / (0.83 + 0.64)  # the paper's lead on TL;DR as a share of 
 TIMED = ("umbrella", "umbrella_seeing", "umbrella_noise", "n_sweep", "critic_confirm")  # one goal for all methods
 BUDGET = 30  # updates of a run that never reaches the goal
 NOT_COMPARABLE = "not comparable: "
+OTHER_ANSWERS = "other answers: "
 
 
 @cache
@@ -188,6 +190,7 @@ def measures() -> dict[str, Measure]:
     tails = crossed_interval(bad("MA-PPO") - bad("PPO"))._asdict()
     sweep = learned()["n_sweep", "n=3"]["updates_difference"]
     sooner_by, claimed = t_interval((ours - theirs).tolist()), theirs.mean() / 1.7 - theirs.mean()
+    people = {row["judge"]: row for row in with_a_person()}
     steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], 0.6, 5)
     found = {
         "speed": Measure("updates to PPO's score", sooner_by, -1, "+.1f", claimed),
@@ -198,6 +201,7 @@ def measures() -> dict[str, Measure]:
         "sweep": Measure("updates, n = 3 − n = 1", sweep, -1, "+.1f"),
         "turned": Measure("updates, difference of differences", turned(), 1, "+.1f"),
         "judges": Measure("κ of RM and gold, over seeds", t_interval(kappas), 1),
+        "people": Measure("κ of GPT-3.5 and people, PandaLM's pairs", people["GPT-3.5"]["kappa"], 1),
         "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
     keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
@@ -208,6 +212,9 @@ def evidence(what: str) -> tuple[str, str]:
     """Counterpart and verdict of a claim (see the module's first lines)."""
     if what.startswith(NOT_COMPARABLE):
         return evidence(what.removeprefix(NOT_COMPARABLE))[0], NOT_COMPARABLE.rstrip(": ")
+    if what.startswith(OTHER_ANSWERS):
+        text, words = evidence(what.removeprefix(OTHER_ANSWERS))
+        return text, f"{words} ({OTHER_ANSWERS.rstrip(': ')})"
     if what in measures():
         name, found, sign, form, size, beside = measures()[what]
         return f"{name}: {say(found, form, beside)}", verdict(found, sign, size, beside)
