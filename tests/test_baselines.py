@@ -27,6 +27,7 @@ from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
 from marlhf_lite.training.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, prompt_stream
+from marlhf_lite.training.safeguards import check_start
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped
 from marlhf_lite.utils.run_folder import RunFolder
@@ -222,15 +223,26 @@ def test_gradient_is_that_of_the_equations(make, base, sft, model_reward, method
         torch.testing.assert_close(seen.first[name], gradient, rtol=2e-3, atol=1e-4 * float(gradient.abs().max()))
 
 
-def test_start_away_from_the_reference_is_refused(work, sft, monkeypatch):
+@pytest.mark.parametrize("method", [*METHODS, "dpo"])
+def test_start_away_from_the_reference_is_refused(work, sft, method, monkeypatch):
+    name = "dpo_trainer" if method == "dpo" else "group_trainer"
+    make = getattr(pipeline, name)
+
     def drifted(*arguments):
-        trainer = group_trainer(*arguments)
+        trainer = make(*arguments)
         nudge(trainer.model, 5, 0.5)
         return trainer
 
-    monkeypatch.setattr(pipeline, "group_trainer", drifted)
+    monkeypatch.setattr(pipeline, name, drifted)
     with pytest.raises(InputError, match="does not start from the reference"):
-        pipeline.group_stage(work(), sft, FunctionReward(early_letters))
+        STAGES[method](work(method=method), sft, FunctionReward(early_letters))
+
+
+def test_the_distance_at_the_start_is_that_of_a_token():
+    """Rounding adds up over a long response; a short one may not be as far."""
+    check_start(10.0, 512)
+    with pytest.raises(InputError, match="0.250 nats a token"):
+        check_start(-2.0, 8)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])

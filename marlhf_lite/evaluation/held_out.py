@@ -61,10 +61,10 @@ class HeldOutEvaluation:
             share = self.prompts[rank::count]
             # Where the models are spread, all processes answer as many: those with one fewer answer another one again.
             missing = math.ceil(len(self.prompts) / count) - len(share) if is_sharded(policy) else 0
-            given = ([*share, *self.prompts[:1] * missing], self.sampling, self.reward, self.gold)
-            how = {"name": name, "seed": self.seed, "batch_size": self.batch_size, "engine": self.engine}
+            arguments = ([*share, *self.prompts[:1] * missing], self.sampling, self.reward, self.gold)
+            options = {"name": name, "seed": self.seed, "batch_size": self.batch_size, "engine": self.engine}
             with sampling_from(policy):
-                rows = answer(policy, models.reference, self.tokenizer, *given, **how).head(len(share))
+                rows = answer(policy, models.reference, self.tokenizer, *arguments, **options).head(len(share))
         finally:
             set_random_states(states)
             policy.train(training)

@@ -83,8 +83,8 @@ def find_answers(places: str, *methods: str) -> tuple:
     folders = [path if path.is_dir() else path.parent for path in paths]
     training = [RunFolder.open(folder).config.get("temperature") for folder in folders if (folder / CONFIG).is_file()]
     there = {row["method"] for row in rows}
-    found = [next((n for n in (m, *(f"{m} T={t}" for t in training)) if n in there), m) for m in methods]
-    return rows, *found
+    full_names = [next((n for n in (m, *(f"{m} T={t}" for t in training)) if n in there), m) for m in methods]
+    return rows, *full_names
 
 
 def make_judge(options: JudgeCommand, rows: Sequence[Mapping]) -> Judge:

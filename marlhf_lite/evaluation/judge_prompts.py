@@ -86,21 +86,21 @@ def _objects(text: str) -> Iterator[dict | None]:
     decoder, place = json.JSONDecoder(object_pairs_hook=_unique_keys), text.find("{")
     while place >= 0:
         try:
-            found, end = decoder.raw_decode(text, place)
+            value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            found, end = None, place + 1
-        yield found
+            value, end = None, place + 1
+        yield value
         place = text.find("{", end)
 
 
-def _verdict(found: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
+def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
     """Winner and scores of an object that is a verdict, else None."""
     try:
-        winner, sides = _WINNERS[found["winner"].strip().lower()], found["scores"]
+        winner, sides = _WINNERS[value["winner"].strip().lower()], value["scores"]
         scores = {side: {name: _score(n) for name, n in sides[side].items()} for side in sides}
         fits = (
-            found.keys() == {"reason", "scores", "winner"}
-            and isinstance(found["reason"], str)
+            value.keys() == {"reason", "scores", "winner"}
+            and isinstance(value["reason"], str)
             and scores.keys() == {"A", "B"}
             and all(side.keys() == criteria.aspects.keys() for side in scores.values())
         )

@@ -135,10 +135,10 @@ class EndpointJudge(Judge):
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)
-        told, shown = instructions(*texts), material(*texts)
+        rules, responses = instructions(*texts), material(*texts)
         if not self.system_role:
-            return [{"role": "user", "content": f"{told}\n\n{shown}"}]
-        return [{"role": "system", "content": told}, {"role": "user", "content": shown}]
+            return [{"role": "user", "content": f"{rules}\n\n{responses}"}]
+        return [{"role": "system", "content": rules}, {"role": "user", "content": responses}]
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")

@@ -220,8 +220,8 @@ class JudgmentStore:
                 shown_first = ("none",)
             for shown in shown_first:
                 comparison = replace(pair, shown=shown)
-                said = json.dumps([judge.identity, pair.prompt, pair.first, pair.second, shown])
-                key = self.comparisons[comparison] = hashlib.sha256(said.encode()).hexdigest()
+                question = json.dumps([judge.identity, pair.prompt, pair.first, pair.second, shown])
+                key = self.comparisons[comparison] = hashlib.sha256(question.encode()).hexdigest()
                 if pair.first == pair.second:
                     self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
 
@@ -251,9 +251,9 @@ class JudgmentStore:
         sides, scores = comparison.sides, judgment.scores
         row = {"key": self.comparisons[comparison], "pair": comparison.id, "judge": self.judge.name}
         row |= {"methods": list(comparison.methods), "shown": comparison.shown, "criteria": self.judge.criteria}
-        said = {"winner": sides.get(judgment.winner, judgment.winner)}
-        said["scores"] = scores and {sides[side]: scores[side] for side in "AB"}
-        return row | said | {"raw": judgment.raw}
+        verdict = {"winner": sides.get(judgment.winner, judgment.winner)}
+        verdict["scores"] = scores and {sides[side]: scores[side] for side in "AB"}
+        return row | verdict | {"raw": judgment.raw}
 
 
 def file_name(name: str) -> str:
@@ -303,8 +303,8 @@ def summary(rows: Sequence[Mapping]) -> dict:
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
     decided = [row["winner"] == row["shown"] for row in rows if row["shown"] != "none" and row["winner"] in VALID[:2]]
-    said = [[row["winner"] for row in group] for group in _by_pair(rows)]
-    same = [len(set(winners)) == 1 for winners in said if len(winners) == 2 and set(winners) <= set(VALID)]
+    winners_of = [[row["winner"] for row in group] for group in _by_pair(rows)]
+    same = [len(set(winners)) == 1 for winners in winners_of if len(winners) == 2 and set(winners) <= set(VALID)]
     return {
         "judge": rows[0]["judge"] if rows else "",
         "methods": rows[0]["methods"] if rows else [],

@@ -43,8 +43,8 @@ def pass_rates(
         counts = (shares == 1).sum(axis=1)  # of a problem's programs, those that pass all tests
         prompts = rows_of.drop_duplicates("id").set_index("id")["prompt"].reindex(counts.index)
         strata = prompts.map(difficulty or {})
-        found = [name for name in strata.dropna().unique() if name]
-        ordered = [name for name in STRATA if name in found] + sorted(set(found) - set(STRATA))
+        levels = [name for name in strata.dropna().unique() if name]
+        ordered = [name for name in STRATA if name in levels] + sorted(set(levels) - set(STRATA))
         for stratum in [*ordered, ALL]:
             chosen = counts if stratum == ALL else counts[strata == stratum]
             row = {"method": method, "difficulty": stratum, "problems": len(chosen)}

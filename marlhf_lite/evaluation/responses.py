@@ -195,11 +195,11 @@ def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name:
     """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
 
-        def some(part: slice) -> None:
+        def work_on(part: slice) -> None:
             work(rows.iloc[part])
             progress.update(part.stop - part.start)
 
-        in_batches(some, len(rows), size, alone=PartialState().num_processes == 1)  # others may wait in a pass
+        in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)  # others may wait in a pass
 
 
 def _generate(
@@ -265,20 +265,20 @@ def evaluate_checkpoints(
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
         for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
-            how = replace(sampling, temperature=float(temperature))
-            settings = {"fingerprint": prints[name], "model": model, **vars(how)}
-            if not how.min_new_tokens:  # so that answers stored without a minimum are found again
+            at_temperature = replace(sampling, temperature=float(temperature))
+            settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature)}
+            if not at_temperature.min_new_tokens:  # so that answers stored without a minimum are found again
                 del settings["min_new_tokens"]
             settings |= {"engine": engine.name} if engine else {}
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
-            _fill(store, asked, how, load, scorers, marks, tokenizer, batch_size, engine)
+            _fill(store, asked, at_temperature, load, scorers, marks, tokenizer, batch_size, engine)
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may hold scores that are not asked for now.
-    given = {"kl": scorers.reference, "reference": scorers.reference, "rm_score": scorers.rm, "rm": scorers.rm}
-    given |= {"gold": scorers.gold, "reward": scorers.gold_name}
-    return rows.drop(columns=[name for name in rows if not given.get(name, True)])
+    sources = {"kl": scorers.reference, "reference": scorers.reference, "rm_score": scorers.rm, "rm": scorers.rm}
+    sources |= {"gold": scorers.gold, "reward": scorers.gold_name}
+    return rows.drop(columns=[name for name in rows if not sources.get(name, True)])
 
 
 def _fill(

@@ -79,12 +79,12 @@ class SeededSampling(Sampling):
 
     def arguments(self) -> dict:
         """Arguments of `generate`: with uniform numbers greedy over what `InverseTransformSampler` leaves."""
-        given = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
+        arguments = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
         processors = LogitsProcessorList(self.processors)
         if self.temperature > 0 and self.uniforms is not None:
             processors.append(InverseTransformSampler(self.uniforms, self))
-            given |= {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        return given | ({"logits_processor": processors} if processors else {})
+            arguments |= {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return arguments | ({"logits_processor": processors} if processors else {})
 
 
 @torch.no_grad()

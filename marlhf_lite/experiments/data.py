@@ -34,8 +34,8 @@ def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | Non
     takes all training rows of it.
     """
     chat = chat_writer(tokenizer, options.chat_template)
-    how = {name: getattr(options, name) for name in LOADED}
-    task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **how)
+    source = {name: getattr(options, name) for name in LOADED}
+    task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **source)
     if task.chats:
         expect_chats(tokenizer)
     else:

@@ -65,9 +65,9 @@ def _sampling_of(folder: Path) -> dict:
     config = RunFolder.open(run).config if run else {}
     if "temperature" not in config:
         return {}
-    how = {name: config[name] for name in ("temperature", "top_k", "top_p")}
+    sampling = {name: config[name] for name in ("temperature", "top_k", "top_p")}
     least = config.get("min_response_length", 0)  # an older run has none
-    return Sampling(config["max_response_length"], **how, min_new_tokens=least).arguments()
+    return Sampling(config["max_response_length"], **sampling, min_new_tokens=least).arguments()
 
 
 def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:

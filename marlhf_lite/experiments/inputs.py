@@ -33,9 +33,9 @@ def find_inputs(options: StageCommand) -> Inputs:
         hint = "add --resume with the run's folder, or leave it out"
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
     needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
-    found = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
+    folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
     check_dataset(values["dataset"])
-    return Inputs(**found, policies=_policies(values.get("policies", "")))
+    return Inputs(**folders, policies=_policies(values.get("policies", "")))
 
 
 def check_dataset(dataset: str) -> None:

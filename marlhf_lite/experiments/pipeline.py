@@ -130,8 +130,8 @@ def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     def train(folder: Path) -> dict:
         model = _to_train(new_policy(context.base, options), options)
         if len(rows) and options.sft_epochs:
-            given = (rows, options, options, folder, options.seed, options)
-            return {"log.json": train_sft(model, tokenizer, *given, resume=context.resume)}
+            arguments = (rows, options, options, folder, options.seed, options)
+            return {"log.json": train_sft(model, tokenizer, *arguments, resume=context.resume)}
         why = "no answers to learn from" if options.sft_epochs else "--sft_epochs 0"
         print_main(f"SFT: {why}: the policy starts as the base model is")
         if PartialState().is_main_process:
@@ -148,8 +148,8 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
 
     def train(folder: Path) -> dict:
         model = _to_train(new_reward_model(context.base, sft, options.seed), options)
-        given = (rows, options, options, folder, options.seed, options)
-        log = train_reward_model(model, tokenizer, *given, resume=context.resume)
+        arguments = (rows, options, options, folder, options.seed, options)
+        log = train_reward_model(model, tokenizer, *arguments, resume=context.resume)
         held_out = different_pairs(context.task.held_out(500), tokenizer, context.limit)
         accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
@@ -257,9 +257,9 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
     prompts, seed = list(context.task.held_out(context.options.test_prompts)["prompt"]), context.options.seed
-    given = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, seed, batch_size)
-    given += (context.seeded_engine,)
-    return HeldOutEvaluation(*given) if prompts else None
+    arguments = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, seed, batch_size)
+    arguments += (context.seeded_engine,)
+    return HeldOutEvaluation(*arguments) if prompts else None
 
 
 # Baselines: DPO, RLOO and GRPO through TRL, from the SFT adapter (Appendix C.3, Table 7). They share data, start,
@@ -329,13 +329,13 @@ def _train_baseline(
     options, is_main = context.options, PartialState().is_main_process
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
-    run, found = _open_stage(context, name, "checkpoint-*", asdict(options))
-    update = _update_to_go_on_from(run, found, options.from_checkpoint)
-    checkpoint, logs = found.get(update), dict.fromkeys(run.position(), 0)
+    run, checkpoints = _open_stage(context, name, "checkpoint-*", asdict(options))
+    update = _update_to_go_on_from(run, checkpoints, options.from_checkpoint)
+    checkpoint, logs = checkpoints.get(update), dict.fromkeys(run.position(), 0)
     if checkpoint:
         logs = json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8"))
     if is_main:
-        go_back(run, [path for number, path in found.items() if number > update], logs)
+        go_back(run, [path for number, path in checkpoints.items() if number > update], logs)
     PartialState().wait_for_everyone()
     logger = RunLogger(run, name.upper())
     logger.history = run.metrics()
@@ -354,6 +354,7 @@ def _train_baseline(
     folder = run.path / "policy"
     with stops_behind_a_step() as asked_to_stop:
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
+        stops |= {"response_length": getattr(trainer, "response_length", 0.0)}  # of DPO's pairs
         recorder = Recorder(logger, translate, held_out, options.eval_every, **stops)
         trainer.add_callback(recorder)
         try:
@@ -377,18 +378,18 @@ def _is_finite(model: PeftModel) -> bool:
         return False
 
 
-def _update_to_go_on_from(run: RunFolder, found: Mapping[int, Path], asked: int) -> int:
+def _update_to_go_on_from(run: RunFolder, checkpoints: Mapping[int, Path], asked: int) -> int:
     """Return the update of the whole checkpoint that was asked for, or of the last one; 0 where there is none.
 
     Raises `InputError` where it cannot be taken.
     """
-    whole = [update for update, path in found.items() if (path / LOG_POSITIONS).is_file()]
+    whole = [update for update, path in checkpoints.items() if (path / LOG_POSITIONS).is_file()]
     if asked and asked not in whole:
         raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
     update = asked or max(whole, default=0)
     if update:  # transformers would go on without the states of its random generators, and not tell
-        made = len([*found[update].glob("rng_state*.pth")])
-        check_processes(found[update], made, PartialState().num_processes)
+        made = len([*checkpoints[update].glob("rng_state*.pth")])
+        check_processes(checkpoints[update], made, PartialState().num_processes)
     return update
 
 
@@ -410,14 +411,14 @@ def evaluate(
     if not PartialState().is_main_process:
         return
     options, figures = context.options, context.path / "figures"
-    own = context.reward if context.reward and not context.task.gold else None  # a gold score is the one that is shown
+    reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        (own if isinstance(own, EnvironmentReward) else own.function) if own else context.task.gold,
-        name_function(own.name) if own else "",
+        (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
+        name_function(reward.name) if reward else "",
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},

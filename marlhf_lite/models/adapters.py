@@ -48,13 +48,13 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         is_full_model = path.name == "config.json"
-        found = (config.get("architectures") or [None])[0] if is_full_model else config.get("task_type")
+        made_for = (config.get("architectures") or [None])[0] if is_full_model else config.get("task_type")
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
-    fits = found is None or (found.endswith(FULL_MODEL[kind]) if is_full_model else found == kind)
+    fits = made_for is None or (made_for.endswith(FULL_MODEL[kind]) if is_full_model else made_for == kind)
     if not fits:
         what = "a model" if is_full_model else "an adapter"
-        raise InputError(f"{source}: {what} of another kind ({found}): give a folder that `marlhf {command}` wrote")
+        raise InputError(f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote")
     weights = "model*" if is_full_model else "adapter_model.*"
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")

@@ -152,8 +152,8 @@ def _load(kind, name: str, path: str = "", **kwargs):
 
 def without_own_sampling(model: nn.Module) -> nn.Module:
     """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model."""
-    if own := getattr(model, "generation_config", None):
-        ids = {name: getattr(own, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if config := getattr(model, "generation_config", None):
+        ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = transformers.GenerationConfig(**ids)
     return model
 
@@ -179,10 +179,11 @@ def lora_config(options: ModelConfig, task: peft.TaskType) -> peft.LoraConfig:
 def check_target_modules(base: PreTrainedModel, targets: str) -> None:
     """Raise `InputError` where `--lora_target_modules` names no layer of the base."""
     try:
-        found = targets == "all-linear" or any(re.fullmatch(targets, name) for name, _ in base.named_modules() if name)
+        layers = [name for name, _ in base.named_modules() if name]
+        matches = targets == "all-linear" or any(re.fullmatch(targets, name) for name in layers)
     except re.error:
-        found = False
-    if not found:
+        matches = False
+    if not matches:
         hint = "give all-linear, or a regular expression for whole names such as .*q_proj"
         raise InputError(f"--lora_target_modules {targets}: matches no layer: {hint}")
 

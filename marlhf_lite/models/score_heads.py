@@ -56,6 +56,6 @@ def ensure_classifier(causal_lm: PreTrainedModel) -> None:
         return
     family = next(kind for kind in type(causal_lm).__mro__[1:] if issubclass(kind, PreTrainedModel))
     name = type(causal_lm).__name__.removesuffix("ForCausalLM") + "ForSequenceClassification"
-    own = {"base_model_prefix": causal_lm.base_model_prefix, "config_class": config}
-    kind = type(name, (_LastScore, GenericForSequenceClassification, family), own)
+    attributes = {"base_model_prefix": causal_lm.base_model_prefix, "config_class": config}
+    kind = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)
     transformers.AutoModelForSequenceClassification.register(config, kind, exist_ok=True)

@@ -11,13 +11,13 @@ from transformers import TrainerCallback
 
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.logging import RunLogger
-from marlhf_lite.training.safeguards import some_weights
+from marlhf_lite.training.safeguards import check_start, some_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
-START_GAP = 0.5  # nats per response: beyond this at the first update, the policy did not start from the reference
+DISTANCES = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")  # to the reference, in nats a response
 SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
 LOG_POSITIONS = "logs.json"  # written last into a checkpoint: the size of each log
 
@@ -94,6 +94,7 @@ class Recorder(ProgressBar):
         logger: what records.
         translate: makes a row of TRL's log; `tokens` in it are those generated in this update.
         held_out: returns scores; called every so many updates and at the last one. No update's seconds contain a test.
+        response_length: mean tokens of a response, where rows do not have it.
         options: those of `ProgressBar`.
     """
 
@@ -103,10 +104,12 @@ class Recorder(ProgressBar):
         translate: Callable[[dict], dict],
         held_out: Callable | None = None,
         every: int = 0,
+        response_length: float = 0.0,
         **options,
     ):
         super().__init__(logger.name, **options)
         self.logger, self.translate, self.held_out, self.every, self.start = logger, translate, held_out, every, 0.0
+        self.response_length = response_length
 
     def on_step_begin(self, args, state, control, **kwargs):
         super().on_step_begin(args, state, control, **kwargs)
@@ -122,7 +125,9 @@ class Recorder(ProgressBar):
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         self.logger.log_update(row)
         self.bar.set_postfix({k: number(row[k]) for k in SHOWN if k in row}, refresh=False)
-        _check_start(row)
+        if update == 1:  # before any step
+            distance = max((abs(row[name]) for name in DISTANCES if name in row), default=0.0)
+            check_start(distance, row.get("response_length", self.response_length))
         self._check_moved(model, row.get("policy_grad_norm", 0.0))
         check_finite(self.name, update, row.get("policy_loss", 0.0), row.get("policy_grad_norm", 0.0))
         if self.held_out and (update % self.every == 0 or update == state.max_steps):
@@ -130,14 +135,3 @@ class Recorder(ProgressBar):
 
     def positions(self) -> dict[str, int]:
         return self.logger.run.position()
-
-
-def _check_start(row: dict) -> None:
-    """The first row describes the policy before any step, which is the reference."""
-    names = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")
-    gap = max((abs(row[name]) for name in names if name in row), default=0.0)
-    if row["update"] == 1 and gap > START_GAP:
-        raise InputError(
-            f"log-ratio to the reference is {gap:.2f} nats a response before any step: the policy does not start from "
-            "the reference: give both the same SFT folder"
-        )

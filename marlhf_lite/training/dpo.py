@@ -1,6 +1,7 @@
 """Direct preference optimisation through `trl.DPOTrainer` (Appendix C.3)."""
 
 from pathlib import Path
+from statistics import fmean
 
 import datasets
 from peft import PeftModel
@@ -26,6 +27,12 @@ class PairsTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, DPOTrainer):
 
     def _prepare_dataset(self, dataset, *args, **kwargs):
         return dataset
+
+    @property
+    def response_length(self) -> float:
+        """Mean tokens of a response, chosen or rejected."""
+        pairs = self.train_dataset
+        return fmean(len(ids) for side in ("chosen_ids", "rejected_ids") for ids in pairs[side])
 
 
 def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path) -> PairsTrainer:

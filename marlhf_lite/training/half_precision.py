@@ -16,11 +16,11 @@ class ScaledGradients:
         return 1.0 if self.is_deepspeed_enabled else loss_scale(self.model)  # DeepSpeed scales by itself
 
     def compute_loss(self, *args, **kwargs):
-        found = super().compute_loss(*args, **kwargs)
-        loss = found[0] if isinstance(found, tuple) else found
+        result = super().compute_loss(*args, **kwargs)
+        loss = result[0] if isinstance(result, tuple) else result
         if loss.requires_grad and self._scale != 1.0:
             loss.register_hook(lambda gradient: gradient * self._scale)
-        return found
+        return result
 
     def _clip_grad_norm(self, model):
         if self._scale != 1.0:

@@ -470,7 +470,7 @@ class PPOTrainer:
             still = {"policy": critic_alone or not row["advantage_rms"], "critic": not row["value_loss"]}
             safeguards.check_moved(at_start, self.parameters, still, self.accelerator)
         if self.updates_done == 0 and not skipped:
-            safeguards.check_start(row)
+            safeguards.check_start(row["kl_k3"], row["response_length"])
         self.updates_done += 1
         self.nonfinite_in_row = self.nonfinite_in_row + 1 if skipped else 0
         safeguards.check_nonfinite(self.nonfinite_in_row, row)

@@ -28,11 +28,11 @@ class ModelReward:
         """[B] scores, float32."""
         self.model.eval()
         scores, self.micro_batch_size = in_batches(
-            partial(self._some, rollout), len(rollout), self.micro_batch_size, alone=not is_sharded(self.model)
+            partial(self._score_rows, rollout), len(rollout), self.micro_batch_size, alone=not is_sharded(self.model)
         )
         return torch.cat(scores)
 
-    def _some(self, rollout: Rollout, rows: slice) -> Tensor:
+    def _score_rows(self, rollout: Rollout, rows: slice) -> Tensor:
         part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
         return part.at_last_token(self.model(part.tokens.to(device), part.attention_mask.to(device)))
 

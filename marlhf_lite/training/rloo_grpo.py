@@ -158,11 +158,11 @@ def group_trainer(
     share_of_rate = functools.partial(learning_rate_share, config, total=updates)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate)
     if isinstance(config, RLOOStageConfig):
-        trainer_class, config_class, own = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
+        trainer_class, config_class, method_arguments = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
     else:
         trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
-        own = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
+        method_arguments = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
     trainer = trainer_class(
@@ -183,7 +183,7 @@ def group_trainer(
             max_completion_length=config.max_response_length,
             shuffle_dataset=False,  # the order of prompts is PPO's
             seed=config.seed,
-            **own | quiet_arguments() | baseline_arguments(config),
+            **method_arguments | quiet_arguments() | baseline_arguments(config),
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": drawn}),
         processing_class=tokenizer,

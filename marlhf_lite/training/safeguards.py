@@ -44,13 +44,16 @@ def updates_of_passes(passes: float, prompts: int, each: int) -> int:
 # -- the first update -------------------------------------------------------------------------------------------------
 
 
-def check_start(row: dict[str, float]) -> None:
-    """Raises `InputError` where the first update's KL says that policy and reference did not start alike."""
-    per_token = row["kl_k3"] / max(row["response_length"], 1.0)
+def check_start(nats: float, response_length: float) -> None:
+    """Raises `InputError` where the first update says that policy and reference did not start alike.
+
+    `nats` are the KL or log-ratio to the reference of a response, on average; `response_length` is in tokens.
+    """
+    per_token = abs(nats) / max(response_length, 1.0)
     if per_token > START_KL:
         raise InputError(
-            f"KL to the reference is {per_token:.3f} nats a token before any step: the policy does not start from the "
-            "reference: give both the same SFT folder"
+            f"policy and reference are {per_token:.3f} nats a token apart before any step: the policy does not start "
+            "from the reference: give both the same SFT folder"
         )
 
 

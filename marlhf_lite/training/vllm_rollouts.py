@@ -55,8 +55,8 @@ class VLLMEngine:
 
     def __init__(self, urls: Sequence[str], folder: str | Path, retries: int = 5):
         self.folder = Path(folder).resolve()
-        how = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}
-        self.clients = [openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", **how) for url in urls]
+        connection = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}
+        self.clients = [openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", **connection) for url in urls]
 
     def __call__(
         self,
@@ -91,16 +91,16 @@ class VLLMEngine:
 
     def _all_of(self, ask: Callable, count: int) -> list[tuple[list[int], list[float]]]:
         """Answers in their order, however long they take, as long as all servers say that they are well."""
-        found = []
+        arrived = []
         with ThreadPool(min(AT_ONCE, count)) as pool:  # does not wait for requests to a server that is gone
             answers = pool.imap(ask, range(count))
-            while len(found) < count:
+            while len(arrived) < count:
                 try:
-                    found.append(answers.next(PATIENCE))
+                    arrived.append(answers.next(PATIENCE))
                 except NoAnswerYet:
                     for client in self.clients:
                         _check_health(client)
-        return found
+        return arrived
 
     @torch.no_grad()
     def checked(self, policy: PolicyModel, *args, **kwargs) -> Rollout:
@@ -206,18 +206,18 @@ def _check_health(client: openai.OpenAI) -> None:
 
 def _load(client: openai.OpenAI, name: str, place: Path) -> None:
     """Have a server load an adapter. Raises `ServerError` where it does not have it afterwards."""
-    said = "it did not say why"
+    reason = "it did not say why"
     try:
         try:
             client.post("/load_lora_adapter", body={"lora_name": name, "lora_path": str(place)}, cast_to=str)
         except openai.APIStatusError as error:  # also where a first try succeeded and its answer was lost
-            said = one_line(error)
+            reason = one_line(error)
         if name in {model.id for model in client.models.list()}:
             return
     except openai.OpenAIError as error:
         raise _failed(client, error) from None
     fix = "it must see this folder and run with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora, --max-lora-rank"
-    raise ServerError(f"--vllm_url {client.base_url}: it does not load the adapter {place} ({said}): {fix}")
+    raise ServerError(f"--vllm_url {client.base_url}: it does not load the adapter {place} ({reason}): {fix}")
 
 
 def _reload(client: openai.OpenAI, place: Path) -> None:
