@@ -34,7 +34,7 @@ def test_the_method_is_read_without_what_stands_around_it():
     rooms = ("parsing", "evaluation", "experiments", "plotting", "lab", "tasks.programs", "tasks.loading")
     outside = tuple(f"marlhf_lite.{room}" for room in rooms)
     assert not [name for name in ours if name.startswith(outside)]
-    assert sum(ours.values()) <= 3900, sorted(ours.items(), key=lambda item: -item[1])
+    assert sum(ours.values()) <= 3950, sorted(ours.items(), key=lambda item: -item[1])
 
 
 def test_macro_actions_need_torch_alone():
