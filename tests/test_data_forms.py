@@ -137,6 +137,19 @@ STOPS = [  # a row -> what the error names
     ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),
     ({"messages": [say("user", "a")]}, ["row 1", "does not end with a message of the assistant"]),
     ({"messages": []}, ["row 1"]),
+    ({"messages": json.dumps([user(1), YES])}, ["row 1: 'messages' is a list of messages as text"]),
+    ({"Q": "a", "A": "b"}, ["completion=NAME"]),
+    # Messages that would stand twice, or that nobody asked about.
+    (
+        {"prompt": [say("user", "a")], "chosen": [say("user", "a "), YES], "rejected": [say("user", "a "), NO]},
+        ["row 1"],
+    ),
+    (
+        {"prompt": [say("system", "s"), user(1)], "chosen": [user(1), YES], "rejected": [user(1), NO]},
+        ["'chosen' begins"],
+    ),
+    ({"prompt": "Who?", "chosen": [user(1), YES], "rejected": [user(1), NO]}, ["'chosen' begins with a message"]),
+    ({"prompt": [user(1), YES]}, ["row 1: the last message before the answer is the assistant's"]),
 ]
 
 
@@ -159,7 +172,7 @@ def test_names_of_columns_are_given(tmp_path):
     datasets.Dataset.from_list(rows).save_to_disk(folder)
     assert rows_of(load_task(str(folder), columns=columns)) == rows_of(task)
     fails(lambda: load_task(path, columns="prompt=qq"), "--columns prompt=qq", "did you mean q?")
-    for wrong in ("q=prompt", "prompt", "prompt="):
+    for wrong in ("q=prompt", "prompt", "prompt=", "chosen=good,chosen=bad", "chosen=good,rejected=good"):
         fails(lambda: load_task(path, columns=wrong), "--columns")  # noqa: B023
 
 
@@ -171,8 +184,11 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
         assert {row["prompt"] for row in expected((), False)} <= {row["prompt"] for row in rows_of(task)}
 
 
-def test_answers_to_avoid_are_no_sft_data(tmp_path):
-    rows = [ANSWERS["TRL"](i) | {"label": i % 3 > 0} for i in range(COUNT)]
+@pytest.mark.parametrize(
+    ("name", "values"), [("label", (False, True)), ("label", (0, 1)), ("kto_tag", ("False", "TRUE"))]
+)
+def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
+    rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
     assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4
 
@@ -224,6 +240,8 @@ def table(separator, quote=""):
         ("d.csv", table(", ", '"').encode()),
         ("e.csv", table("|").encode()),
         ("f.csv", table(",").encode("utf-16")),
+        ("i.csv", f"sep=;\r\n{table(';')}".encode()),
+        ("j.jsonl", json.dumps([PAIRS["TRL"](i) for i in range(COUNT)], indent=1).encode()),
         ("g.csv.gz", gzip.compress(table(";").encode("utf-8-sig"))),
         (
             "h.jsonl",
@@ -242,6 +260,16 @@ def test_a_text_that_is_not_utf_8_says_what_to_do(tmp_path):
     fails(lambda: load_task(str(tmp_path / "a.csv")), "a.csv", "not UTF-8", "iconv")
 
 
+def test_names_that_stand_twice_and_files_that_are_not_what_their_name_says(tmp_path):
+    for name, content, part in (
+        ("a.csv", "prompt,chosen,rejected, chosen\n" + "a,b,c,d\n" * COUNT, "more than one column is named chosen"),
+        ("b.jsonl", '{"prompt": "a", "chosen": "b", "chosen ": "c", "rejected": "d"}\n' * COUNT, "named chosen"),
+        ("c.csv", table(",").encode("utf-16-le"), "UTF-16 without its mark"),
+    ):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        fails(lambda: load_task(str(tmp_path / name)), name, part)  # noqa: B023
+
+
 def test_several_files_and_an_address(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     rows = [PAIRS["TRL"](i) for i in range(COUNT)]
@@ -258,6 +286,12 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
     task = load_task(str(tmp_path / "data" / "part-*.jsonl"))
     assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
     fails(lambda: load_task(str(tmp_path / "data" / "none-*.jsonl")), "none-*.jsonl: no such file")
+    write(tmp_path / "data" / "part-2.jsonl", [ANSWERS["TRL"](i) for i in range(COUNT)])
+    fails(
+        lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")),
+        "part-2.jsonl has the columns completion, prompt",
+        "leave it",
+    )
     fails(lambda: load_task(paths[0], split="train_prefs"), "--split train_prefs", "is a file")
     fails(lambda: load_task("tiny-tldr", split="train_prefs"), "--split", "embedded")
 
@@ -271,6 +305,10 @@ def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     task = load_task(str(folder), split="train_prefs")
     assert list(task.splits["test"]["prompt"]) == ["Why 99?"] and task.counts["read"] == COUNT + 1
     fails(lambda: load_task(str(folder)), "no split named train, found train_prefs", "--split")
+    one = tmp_path / "one"
+    datasets.Dataset.from_list(rows).save_to_disk(one)
+    for name in ("split", "dataset_config", "data_dir"):
+        fails(lambda: load_task(str(one), **{name: "x"}), f"--{name} x", "leave it out")  # noqa: B023
     two = tmp_path / "two"
     for name, part in (("a", rows), ("b", [ANSWERS["TRL"](i) for i in range(COUNT)])):
         (two / name).mkdir(parents=True)

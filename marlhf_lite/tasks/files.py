@@ -7,7 +7,10 @@ import io
 import json
 import lzma
 import os
+import re
 import urllib.request
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -49,6 +52,7 @@ def read_file(path: str | Path) -> list[dict]:
     try:
         with urllib.request.urlopen(path) if is_web else open(path, "rb") as file:
             rows = _rows(file.read(), suffix)
+        _check_names(rows[0] if rows and isinstance(rows[0], dict) else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as an archive that is cut off
@@ -63,6 +67,12 @@ def read_file(path: str | Path) -> list[dict]:
     return [{name.strip(): value for name, value in row.items()} for row in rows]
 
 
+def _check_names(names: Iterable[str]) -> None:
+    twice = [name for name, count in Counter(name.strip() for name in names).items() if count > 1]
+    if twice:
+        raise InputError(f"more than one column is named {', '.join(twice)}: rename or delete the others")
+
+
 def _rows(content: bytes, suffix: str) -> list:
     kind, packed = (suffix, "") if suffix in (*TEXTS, *TABLES) else os.path.splitext(suffix)
     if kind == ".parquet":
@@ -73,7 +83,13 @@ def _rows(content: bytes, suffix: str) -> list:
         except pyarrow.ArrowInvalid:
             return pyarrow.ipc.open_file(content).read_all().to_pylist()
     content = PACKED[packed].decompress(content) if packed else content
+    if content[:2] == b"\x1f\x8b":
+        raise InputError("it is packed by gzip: add .gz to its name")
+    if b"\0" in content[:2]:
+        raise InputError("it looks like UTF-16 without its mark: save it as UTF-8, as by iconv -f utf-16le -t utf-8")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    if kind not in (".csv", ".tsv") and text.lstrip().startswith("["):  # a list, though its name may say lines
+        kind = ".json"
     return {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _json_lines)(text)
 
 
@@ -100,11 +116,14 @@ def _json(text: str) -> list:
 
 def _csv(text: str) -> list[dict]:
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
+    text = re.sub(r"\Asep=.\r?\n", "", text)  # Excel's line before the header
     header = text.partition("\n")[0]
     separator = max(SEPARATORS, key=header.count)
     spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then a space is part of the separator
     file = io.StringIO(text, newline="")
-    rows = list(csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced))
+    reader = csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced)
+    _check_names(reader.fieldnames or ())
+    rows = list(reader)
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             hint = f"put fields that hold {separator!r} or line breaks in double quotes"

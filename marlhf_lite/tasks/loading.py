@@ -4,7 +4,7 @@ import difflib
 import glob
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -147,6 +147,7 @@ def find_rows(
     load = partial(_load, dataset, stream_seed, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
+            _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
             return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
         return load(datasets.load_dataset, str(path))
     if dataset.startswith(WEB):  # which `datasets` reads only where aiohttp is installed
@@ -159,12 +160,23 @@ def find_rows(
     if dataset and (looks_local or os.path.exists(path)):
         _refuse({name: value for name, value in where.items() if value != "train"}, f"{path} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename([row for file in files for row in read_file(file)], columns), None
+        return rename(_read_all(files), columns), None
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise InputError(f"--dataset {dataset}: unknown: {hint}{CHOICES}")
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
+
+
+def _read_all(files: Sequence[Path | str]) -> list[dict]:
+    """Return the rows of all files. Raises `InputError` for a file whose columns are not those of the first."""
+    parts = {str(file): read_file(file) for file in files}
+    usual = sorted(columns_of(parts[str(files[0])]))
+    for file, rows in parts.items():
+        if (columns := sorted(columns_of(rows))) != usual:
+            has = f"has the columns {', '.join(columns)}, where {Path(files[0]).name} has {', '.join(usual)}"
+            raise InputError(f"{file} {has}: correct it, or leave it out")
+    return [row for rows in parts.values() for row in rows]
 
 
 def _load(
@@ -177,6 +189,7 @@ def _load(
     try:
         loaded = load(name, **arguments)
         if isinstance(loaded, datasets.Dataset):
+            _refuse({"split": split.removeprefix("train")}, f"{shown} is one data set and")
             return rename(loaded, names), None
         train, test = _splits(loaded, split or "train", shown)
         parts = [rename(loaded[part], names) if part else None for part in (train, test)]

@@ -29,12 +29,14 @@ from marlhf_lite.utils.errors import InputError
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
 PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
+LABELS = ("label", "kto_tag")  # whether an answer is one to learn, in the data of KTO
+FALSE = ("false", "0", "0.0")
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 # Names of answers of which one is better: without chosen and rejected, nobody can tell which.
 _NEAR = re.compile(
-    r"chosen|reject|prefer|winner|loser|(response|answer|completion|output)s?_?([ab01jk]|good|bad)$", re.I
+    r"chosen|reject|prefer|winner|loser|(response|answer|completion|output)s?_?([abjk\d]|good|bad)$", re.I
 )
 _REST = 1000  # rows that are tried before all of them are taken for faulty
 TEXTS_ALONE = "texts alone"  # the template of rows where most are texts, and the others would need a chat template
@@ -63,8 +65,8 @@ def _whole_pair(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 
 def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     """Convert a prompt and its answer, or messages, whose last one is the answer."""
-    if row.get("label") is False:
-        raise BadRow("labelled_false", "'label' is false: the answer is one to avoid")
+    if bad := next((name for name in LABELS if str(row.get(name)).strip().lower() in FALSE), ""):
+        raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: the answer is one to avoid")
     prompt, (answer,) = _texts(row, ("completion",), template)
     check_prompt(prompt)
     if not answer.strip():
@@ -87,6 +89,9 @@ def _texts(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[st
     if not has_chats and choice != "text":
         if choice not in ("none", "templated"):
             raise BadRow("bad_chat", "text, and no list of messages as in most rows")
+        if "prompt" not in row:
+            check_text(row[sides[0]], sides[0])
+            raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
         for column in ("prompt", *sides):
             check_text(row.get(column), column)
         prompt, answers = row["prompt"], [row[side] for side in sides]
@@ -118,8 +123,17 @@ def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
     turns = _messages(answer, side)
     if not turns:
         raise BadRow("bad_chat", f"{side!r} has no messages")
-    is_whole = turns[: len(before)] == before or (is_text and turns[0]["role"] != "assistant")
-    return turns if is_whole else before + turns
+    if turns[: len(before)] == before or (is_text and _holds(turns, before[0]["content"])):
+        return turns
+    if turns[0]["role"] in ("system", "user"):
+        raise BadRow("bad_chat", f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'")
+    return before + turns
+
+
+def _holds(turns: Turns, prompt: str) -> bool:
+    """Return whether a message of the user and a prompt hold one another: one of them may have more around it."""
+    texts = [turn["content"].strip() for turn in turns if turn["role"] == "user"]
+    return any(text and (text in prompt or prompt.strip() in text) for text in texts)
 
 
 def _messages(value, column: str) -> Turns:
@@ -166,6 +180,8 @@ def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tup
     """Return a prompt and its answers as the chat template writes them, or without one as a transcript."""
     if not prompt or not prompt[-1]["content"].strip():
         raise BadRow("empty_prompt", "the last message before the answer is empty")
+    if prompt[-1]["role"] == "assistant":
+        raise BadRow("bad_chat", "the last message before the answer is the assistant's, and the answer is, too")
     if any(not turns[-1]["content"].strip() for turns in answers):
         raise BadRow("empty_response", "an answer is empty")
     if isinstance(template, Chat):
@@ -195,7 +211,11 @@ def _shape(name: str, kind: Form, **columns: str) -> Form:
         texts = [named.get("prompt"), *(row.get(column) for column in more)]
         if all(isinstance(text, str) and text.strip() for text in texts):
             named["prompt"] = "\n".join(texts)
-        return kind.convert({column: row.get(column) for column in kind.optional} | named, template)
+        try:
+            return kind.convert({column: row.get(column) for column in kind.optional} | named, template)
+        except BadRow as bad:  # which names a column of `kind`
+            text = re.sub(r"'(\w+)'", lambda name: repr(columns.get(name[1], name[1])), str(bad))
+            raise BadRow(bad.reason, text) from None
 
     more = ("input",) if columns.get("prompt") in INSTRUCTIONS else ()
     return replace(kind, name=name, columns=tuple(columns.values()), convert=convert, optional=kind.optional + more)
@@ -206,7 +226,7 @@ TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], convert=_whole_pair, name="pai
 # Answers for SFT alone: a later stage of the same file has its prompts.
 ANSWERS = replace(
     PAIRS, columns=("prompt", "completion"), convert=_answered, known=("empty_response", "labelled_false"),
-    fractions=(0.2, 0.0, 0.8), optional=("system", "label"),
+    fractions=(0.2, 0.0, 0.8), optional=("system", *LABELS),
 )  # fmt: skip
 PROMPTS = replace(PAIRS, columns=COLUMNS[:1], convert=_question, fractions=(0.0, 0.0, 1.0), name="prompts alone")
 _SIDED = {"chosen": "chosen", "rejected": "rejected"}
@@ -243,6 +263,9 @@ def rename(rows, columns: str):
     A column that had the new name is left out. Raises `InputError` for a name that is not there.
     """
     items = [item.strip().partition("=")[::2] for item in columns.split(",") if item.strip()]
+    for words in zip(*items, strict=True):
+        if twice := [name for name in words if words.count(name) > 1]:
+            raise InputError(f"--columns {columns}: {twice[0]} stands twice: give each column one name")
     names, present = {old: new for new, old in items}, columns_of(rows)
     for new, old in items:
         if new not in TARGETS or not old:
@@ -308,7 +331,7 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     expected, fix = ", ".join(form.columns), "rename or add the missing columns"
     if form.columns == COLUMNS:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
-        fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME"
+        fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
         near = {side: [name for name in present if side[:6] in name.lower()] for side in COLUMNS[1:]}
         names_of = {side: columns[0] for side, columns in near.items() if columns not in ([], [side])}
         if names_of and all(len(columns) == 1 for columns in near.values()):
