@@ -311,10 +311,10 @@ def test_stages_one_after_the_other(shared, tmp_path, capsys, monkeypatch):
     assert not Path("f/sft").exists() and not Path("f/rm").exists() and Path("f/ma-ppo/policy").is_dir()
 
 
-@pytest.mark.parametrize("reward", ["rm", "mine:short"])
+@pytest.mark.parametrize("reward", ["rm", "brevity:short"])
 def test_the_reward_model_is_loaded_where_it_is_the_reward(shared, base, sft, rm, reward, tmp_path, monkeypatch):
     """The critic starts from it, with its head, in both cases."""
-    (tmp_path / "mine.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
+    (tmp_path / "brevity.py").write_text("def short(prompts, responses):\n    return [-len(r) for r in responses]\n")
     trained = []
 
     def keep(self, *_):

@@ -91,11 +91,11 @@ def test_from_the_pairs_to_an_exported_policy(pairs, tmp_path, capsys):
     evaluate = f"evaluate --sft {tmp_path}/run --rm {tmp_path}/run --policies {policy} --eval_prompts 2"
     assert not main(f"{evaluate} --eval_temperatures 0 --output_dir {tmp_path}/evaluated".split())
     capsys.readouterr()
-    assert not main(f"generate --policy {policy} --prompt Bread --top_k 1 --max_response_length 8".split())
+    assert not main(f"generate --policy {policy} --prompt Bridges? --top_k 1 --max_response_length 8".split())
     answer = capsys.readouterr().out.strip()
     assert not main(f"export --policy {policy} --output_dir {tmp_path}/exported".split())
     exported, tokenizer = (x.from_pretrained(tmp_path / "exported") for x in (AutoModelForCausalLM, AutoTokenizer))
-    messages, form = [{"role": "user", "content": "Bread"}], {"add_generation_prompt": True, "return_tensors": "pt"}
+    messages, form = [{"role": "user", "content": "Bridges?"}], {"add_generation_prompt": True, "return_tensors": "pt"}
     ids = tokenizer.apply_chat_template(messages, **form)
     tokens = exported.generate(**ids, max_new_tokens=8, do_sample=False)[0, ids["input_ids"].shape[1] :]
     assert len(answer) > 8 and tokenizer.decode(tokens, skip_special_tokens=True).strip() == answer
