@@ -1,0 +1,58 @@
+"""How a lesson is built: little code of figures and tables, a question every ten minutes, a card at its end."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "book"))
+import figure_code  # noqa: E402
+import times  # noqa: E402
+
+# Lessons that do not yet have all of this: take a number out as soon as its lesson has.
+PENDING = {"00", "01", "02", "03", "04", "06", "07", "08", "09", "10", "11", "12", "13", "14", "15", "16", "17"}
+PENDING_FIGURES = PENDING | {"05"}
+ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
+QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
+CARD = re.compile(r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M)
+
+every_lesson = pytest.mark.parametrize("path", times.LESSONS, ids=lambda p: p.name[:2])
+
+
+def core(path: Path) -> str:
+    """The prose of a lesson's core."""
+    found = times.parts(path)
+    return "\n\n".join(text.strip() for kind, text in found["pause"] + found["core"] if kind == "markdown")
+
+
+@every_lesson
+def test_code_of_figures_and_tables_is_little_of_the_core(path):
+    if path.name[:2] in PENDING_FIGURES:
+        pytest.skip("pending")
+    part, whole = figure_code.measure(path)
+    assert part <= max(figure_code.LIMIT * whole, figure_code.FEW), f"{part} of {whole} lines"
+
+
+@every_lesson
+def test_checkpoints_and_card(path):
+    """docs/teaching.md tells how both are written."""
+    if path.name[:2] in PENDING:
+        pytest.skip("pending")
+    text, minutes = core(path), times.measure(path).core
+    questions = len(QUESTION.findall(text))
+    assert questions == text.count("**Checkpoint.**"), "an answer to hide and show stands below each question"
+    assert questions >= minutes // 10, f"{questions} questions in {minutes} minutes"
+    (card,) = CARD.findall(text.partition("## To take along")[2])
+    rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in card.splitlines()]
+    assert 4 <= len(rows) <= 6 and all(len(row) == 3 and "`" in row[2] for row in rows)
+
+
+def test_what_counts_as_code_of_figures():
+    import ast
+
+    cell = "from marlhf_lite.plotting import x\nrows = {'a': one}\nfor i in range(3):\n    print(i)\n    x(rows)\ntable"
+    assert figure_code.shown_lines(ast.parse(cell), {"x"}) == {1, 2, 5, 6}
+    assert figure_code.shown_lines(ast.parse("a = f(1)\nprint(a)"), {"x"}) == set()
+    assert figure_code.imported([ast.parse("import matplotlib.pyplot as plt")], ("matplotlib",)) == {"plt"}
