@@ -13,10 +13,11 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, describe
 from marlhf_lite.parsing import TokenText
 from marlhf_lite.plotting.styles import PALE_SPANS, SERIES, SPANS
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.tables import markdown
 
 CELL = 0.0845  # inches that a character of 9 points is wide, and a little room
 _VISIBLE = str.maketrans({"\n": "↵", "\r": "↵", "\t": "→"})
@@ -135,3 +136,43 @@ def length_histograms(segmentations: Mapping[str, MacroActions]) -> np.ndarray:
     figure.supxlabel("length of the macro action (tokens)", fontsize="medium")
     figure.supylabel("share of tokens", fontsize="medium")
     return axes.flat[: len(segmentations)]
+
+
+def rule_table(segmentations: Mapping[str, MacroActions]) -> str:
+    """Number and size of each rule's macro actions over all responses, in Markdown."""
+    lines = []
+    for name, macro in segmentations.items():
+        facts = describe(macro)
+        numbers = facts["macro_actions_per_response"], facts["mean_length"], facts["single_share"]
+        lines.append([name, *map("{:{}}".format, numbers, (".1f", ".1f", ".0%"))])
+    heads = ["macro actions per answer", "mean length (tokens)", "macro actions of one token"]
+    return markdown(["rule", *heads], lines)
+
+
+def boundary_map(names: Sequence[str], beyond: np.ndarray) -> Axes:
+    """Draw how many boundaries every two rules share as a map; `beyond`: [R, R] F1 minus what chance gives."""
+    ax = plt.subplots(figsize=(7.2, 0.5 * len(names) + 0.9), layout="constrained")[1]
+    look = {"vmin": 0, "vmax": 1, "cmap": "cividis", "linewidths": 0.5, "cbar": False, "square": False}
+    seaborn.heatmap(np.asarray(beyond) + 0.0, annot=True, fmt="z.2f", ax=ax, **look)
+    ax.set_xticklabels(names, rotation=30, ha="right")
+    ax.set_yticklabels(names, rotation=0)
+    ax.set(xlabel="rule", ylabel="rule")
+    ax.grid(False)
+    return ax
+
+
+def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], pieces: Sequence[str]) -> Axes:
+    """Draw the negative log-likelihood of each token of a response, in nats, and the mean of each macro action.
+
+    The axis is logarithmic; what is below 1e-6 nats is drawn there.
+    """
+    ax, shown = plt.subplots(figsize=(7.2, 3.2), layout="constrained")[1], np.maximum(nll, 1e-6)
+    ax.plot(shown, "o", color="0.45", markersize=4, label="nll of the token")
+    for number, (start, end) in enumerate(spans):
+        ends, label = [start - 0.4, end - 0.6], "mean of its macro action" if number == 0 else None
+        ax.plot(ends, [np.mean(nll[start:end])] * 2, color=SERIES[3], linewidth=2, label=label)
+    ax.set_yscale("log")
+    ax.set_xticks(range(len(shown)), [piece.strip() or "␣" for piece in pieces], rotation=90, fontsize=9)
+    ax.set(xlabel="token", ylabel="nll (nats, log scale)", ylim=(shown.min() / 3, 30))
+    ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return ax
