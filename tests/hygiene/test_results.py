@@ -12,7 +12,7 @@ INTERVAL = re.compile(r"[+−-]?\d+(?:\.\d+)? \[[^\]]+\]")
 # Studies whose numbers a section compares with its own.
 BESIDE = {"size_small, size_large": ["main"]}
 # Intervals that other code computes: of goals that were chosen afterwards, of a fit of critics, of all tasks together.
-ELSEWHERE = {"Does MA-RLHF work, and when?": 9, "critic_tries": 4, "steps": 4}
+ELSEWHERE = {"Does MA-RLHF work, and when?": 10, "critic_tries": 4, "steps": 4}
 
 
 def plain(text: str) -> str:

@@ -55,15 +55,17 @@ SITUATIONS = (
               "seeing PPO", "seeing MA-PPO", f"seeing {LONG}", primary=True),
     Situation("one word decides, the score has no noise; a critic that sees", "noise_contrast", WORD,
               "no noise PPO", "no noise MA-PPO"),
-    Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO"),
-    Situation("arithmetic, each method tuned (PPO: λ = 1)", "tuned_steps", STEPS, "PPO", "MA-PPO"),
+    Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
+    Situation("arithmetic, each method tuned: PPO has λ = 1", "tuned_steps", STEPS, "PPO", "MA-PPO"),
 )  # fmt: skip
 PANELS = {  # title -> study, methods by their names in the legend
-    "word far from the score, blind critic": ("umbrella", "L128 first E0", "L128 first E4", "L128 first E1"),
-    "word next to the score, blind critic": ("umbrella", "L32 last E0", "L32 last E4", None),
-    "word far, noisy score, critic that sees": ("critic_confirm", *(f"seeing {x}" for x in ("PPO", "MA-PPO", LONG))),
+    "word 128 tokens before the score, no noise, blind critic": (
+        "umbrella", "L128 first E0", "L128 first E4", "L128 first E1"),
+    "word next to the score, no noise, blind critic": ("umbrella", "L32 last E0", "L32 last E4", None),
+    "word 64 tokens before a noisy score, critic that sees": (
+        "critic_confirm", "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
     "arithmetic in steps, blind critic": ("steps_confirm", "PPO", "MA-PPO", LONG),
-}
+}  # fmt: skip
 
 
 def answer_table() -> str:
@@ -87,13 +89,15 @@ def answer_figure() -> np.ndarray:
             if method:
                 _draw(ax, [*runs[method].values()], styles[name] | {"label": LABELS[name]})
         plots.dress(ax, "update", "score")
-        ax.set_title(title, fontsize="medium")
+        seeds = len(runs[methods[0]])
+        ax.set_title(f"{title}\n({study}, {seeds} seeds)", fontsize="small")
     plots.legend(axes[0])
     text = (
-        "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % t-interval. "
-        "Where the critic is blind and what decides lies far before the score (top left, bottom right), MA-PPO is "
-        "ahead of PPO, and so is PPO with λ = 0.99. Next to the score (top right) no difference is seen; with a noisy "
-        "score and a critic that sees (bottom left) MA-PPO is behind."
+        "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % interval (it may "
+        "pass what can be reached). The axes differ. Where the critic is blind and what decides lies far before the "
+        "score (top left, bottom right), MA-PPO is ahead of PPO on the way, and so is PPO with λ = 0.99. Next to the "
+        "score (top right; λ = 0.99 was not run) no difference is seen; with a noisy score and a critic that sees "
+        "(bottom left) MA-PPO is behind."
     )
     plots.caption(axes[0].figure, text)
     return axes
