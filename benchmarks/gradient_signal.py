@@ -26,7 +26,11 @@ become zero if its noise is lower and the embedded tasks lose nothing.
 
 The program was tried on eight answers with another seed. Each batch is kept in `--folder`, so an interrupted run goes
 on where it stopped; `--half 0` and `--half 1` may run side by side, and the last call without `--half` writes the
-record.
+record. `--afterwards` looks for the reason of what was found, in the same parts, and writes a record of its own:
+MA-PPO whose value of a macro action is that of its first token (`--sigma start`), which has not read the macro action's
+own words; how far the trained critic's values move with the score, token by token; and the projection of an advantage
+of 1 for every token, which is 0 on average only if answers are sampled from the policy itself (here at a temperature of
+0.8, among 50 tokens).
 """
 
 import os
@@ -62,6 +66,12 @@ SAMPLING = Sampling(64, temperature=0.8, top_k=50, min_new_tokens=64)
 LAM = 0.95
 ESTIMATORS = {"PPO": (1, LAM), "MA-PPO": (5, LAM), "PPO lam^(1/5)": (1, LAM**0.2), "PPO lam=1": (1, 1.0)}
 HEADS = ("zero", "normal")
+AFTERWARDS = {  # estimators of `--afterwards`
+    "PPO": (1, LAM),
+    "MA-PPO": (5, LAM),
+    "MA-PPO, first value": (5, LAM, "start"),
+    "PPO lam^(1/5)": (1, LAM**0.2),
+}
 STEP = 0.02  # along a unit vector of the adapter's weights: log-probabilities change by some hundredths
 CHECKED = 2  # batches of each half whose gradient is also taken directly
 
@@ -224,15 +234,15 @@ class Signal:
             found[name.replace("-", ", ")] = [self.waited(f"values-{name}-{batch:02}") for batch in self.half(which)]
         return found
 
-    def projections(self) -> dict[str, dict[str, list[float]]]:
+    def projections(self, estimators=ESTIMATORS) -> dict[str, dict[str, list[float]]]:
         """Critic -> estimator -> the projection of each batch."""
         found: dict[str, dict[str, list[float]]] = {}
         for which in (0, 1):
             for critic, values in self.critics(which).items():
-                rows = found.setdefault(critic, {name: [] for name in ESTIMATORS})
+                rows = found.setdefault(critic, {name: [] for name in estimators})
                 for batch, rollout, value in zip(self.half(which), self.of_half(which), values, strict=True):
                     slope = self.waited(f"slopes-{batch:02}")
-                    for name, how in ESTIMATORS.items():
+                    for name, how in estimators.items():
                         rows[name].append(projection(token_advantages(rollout, value, *how), slope, rollout.mask))
         return found
 
@@ -251,6 +261,23 @@ class Signal:
             for name in halves[0]
         }
 
+    def correlations(self) -> dict[str, list[float]]:
+        """Critic -> the correlation of its value before each token with the final score, over all answers."""
+        halves = [self.critics(which) for which in (0, 1)]
+        scores = torch.cat([rollout.scores for which in (0, 1) for rollout in self.of_half(which)])
+        values = {name: torch.cat(halves[0][name] + halves[1][name]) for name in halves[0] if name != "constant"}
+        return {
+            name: [float(torch.corrcoef(torch.stack([column, scores]))[0, 1]) for column in rows.T]
+            for name, rows in values.items()
+            if name != "zero, start"
+        }
+
+    def ones(self) -> list[float]:
+        """The projection of each batch for an advantage of 1 for every token."""
+        slope = [self.waited(f"slopes-{batch:02}") for batch in range(self.batches)]
+        masks = [rollout.mask for which in (0, 1) for rollout in self.of_half(which)]
+        return [projection(torch.ones(mask.shape), part, mask) for part, mask in zip(slope, masks, strict=True)]
+
 
 def summarise(projections: dict) -> dict:
     """Signal-to-noise of each estimator with each critic, and their ratios over PPO."""
@@ -267,8 +294,16 @@ def main() -> None:
     parser.add_argument("--half", type=int, choices=(0, 1), help="measure one half alone, and write no record")
     parser.add_argument("--batches", type=int, default=BATCHES)
     parser.add_argument("--size", type=int, default=SIZE, help="answers of a batch")
+    parser.add_argument("--afterwards", action="store_true", help="from the parts: the reason of what was found")
     args = parser.parse_args()
     signal = Signal(args)
+    if args.afterwards:
+        cells = Cells(args.out.with_stem(f"{args.out.stem}_afterwards"), args)
+        projections = cells.measure("projections", signal.projections, AFTERWARDS)
+        cells.measure("correlations", signal.correlations)
+        ones = cells.measure("ones", signal.ones)
+        cells.finish(primary="zero, trained", found=summarise(projections), ones=signal_to_noise(ones))
+        return
     if args.half is not None:
         signal.run_half(args.half)
         return

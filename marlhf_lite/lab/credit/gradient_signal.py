@@ -22,12 +22,13 @@ from marlhf_lite.training.rollout import Rollout
 RESAMPLES = 10_000
 
 
-def token_advantages(rollout: Rollout, values: Tensor, n: int, lam: float) -> Tensor:
+def token_advantages(rollout: Rollout, values: Tensor, n: int, lam: float, sigma: str = "equal") -> Tensor:
     """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values [B, T].
 
+    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first one alone.
     The policy is still the reference, so there is no KL, and the scores are the only rewards.
     """
-    options, zeros = MacroConfig(n=str(n)), torch.zeros(rollout.mask.shape)
+    options, zeros = MacroConfig(n=str(n), sigma=sigma), torch.zeros(rollout.mask.shape)
     objective = Objective(PPOConfig(lam=lam), options)
     from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
     batch = objective.batch(from_reference, make_rule(options)(rollout.mask))
