@@ -85,11 +85,19 @@ def test_the_record_is_drawn_and_written_as_tables():
     record = {
         "primary": "zero, trained",
         "found": {critic: {"signal_to_noise": signals, "over_PPO": ratios} for critic in figures.CRITICS},
-        "cells": {"critics": dict.fromkeys(figures.CRITICS, known)},
+        "cells": {
+            "critics": dict.fromkeys(figures.CRITICS, known),
+            "projections": {critic: dict.fromkeys(signals, [1.0, 3.0] * 32) for critic in figures.CRITICS},
+        },
     }
-    left, right = figures.signal_figure(record)
-    assert [line.get_xdata()[0] for line in left.lines[:3]] == [0.25, 1.0, 1.25]
-    (bar,) = right.containers[0][2]
-    assert bar.get_segments()[0][:, 0].tolist() == [2.0, 7.0]
+    trained = {"zero, trained": [0.1, 0.2], "normal, start": [0.0, 0.1], "normal, trained": [0.0, 0.0]}
+    above, below = figures.signal_figure(record, {"cells": {"correlations": trained}})
+    dots = [line for line in above.lines if line.get_marker() != "None"]
+    assert [line.get_xdata()[0] for line in dots[:3]] == [0.25, 1.0, 1.25]
+    low, high = above.lines[0].get_xdata()  # a batch is 1 or 3: mean 2 ± 0.25, deviation 1 or a little more
+    assert 1.7 < low < 2 < high < 2.4
+    assert below.lines[0].get_ydata().tolist() == [0.1, 0.2]
+    record["found"]["normal, trained"] = {"signal_to_noise": {"PPO": -0.25}, "over_PPO": ratios}
+    assert "| normal head, trained | -0.25 | - | - |" in figures.ratio_table(record), "a ratio of what points away"
     assert "| **head of zero, trained** | 0.25 | 4.00 [2.00, 7.00] | 5.00 [3.00, 8.00] |" in figures.ratio_table(record)
     assert "| normal head, trained | 0.080 | -0.200 |" in figures.critic_table(record)

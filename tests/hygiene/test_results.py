@@ -39,8 +39,9 @@ def test_every_interval_of_a_table_is_in_the_records(section):
     folders = [ROOT / "data" / "results" / name for name in title.split(", ") + BESIDE.get(title, [])]
     records = [plain((folder / "table.md").read_text(encoding="utf-8")) for folder in folders if folder.is_dir()]
     for folder in folders:
-        if (folder / "summary.json").is_file():
-            records += intervals(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        for file in (folder / "summary.json", folder.parent / f"benchmark_{folder.name}.json"):
+            if file.is_file():
+                records += intervals(json.loads(file.read_text(encoding="utf-8")))
     known = "\n".join(records)
     cells = [x for line in section.splitlines() if line.startswith("| ") for x in INTERVAL.findall(line)]
     missing = [x for x in cells if plain(x) not in known]

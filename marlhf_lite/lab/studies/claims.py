@@ -27,6 +27,7 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     ("umbrella", ["L128 first E4", "L128 first E1"], 0.8, 3),
     *(("tuned_steps", ["PPO", "MA-PPO"], share, 5) for share in (0.6, 0.7, 0.75)),
     ("tuned_steps", ["PPO lam=0.95", "MA-PPO"], 0.6, 5),
+    ("steps_confirm", ["MA-PPO", "PPO lam^(1/5)"], 0.6, 5),
 ]
 
 
