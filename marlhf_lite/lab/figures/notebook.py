@@ -198,6 +198,13 @@ def rounded(numbers: Any, digits: int) -> Any:
     return numbers.round(decimals=digits) + 0.0 if isinstance(numbers, torch.Tensor) else numbers.round(digits) + 0.0
 
 
+def frame(columns: Any, digits: int = 2, index: Any = None) -> Any:
+    """Return a table with these columns (a dict, or rows), its numbers rounded; what rounds to −0 is 0."""
+    import pandas as pd
+
+    return rounded(pd.DataFrame(columns, index=index), digits)
+
+
 def headless() -> bool:
     """Was this cell sent by a program that runs notebooks without a browser? nbclient and papermill allow no input."""
     from IPython import get_ipython

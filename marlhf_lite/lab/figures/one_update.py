@@ -1,36 +1,31 @@
 """Every number of the page "One sentence, one update": the sentence of lesson 01, through PPO and MA-PPO.
 
-The policy is a table of logits [6, 5], one row for each place and one column for each word. The critic's values lie
-between those of a blind one (lesson 02, section 1) and those of one that sees (lesson 01, section 11).
+The critic's values lie between those of a blind one and those of one that sees (lesson 01, sections 6 and 11).
 """
 
 import torch
 from torch import Tensor
 
+from marlhf_lite.lab.credit.sentence import (
+    BETA,
+    BLIND,
+    POLICY,
+    REFERENCE,
+    SCORE,
+    SEEING,
+    WANTED,
+    WORDS,
+    WRITTEN,
+    of_sentence,
+    table,
+)
 from marlhf_lite.lab.credit.signal_kept import signal_kept
 from marlhf_lite.macro import FixedNGram, MacroActions, gae, kl_rewards, macro_rewards, macro_values, policy_loss
 
-WORDS = "the cat sat on mat".split()
-WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
-POLICY, REFERENCE = [-1.2, -2.0, -0.9, -0.4, -0.3, -1.1], [-1.0, -2.4, -1.1, -0.4, -0.2, -1.6]
-BLIND, SEEING = 0.65, [0.65, 0.80, 1.05, 1.20, 1.25, 1.10]  # the critic's values
-SCORE, BETA, EPSILON, RATE = 1.0, 0.05, 0.2, 3.0
+EPSILON, RATE = 0.2, 3.0
 LONG = 101  # words of the answer in which the first word decided the score
 STORY = {"n": 3, "lam": 0.95, "sees": 0.0, "beta": 0.0, "steps": 0}  # where the page begins
 MASK = torch.ones(1, 6, dtype=torch.bool)
-
-
-def table(logprobs: list[float]) -> Tensor:
-    """Logits [6, 5] with this log-probability of the wanted word at each place; the other words share the rest."""
-    wanted = torch.tensor(logprobs, dtype=torch.float64)
-    logits = ((1 - wanted.exp()) / 4).log()[:, None].repeat(1, 5)
-    logits[range(6), [WORDS.index(word) for word in WANTED]] = wanted
-    return logits
-
-
-def of_sentence(logits: Tensor) -> Tensor:
-    """Log-probabilities of the words that were written [1, 6]."""
-    return logits.log_softmax(-1)[range(6), [WORDS.index(word) for word in WRITTEN]][None]
 
 
 def true_advantages() -> list[float]:

@@ -1,0 +1,130 @@
+"""Figures of the sentence that goes through lessons 01, 04, 05 and 08. Each returns its Axes, for `notebook.show`."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from marlhf_lite.macro import MacroActions
+from marlhf_lite.plotting.styles import METHODS, SERIES, method_styles
+
+UP, DOWN, BOTH = SERIES[1], SERIES[3], SERIES[0]  # of what is no method
+SIGMAS = ("equal", "unit", "position", "position_reversed")
+
+
+def value_steps(words: Sequence[str], values: Sequence[float]) -> Axes:
+    """Draw the expected score as the sentence grows; an arrow a word is its advantage.
+
+    Args:
+        words: the T words of the sentence.
+        values: [T + 1], the expected score before each word, and the score.
+    """
+    ax, values = plt.subplots()[1], np.asarray(values)
+    ax.step(range(len(values) + 1), [*values, values[-1]], where="post", color="0.35", label="V: score expected so far")
+    for t, (low, high) in enumerate(pairwise(values), start=1):
+        colour = UP if high > low else DOWN
+        ax.annotate("", (t, high), (t, low), arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 2.5})
+        ax.text(t + 0.08, (low + high) / 2, f"A = {high - low:+.2f}".replace("-", "−"), color=colour, va="center")
+    ax.set(xlabel="words written", ylabel="expected score", xlim=(0, len(values)), ylim=(0.5, 1.4))
+    ax.set_xticks(range(len(values)), ["none", *words])
+    ax.legend(loc="upper left")
+    return ax
+
+
+def errors_by_lam(lams: Sequence[float], errors: Mapping[str, Mapping[str, Sequence[float]]]) -> Axes:
+    """Draw bias, noise and both of a gradient by λ, a panel for each critic: {critic: {"bias": [N], "noise": …}}."""
+    figure, axes = plt.subplots(1, len(errors), figsize=(7.4, 3), sharey=True)
+    looks = {"bias": (DOWN, "--"), "noise": (UP, "-."), "both": (BOTH, "-")}
+    for ax, (name, parts) in zip(axes, errors.items(), strict=True):
+        for part, (colour, line) in looks.items():
+            ax.plot(lams, parts[part], color=colour, linestyle=line, linewidth=2, label=part)
+        best = int(np.argmin(parts["both"]))
+        ax.plot(lams[best], parts["both"][best], "o", color=BOTH)
+        ax.set(title=f"critic {name}", xlabel="λ", xticks=(0, 0.5, 1))
+    axes[0].set_ylabel("error of a batch's gradient")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return axes[0]
+
+
+def changes(words: Sequence[str], ratios: Mapping[str, Sequence[float]], border: float) -> Axes:
+    """Draw new over old probability of each word, a bar for each method; `border` lies between two macro actions."""
+    ax, places = plt.subplots()[1], np.arange(len(words))
+    for shift, (name, ratio) in zip((-0.2, 0.2), ratios.items(), strict=True):
+        colour = method_styles([name])[name]["color"]
+        ax.bar(places + shift, np.asarray(ratio) - 1, 0.38, bottom=1, color=colour, label=name)
+    ax.axhline(1, color="0.3", linewidth=0.8)
+    ax.axvline(border, color="0.3", linestyle=":", linewidth=1.2)
+    ax.set(xlabel="word (dotted: border of the macro actions)", ylabel="new probability / old")
+    ax.set_xticks(places, words)
+    ax.legend(loc="upper right")
+    return ax
+
+
+def pooled_values(words: Sequence[str], values: Sequence[float], macro: MacroActions, pooled: Mapping) -> Axes:
+    """Draw the values of single words as dots, and those of their macro actions by each σ as lines.
+
+    Args:
+        words, values: [T] of one answer.
+        macro: the segmentation, of whose first answer the spans are taken.
+        pooled: {σ: [S] values of its macro actions}.
+    """
+    ax = plt.subplots()[1]
+    ax.plot(range(len(words)), values, "o", color="0.3", label="value before the word")
+    shifts = np.linspace(-0.012, 0.012, len(pooled))  # lines that coincide are seen side by side
+    for (sigma, levels), style, shift in zip(pooled.items(), ("-", "--", "-.", ":"), shifts, strict=False):
+        colour = method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"]
+        for tau, (start, end) in enumerate(macro.spans()[0]):
+            place, label = (start - 0.4, end - 0.6), sigma if tau == 0 else None
+            ax.hlines(levels[tau] + shift, *place, color=colour, linestyle=style, linewidth=2, label=label)
+    ax.set(xlabel="word", ylabel="value")
+    ax.set_xticks(range(len(words)), words)
+    ax.get_figure().legend(loc="outside upper center", ncols=3)
+    return ax
+
+
+def sigma_weights(weights: Mapping[str, Sequence[float]]) -> Axes:
+    """Draw the weights of a macro action's places as bars, a panel for each σ: {σ: [length]}."""
+    axes = plt.subplots(1, len(weights), figsize=(7.4, 2.3), sharey=True)[1]
+    for ax, (sigma, row) in zip(axes, weights.items(), strict=True):
+        ax.bar(range(len(row)), row, color=method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"])
+        ax.set(xlabel="place i", xticks=range(len(row)))
+        ax.set_title(sigma, fontsize=10)
+    axes[0].set_ylabel("weight σ")
+    return axes[0]
+
+
+def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[float]) -> Axes:
+    """Draw how the ratio of a macro action spreads with its length.
+
+    Args:
+        moves: [draws, T], log-ratios of single tokens.
+        sizes, outside: lengths of macro actions, and the share of their ratios outside 1 ± 0.2.
+    """
+    left, right = plt.subplots(1, 2, figsize=(7.4, 3))[1]
+    for n, look in zip((1, 5, 20), method_styles(["n=1", "n=5", "n=20"]).values(), strict=True):
+        counts, edges = np.histogram(np.exp(moves[:, :n].sum(1)), bins=40, range=(0.4, 1.6))
+        left.stairs(counts / len(moves), edges, linewidth=1.6, label=f"n = {n}", **look)
+    left.axvspan(0.8, 1.2, color="0.5", alpha=0.15, lw=0)
+    left.set(xlabel="ratio of a macro action", ylabel="share of macro actions")
+    left.legend(loc="upper left")
+    right.semilogx(sizes, outside, "o-", color=METHODS["ratio macro"].colour, label="macro ratio")
+    right.axhline(outside[0], color="0.4", linestyle="--", label="token ratio")
+    right.set_xticks(sizes, [f"{n}" for n in sizes])
+    right.minorticks_off()
+    right.set(xlabel="n, tokens in a macro action", ylabel="share outside 1 ± 0.2", ylim=(-0.02, 1))
+    right.legend()
+    return left
+
+
+def learnt_values(start: Sequence[float], ends: Mapping[str, Sequence[float]], goal: float) -> Axes:
+    """Draw the values of one macro action's tokens before and after learning a return: {loss: [length]}."""
+    ax, places = plt.subplots()[1], range(len(start))
+    ax.plot(places, start, "o:", color="0.4", label="start")
+    for (name, end), line in zip(ends.items(), ("C0s-", "C3^--"), strict=True):
+        ax.plot(places, end, line, label=name)
+    ax.axhline(goal, color="0.3", linewidth=0.8, label="return")
+    ax.set(xlabel="token of the macro action", ylabel="value", xticks=places)
+    ax.legend(loc="lower right")
+    return ax
