@@ -35,6 +35,10 @@ PAIRS = {
     "Alpaca with pairs": lambda i: {
         "instruction": f"Why {i}?", "input": "", "output": "x", "chosen": "Warm.", "rejected": "Cold.",
     },
+    "a winner": lambda i: {
+        "prompt": f"Why {i}?", "winner": "AB"[i % 2],
+        "response_a": ("Warm.", "Cold.")[i % 2], "response_b": ("Cold.", "Warm.")[i % 2],
+    },
     "another name": lambda i: {"question": f"Why {i}?", "chosen": "Warm.", "rejected": "Cold."},
 }  # fmt: skip
 CHATS = {
@@ -50,6 +54,11 @@ CHATS = {
     "OpenAI": lambda i: {
         "input": {"messages": [user(i)], "tools": []}, "preferred_output": [YES], "non_preferred_output": [NO],
     },
+    "Arena": lambda i: {
+        "winner": ("model_a", "model_b")[i % 2], "turn": 1,
+        "conversation_a": [user(i), (YES, NO)[i % 2]], "conversation_b": [user(i), (NO, YES)[i % 2]],
+    },
+    "OpenRLHF": lambda i: {"context_messages": [user(i)], "chosen": [YES], "rejected": [NO]},
     "typed parts": lambda i: {
         "prompt": [say("user", [{"type": "text", "text": "Why "}, {"type": "text", "text": f"{i}?"}])],
         "chosen": [say("assistant", [{"type": "text", "text": "Warm."}])], "rejected": [NO],
@@ -149,6 +158,8 @@ STOPS = [  # a row -> what the error names
         ["'chosen' begins"],
     ),
     ({"prompt": "Who?", "chosen": [user(1), YES], "rejected": [user(1), NO]}, ["'chosen' begins with a message"]),
+    ({"chosen": [YES], "rejected": [NO], "history": [user(1)]}, ["row 1", "--columns prompt=NAME"]),
+    ({"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": 1}, ["row 1: 'winner' is 1, not"]),
     ({"prompt": [user(1), YES]}, ["row 1: the last message before the answer is the assistant's"]),
 ]
 
@@ -185,12 +196,25 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("label", (False, True)), ("label", (0, 1)), ("kto_tag", ("False", "TRUE"))]
+    ("name", "values"),
+    [("label", (False, True)), ("label", (0, 1)), ("kto_tag", ("False", "TRUE")), ("label", ("no", "yes"))],
 )
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
     assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4
+
+
+def test_answers_without_a_winner_are_dropped_and_what_is_not_read_of_messages_is_named(tmp_path):
+    ends = ["tie", "tie (bothbad)", "both_bad", *["model_b"] * COUNT]
+    better = YES | {"weight": 0, "name": None}
+    rows = [
+        {"winner": end, "conversation_a": [user(i), NO], "conversation_b": [user(i), better]}
+        for i, end in enumerate(ends)
+    ]
+    task = load_task(write(tmp_path / "rows.jsonl", rows))
+    assert (task.counts["kept"], task.counts["tie"]) == (COUNT, 3) and task.unused == ("weight of messages",)
+    assert {(row["chosen"], row["rejected"]) for row in rows_of(task)} == {(" Warm.", " Cold.")}
 
 
 # Texts

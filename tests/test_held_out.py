@@ -63,7 +63,8 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
         drawn = rows["policy"]
         inputs = (drawn.tokens, drawn.attention_mask, drawn.mask.shape[1])
         logs = [role(*inputs)[0] for role in (moved.policy, moved.reference)]
-        kl = [float((a - b)[m].sum()) for a, b, m in zip(*logs, drawn.mask)]
+        gaps = [(a - b)[m].double() for a, b, m in zip(*logs, drawn.mask)]
+        kl, k3 = [float(x.sum()) for x in gaps], [float(((-x).exp() - 1 + x).sum()) for x in gaps]
     row = test(rounded, gold=shorter, seed=7)(moved)
     for score, function in (("rm_score", rounded), ("gold", shorter)):
         ours, theirs = (function(PROMPTS, rows[name].responses) for name in ("policy", "reference"))
@@ -71,7 +72,7 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
         assert score == "gold" or (0.5 in wins and set(wins) != {0.5})
         found = [row[f"{score}_{name}"] for name in ("win_rate", "mean", "sft")]
         assert found == pytest.approx([sum(values) / 5 for values in (wins, ours, theirs)])
-    assert row["kl"] == pytest.approx(sum(kl) / 5, rel=1e-4)
+    assert row["kl"] == pytest.approx(sum(kl) / 5, rel=1e-4) and row["kl_k3"] == pytest.approx(sum(k3) / 5, rel=1e-3)
     assert row["tokens"] == pytest.approx(drawn.lengths.float().mean().item())
 
 

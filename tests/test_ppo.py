@@ -92,7 +92,7 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
 
     def held_out(models):
         seen.append(models)
-        return {"rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75, "kl": 1.5}
+        return {"rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75, "kl": -1.5, "kl_k3": 1.5}
 
     make(run=run, held_out=held_out, eval_every=2, updates=3).train()
     assert seen == [roles, roles] and [row["update"] for row in run.tests()] == [2, 3]

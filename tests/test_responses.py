@@ -99,8 +99,9 @@ def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo,
         prompt = tokenizer(row["prompt"])["input_ids"]
         tokens = torch.tensor([prompt + row["token_ids"]])
         mask, count = torch.ones_like(tokens), len(row["token_ids"])
-        kl = policy(tokens, mask, count)[0].sum() - reference(tokens, mask, count)[0].sum()
-        assert row["kl"] == pytest.approx(kl.item(), abs=1e-3)
+        gaps = policy(tokens, mask, count)[0] - reference(tokens, mask, count)[0]
+        assert row["kl"] == pytest.approx(gaps.sum().item(), abs=1e-3)
+        assert row["kl_k3"] == pytest.approx(((-gaps).exp() - 1 + gaps).sum().item(), abs=1e-3)
         assert row["rm_score"] == pytest.approx(reward(tokens, mask)[0, -1].item(), abs=1e-4)
 
 
@@ -120,7 +121,7 @@ def test_only_what_is_new_is_loaded_and_generated(evaluate, generated, texts):
 
 def test_scores_come_later_and_go_where_they_are_not_asked_for(evaluate, generated):
     plain = evaluate(rm=None, reference=None, gold=None, names=["PPO"])
-    assert {"rm_score", "kl", "gold", "rm", "reference"}.isdisjoint(plain[0])
+    assert {"rm_score", "kl", "kl_k3", "gold", "rm", "reference"}.isdisjoint(plain[0])
     scored = evaluate(names=["PPO"])
     assert sum(generated) == 24 and {"rm_score", "kl", "gold"} <= scored[0].keys()
     assert evaluate(rm=None, reference=None, gold=None, names=["PPO"], load=refuse) == plain
@@ -234,7 +235,9 @@ def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(evaluate, bas
     assert rows[0].keys() == stored[0].keys() - {"reference", "rm"} and len(rows) == len(texts.prompts)
     for row, other in zip(rows, stored):
         for name, value in row.items():
-            assert value == (pytest.approx(other[name], abs=1e-3) if name in ("kl", "rm_score") else other[name])
+            assert value == (
+                pytest.approx(other[name], abs=1e-3) if name in ("kl", "kl_k3", "rm_score") else other[name]
+            )
 
 
 # Stores

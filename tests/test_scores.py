@@ -86,6 +86,12 @@ def test_matrix_is_ordered_by_prompt_and_sample():
 # Tables
 
 
+def test_tables_show_the_estimate_of_kl_that_is_never_below_0_where_there_is_one():
+    rows = [row(str(i), kl=-0.5, kl_k3=0.25, tokens=1, ended=True) for i in range(4)]
+    assert "| 0.25 |" in table(summarise(rows)) and "-0.5" not in table(summarise(rows))
+    assert "| -0.50 |" in table(summarise([{k: v for k, v in r.items() if k != "kl_k3"} for r in rows]))
+
+
 def test_tables_mark_what_is_missing_and_show_intervals():
     summary = [{"method": "SFT", "rm_score": 1.0}, {"method": "PPO", "rm_score": None, "updates_to_ppo": 12}]
     lines = table(summary).split("\n")

@@ -1,8 +1,10 @@
 """Local files to rows, and any data set to a task."""
 
+import bz2
 import csv
 import gzip
 import json
+import lzma
 
 import datasets
 import pandas
@@ -10,10 +12,11 @@ import pyarrow.ipc
 import pytest
 from conftest import fails
 
-from marlhf_lite.tasks.files import PACKED, SUFFIXES, read_file
+from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 
 LOAD_DATASET = datasets.load_dataset
+PACKED = {".gz": gzip, ".bz2": bz2, ".xz": lzma}
 ROWS = [
     {"prompt": "Häuser?\nTwo lines, one comma", "chosen": ' "quoted"', "rejected": " no\u2028separator"},
     {"prompt": "007", "chosen": "NA", "rejected": " no 🐈" + "z" * 200_000},

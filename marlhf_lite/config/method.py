@@ -76,7 +76,10 @@ class SamplingConfig(Checked):
     top_k: int = option(50, "Number of likeliest tokens to sample from; 0: all.", least=0)
     top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
     min_response_length: int = option(
-        0, "Tokens that a response has at least: no end token is sampled before them; 0: no minimum.", least=0
+        0,
+        "Tokens that a response has at least: no end token is sampled before them; 0: no minimum. Log-probabilities "
+        "and KL do not know of it, and so are biased where it rules an end out.",
+        least=0,
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 from transformers import set_seed
 
 from marlhf_lite.evaluation.responses import answer
-from marlhf_lite.evaluation.scores import SCORES, GoldScore, to_frame
+from marlhf_lite.evaluation.scores import KLS, SCORES, GoldScore, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
 from marlhf_lite.training.distributed import is_sharded, sampling_from
 from marlhf_lite.training.rollout import Sampling
@@ -48,7 +48,7 @@ class HeldOutEvaluation:
             scores, base = ours[name], self.start[name]
             metrics |= {f"{name}_mean": scores.mean(), f"{name}_sft": base.mean()}
             metrics[f"{name}_win_rate"] = (np.sign(scores - base) / 2 + 0.5).mean()
-        metrics |= ours[["kl", "tokens", "ended"]].astype(float).mean()
+        metrics |= ours[[*KLS, "tokens", "ended"]].astype(float).mean()
         return {name: float(value) for name, value in metrics.items()}
 
     def _answers(self, policy: PolicyModel, models: PPOModels, name: str) -> pd.DataFrame:

@@ -23,7 +23,16 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 
 from marlhf_lite.evaluation.sampling import SeededDialogues, generate_seeded
-from marlhf_lite.evaluation.scores import NUMBERS, GoldScore, Scorers, prompt_ids, score_rollout, to_frame, to_records
+from marlhf_lite.evaluation.scores import (
+    KLS,
+    NUMBERS,
+    GoldScore,
+    Scorers,
+    prompt_ids,
+    score_rollout,
+    to_frame,
+    to_records,
+)
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import from_turns
@@ -252,8 +261,8 @@ def evaluate_checkpoints(
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
-        response, tokens, ended, and where there is a scorer kl (k1, nats), rm_score and gold. `reference` and `rm` are
-        fingerprints of the models that scored, and `reward` is the name of the gold score, where it has one.
+        response, tokens, ended, and where there is a scorer kl (k1, nats), kl_k3, rm_score and gold. `reference` and
+        `rm` are fingerprints of the models that scored, and `reward` is the name of the gold score, where it has one.
 
     Raises:
         InputError: a folder without weights, or a stored file that is broken.
@@ -276,7 +285,7 @@ def evaluate_checkpoints(
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may hold scores that are not asked for now.
-    sources = {"kl": scorers.reference, "reference": scorers.reference, "rm_score": scorers.rm, "rm": scorers.rm}
+    sources = dict.fromkeys((*KLS, "reference"), scorers.reference) | {"rm_score": scorers.rm, "rm": scorers.rm}
     sources |= {"gold": scorers.gold, "reward": scorers.gold_name}
     return rows.drop(columns=[name for name in rows if not sources.get(name, True)])
 

@@ -24,7 +24,8 @@ from marlhf_lite.utils import tables
 from marlhf_lite.utils.errors import InputError
 
 SCORES = ("rm_score", "gold")
-NUMBERS = (*SCORES, "kl", "tokens", "ended")
+KLS = {"kl": "k1", "kl_k3": "k3"}  # columns of each response's KL to the reference, in nats, by estimator
+NUMBERS = (*SCORES, *KLS, "tokens", "ended")
 COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")  # of the table of `summarise`
 # What tables call columns whose name in the rows says too little.
 HEADINGS = {
@@ -88,17 +89,18 @@ def score_rollout(
     reward: ModelReward | None = None,
     gold: GoldScore | None = None,
 ) -> dict[str, list]:
-    """Columns [B] of what is known of each response: response, tokens, ended, and kl, rm_score and gold where asked.
+    """Columns [B] of each response: response, tokens, ended, and kl, kl_k3, rm_score and gold where they are asked for.
 
-    kl is the k1 estimate in nats, at temperature 1 whatever the temperature of sampling; it takes both models. Raises
-    `InputError` where scores are not B finite numbers.
+    kl is the k1 estimate in nats and kl_k3 the k3 estimate, at temperature 1 whatever the temperature of sampling; they
+    take both models. Raises `InputError` where scores are not B finite numbers.
     """
     columns = {"response": rollout.responses, "tokens": rollout.lengths.tolist(), "ended": rollout.ended.tolist()}
     if policy is not None and policy is reference:
-        columns["kl"] = [0.0] * len(rollout)  # what the two passes would give
+        columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # what the two passes would give
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
-        columns["kl"] = kl_per_token(policy(*inputs)[0], reference(*inputs)[0], rollout.mask).sum(1).tolist()
+        logprobs = (policy(*inputs)[0], reference(*inputs)[0], rollout.mask)
+        columns |= {name: kl_per_token(*logprobs, kind).sum(1).tolist() for name, kind in KLS.items()}
     if reward is not None:
         columns["rm_score"] = score_responses(reward, rollout).tolist()
     if gold is not None:
@@ -121,7 +123,7 @@ def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
         unnamed = frame[frame["id"].isna()].groupby(["method", "temperature", "sample"], dropna=False)["prompt"]
         names = unnamed.transform(lambda prompts: pd.Series(prompt_ids(prompts), index=prompts.index, dtype=object))
         frame["id"] = frame["id"].where(frame["id"].notna(), names)
-    return frame.astype({name: float for name in ("temperature", *SCORES, "kl") if name in frame})
+    return frame.astype({name: float for name in ("temperature", *SCORES, *KLS) if name in frame})
 
 
 def prompt_ids(prompts: Iterable[str]) -> list[str]:
@@ -213,14 +215,15 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] = COLUMNS) -> str:
     """The rows as a Markdown table: `columns` are names in the rows, perhaps with headings; those of no row go.
 
-    An interval shows mean, low and high; behind a score stands its gain, if there is one.
+    An interval shows mean, low and high; behind a score stands its gain, if there is one. The column kl shows the k3
+    estimate, which is never below 0, where the rows have it: older records do not.
     """
     headings = columns if isinstance(columns, Mapping) else {name: HEADINGS.get(name, name) for name in columns}
     return tables.table(rows, headings, _cell)
 
 
 def _cell(row: Mapping, name: str) -> str:
-    value = row.get(name)
+    value = row.get("kl_k3", row.get("kl")) if name == "kl" else row.get(name)
     if value is None:
         return "-"
     if isinstance(value, Mapping):

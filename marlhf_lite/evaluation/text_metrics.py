@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import pandas as pd
 from nltk.util import ngrams
 
-from marlhf_lite.evaluation.scores import to_frame
+from marlhf_lite.evaluation.scores import KLS, to_frame
 from marlhf_lite.evaluation.statistics import bootstrap_mean
 
 COLUMNS = "method responses words tokens ended repetition distinct_1 distinct_2 distinct_3 kl".split()
@@ -33,13 +33,13 @@ def text_metrics(responses: pd.DataFrame | Sequence[Mapping]) -> list[dict]:
     """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
 
     The means are of words (what stands between white space), repetition (of 3-grams), and where all responses have them
-    tokens, ended (share with EOS) and kl (nats).
+    tokens, ended (share with EOS), kl and kl_k3 (nats).
     """
     rows = []
     for method, group in to_frame(responses).groupby("method", sort=False):
         words = [response.split() for response in group["response"]]
         group = group.assign(words=list(map(len, words)), repetition=list(map(repetition, words)))
-        names = [name for name in ("tokens", "ended", "kl") if name in group and group[name].notna().all()]
+        names = [name for name in ("tokens", "ended", *KLS) if name in group and group[name].notna().all()]
         names = ["words", "repetition", *names]
         means = group.astype(dict.fromkeys(names, float)).groupby("id")[names].mean()
         row = {"method": method, "responses": len(group)}

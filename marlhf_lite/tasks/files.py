@@ -1,11 +1,8 @@
 """Read the rows of a file, here or at an address: JSON lines, JSON, CSV, Parquet or Arrow."""
 
-import bz2
 import csv
-import gzip
 import io
 import json
-import lzma
 import os
 import re
 import urllib.request
@@ -14,12 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import fsspec
 import pyarrow.ipc
 import pyarrow.parquet
+from fsspec.compression import compr
+from fsspec.utils import infer_compression
 
 from marlhf_lite.utils.errors import InputError, one_line
 
-PACKED = {".gz": gzip, ".bz2": bz2, ".xz": lzma}
+PACKED = (".gz", ".bz2", ".xz")
 TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
@@ -34,24 +34,25 @@ def read_file(path: str | Path) -> list[dict]:
     `.jsonl` and `.ndjson` have one object a line, `.json` a list of objects, `{"data": [...]}` or one object a line.
     `.csv` and `.tsv` have a header, whose separator is that of the file (one of `SEPARATORS`); their fields stay text.
     All are in UTF-8, or in UTF-16 with its mark, and also packed. `.parquet`, `.arrow` and `.feather` are tables. White
-    space around the names of columns is left out. `path` may be an address (one of `WEB`).
+    space around the names of columns is left out. `path` may be an address.
 
     Raises:
         InputError: where the file is missing, empty, damaged or of unknown kind; it names the row where it can.
     """
-    is_web = str(path).startswith(WEB)
-    path = str(path) if is_web else os.path.expanduser(path)
-    name = urlsplit(path).path if is_web else path
+    is_address = "://" in str(path)
+    path = str(path) if is_address else os.path.expanduser(path)
+    name = urlsplit(path).path if is_address else path
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if os.path.isdir(path):
         raise InputError(f"{path}: this is a directory, not a file: name one file in it ({KNOWN})")
-    if not is_web and not os.path.exists(path):
+    if not is_address and not os.path.exists(path):
         raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
     if suffix is None:
         raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
     try:
-        with urllib.request.urlopen(path) if is_web else open(path, "rb") as file:
-            rows = _rows(file.read(), suffix)
+        # fsspec opens pages of the web only where aiohttp is installed.
+        with urllib.request.urlopen(path) if path.startswith(WEB) else fsspec.open(path) as file:
+            rows = _rows(compr[infer_compression(name)](file, mode="rb").read(), f".{suffix.split('.')[1]}")
         _check_names(rows[0] if rows and isinstance(rows[0], dict) else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
@@ -73,8 +74,7 @@ def _check_names(names: Iterable[str]) -> None:
         raise InputError(f"more than one column is named {', '.join(twice)}: rename or delete the others")
 
 
-def _rows(content: bytes, suffix: str) -> list:
-    kind, packed = (suffix, "") if suffix in (*TEXTS, *TABLES) else os.path.splitext(suffix)
+def _rows(content: bytes, kind: str) -> list:
     if kind == ".parquet":
         return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     if kind in TABLES:
@@ -82,7 +82,6 @@ def _rows(content: bytes, suffix: str) -> list:
             return pyarrow.ipc.open_stream(content).read_all().to_pylist()
         except pyarrow.ArrowInvalid:
             return pyarrow.ipc.open_file(content).read_all().to_pylist()
-    content = PACKED[packed].decompress(content) if packed else content
     if content[:2] == b"\x1f\x8b":
         raise InputError("it is packed by gzip: add .gz to its name")
     if b"\0" in content[:2]:

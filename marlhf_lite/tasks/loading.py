@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
-from marlhf_lite.tasks.files import SUFFIXES, WEB, read_file
+from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.shapes import TEXTS_ALONE, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
@@ -23,12 +23,12 @@ from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
+MESSAGE = ("role", "content", "from", "value")  # what is read of a message
 SHUFFLE_BUFFER = 1000  # rows of a stream that are read before the first one is used
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network)"
 )
-READERS = {"jsonl": "json", "ndjson": "json", "tsv": "csv"}  # suffix -> what `datasets` calls the reader, if otherwise
 
 
 def load_task(
@@ -107,9 +107,15 @@ def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, 
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
-    """Return the columns that a form leaves out, `system` among them where no chat template writes it."""
+    """Return the columns and the keys of messages that are not read, `system` too where no chat template writes it."""
+    if not form.name:
+        return ()
     used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
-    return tuple(str(name) for name in columns_of(rows) if name not in used) if form.name else ()
+    names = [str(name) for name in columns_of(rows) if name not in used]
+    cells = (row.get(column) for row in islice(rows, SHUFFLE_BUFFER) for column in form.columns)
+    turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
+    keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
+    return (*filter(str.strip, names), *(f"{key} of messages" for key in sorted(keys)))
 
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
@@ -150,17 +156,12 @@ def find_rows(
             _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
             return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
         return load(datasets.load_dataset, str(path))
-    if dataset.startswith(WEB):  # which `datasets` reads only where aiohttp is installed
-        return rename(read_file(dataset), columns), None
-    if "://" in dataset:
-        kind = Path(dataset.partition("?")[0].lower().removesuffix(".gz")).suffix[1:]
-        how = {"sep": "\t"} if kind == "tsv" else {}
-        return load(datasets.load_dataset, READERS.get(kind, kind), data_files=dataset, **how)
+    is_address = "://" in dataset
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
-    if dataset and (looks_local or os.path.exists(path)):
-        _refuse({name: value for name, value in where.items() if value != "train"}, f"{path} is a file and")
+    if dataset and (is_address or looks_local or os.path.exists(path)):
+        _refuse({name: value for name, value in where.items() if value != "train"}, f"{dataset} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename(_read_all(files), columns), None
+        return rename(_read_all([dataset] if is_address else files), columns), None
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -170,13 +171,16 @@ def find_rows(
 
 def _read_all(files: Sequence[Path | str]) -> list[dict]:
     """Return the rows of all files. Raises `InputError` for a file whose columns are not those of the first."""
-    parts = {str(file): read_file(file) for file in files}
-    usual = sorted(columns_of(parts[str(files[0])]))
-    for file, rows in parts.items():
-        if (columns := sorted(columns_of(rows))) != usual:
+    rows, usual = [], []
+    for file in files:
+        part = read_file(file)
+        columns = sorted(columns_of(part))
+        usual = usual or columns
+        if columns != usual:
             has = f"has the columns {', '.join(columns)}, where {Path(files[0]).name} has {', '.join(usual)}"
             raise InputError(f"{file} {has}: correct it, or leave it out")
-    return [row for rows in parts.values() for row in rows]
+        rows += part
+    return rows
 
 
 def _load(
@@ -222,17 +226,11 @@ def _fault(error: Exception, shown: str, name: str) -> InputError:
 
 def _file_at_fault(folder: Path) -> str:
     """Return what is wrong with the first file that cannot be read, or whose columns are not those of the first."""
-    files = [file for file in folder.rglob("*") if file.name.lower().endswith(SUFFIXES)]
-    first, usual = "", []
-    for file in sorted(files, key=lambda file: ("train" not in file.name, file)):
-        try:
-            columns = sorted(columns_of(read_file(file)))
-        except InputError as error:
-            return str(error)
-        first, usual = first or file.name, usual or columns
-        if columns != usual:
-            return f"{file} has the columns {', '.join(columns)}, where {first} has {', '.join(usual)}"
-    return ""
+    files = sorted(folder.rglob("*"), key=lambda file: ("train" not in file.name, file))
+    try:
+        return _read_all([file for file in files if file.name.lower().endswith(SUFFIXES)]) and ""
+    except InputError as error:
+        return str(error)
 
 
 class Stream:

@@ -40,7 +40,8 @@ def _comparison(row: dict, prompt: str) -> dict[str, str]:
     first, second = (space + _text(row, "summaries", i, "text").strip() for i in (0, 1))
     if row["choice"] not in (0, 1):
         raise BadRow("bad_choice", f"'choice' is {row['choice']!r}, not 0 or 1")
-    return templates.checked_pair(prompt, *((second, first) if row["choice"] else (first, second)))
+    chosen, rejected = (second, first) if row["choice"] else (first, second)
+    return templates.checked_row(prompt, chosen=chosen, rejected=rejected)
 
 
 def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
@@ -57,7 +58,8 @@ def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
             raise BadRow("bad_score", f"'score_{i}' is {score!r}, not a number")
     if scores[0] == scores[1] and template == "paper":
         raise BadRow("tie", "both answers have the same score")
-    return templates.checked_pair(prompt, *((first, second) if scores[0] >= scores[1] else (second, first)))
+    chosen, rejected = (first, second) if scores[0] >= scores[1] else (second, first)
+    return templates.checked_row(prompt, chosen=chosen, rejected=rejected)
 
 
 def apps_row(row: dict, template: str = "paper") -> dict[str, str]:

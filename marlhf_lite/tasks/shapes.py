@@ -8,9 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
-from trl.data_utils import maybe_convert_to_chatml
+from trl.data_utils import extract_prompt, maybe_convert_to_chatml
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.templates import (
@@ -19,18 +20,17 @@ from marlhf_lite.tasks.templates import (
     HUMAN,
     BadRow,
     Form,
-    check_prompt,
     check_text,
-    checked_pair,
+    checked_row,
     split_transcripts,
 )
 from marlhf_lite.utils.errors import InputError
 
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
-PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input")
+PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # whether an answer is one to learn, in the data of KTO
-FALSE = ("false", "0", "0.0")
+FALSE = ("false", "0", "0.0", "no")
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
@@ -46,74 +46,65 @@ Turns = list[dict[str, str]]
 # Rows of a shape
 
 
-def _pair(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert a pair of texts or chats."""
-    prompt, answers = _texts(row, COLUMNS[1:], template)
-    pair = checked_pair(prompt, *answers)
-    return pair | dict(zip(COLUMNS[1:], answers, strict=True)) if isinstance(template, Chat) else pair
+def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = COLUMNS[1:]) -> dict[str, str]:
+    """Convert a prompt and its answers: texts stay as they stand, messages are written."""
+    choice = template.choice if isinstance(template, Chat) else "none"
+    has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
+    if has_chats and template == TEXTS_ALONE:
+        raise BadRow("bad_chat", "messages, where most rows are text")
+    row = row if has_chats else _texts(row, sides)
+    if has_chats or choice == "text":
+        prompt, answers = _written(row, sides, template)
+    elif choice in ("none", "templated"):
+        prompt, answers = row["prompt"], [row[side].rstrip() for side in sides]
+        prompt, answers = template.read(prompt, answers) if choice == "templated" else (prompt, answers)
+    else:
+        raise BadRow("bad_chat", "text, and no list of messages as in most rows")
+    return checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
 
 
-def _whole_pair(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert a pair of whole transcripts or chats, which begin with their prompt."""
-    if isinstance(row["chosen"], list | dict) or isinstance(row["rejected"], list | dict):
-        return _pair(row, template)
-    for column in COLUMNS[1:]:
+def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
+    """Return the row with a prompt, which two whole transcripts begin with."""
+    for column in (*COLUMNS[: "prompt" in row], *sides):
         check_text(row[column], column)
-    texts = split_transcripts(row["chosen"], row["rejected"])
-    return _pair({**row, **dict(zip(COLUMNS, texts, strict=True))}, template)
+    if "prompt" in row:
+        return row
+    if len(sides) < 2:
+        raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
+    return {**row, **dict(zip(COLUMNS, split_transcripts(*(row[side] for side in sides)), strict=True))}
 
 
 def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     """Convert a prompt and its answer, or messages, whose last one is the answer."""
     if bad := next((name for name in LABELS if str(row.get(name)).strip().lower() in FALSE), ""):
         raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: the answer is one to avoid")
-    prompt, (answer,) = _texts(row, ("completion",), template)
-    check_prompt(prompt)
-    if not answer.strip():
-        raise BadRow("empty_response", "the answer is empty")
-    return {"prompt": prompt, "chosen": answer}
+    return _row(row, template, ("completion",))
 
 
-def _question(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert a prompt alone, a text or messages."""
-    check_prompt(prompt := _texts(row, (), template)[0])
-    return {"prompt": prompt}
-
-
-def _texts(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
-    """Return the prompt and the answers of a row, of texts as they stand, of messages as they are written."""
-    choice = template.choice if isinstance(template, Chat) else "none"
-    has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
-    if has_chats and template == TEXTS_ALONE:
-        raise BadRow("bad_chat", "messages, where most rows are text")
-    if not has_chats and choice != "text":
-        if choice not in ("none", "templated"):
-            raise BadRow("bad_chat", "text, and no list of messages as in most rows")
-        if "prompt" not in row:
-            check_text(row[sides[0]], sides[0])
-            raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
-        for column in ("prompt", *sides):
-            check_text(row.get(column), column)
-        prompt, answers = row["prompt"], [row[side] for side in sides]
-        return template.read(prompt, answers) if choice != "none" else (prompt, [text.rstrip() for text in answers])
-    system = row.get("system") if choice != "none" else None  # transcripts have no place for it
-    first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
-    chats = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in _chats(row, sides)]
-    for side, chat in zip(sides, chats, strict=False):
-        if chat[-1]["role"] != "assistant":
-            raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant")
-    start = len(chats[0]) - len(sides) if len(sides) < 2 else _shared(*chats)
-    return _write(template, chats[0][:start], [chat[start:] for chat in chats if sides])
+def _judged(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
+    """Convert two answers or whole chats, of which `winner` names the better one."""
+    winner = str(row["winner"]).strip().lower().removeprefix("model_")
+    if "tie" in winner or "both" in winner:
+        raise BadRow("tie", f"'winner' is {row['winner']}")
+    if winner not in ("a", "b"):
+        raise BadRow("bad_winner", f"'winner' is {row['winner']!r}, not model_a, model_b or tie")
+    first, second = ("first", "second") if winner == "a" else ("second", "first")
+    return _row({**row, "chosen": row[first], "rejected": row[second]}, template)
 
 
 # Messages
 
 
-def _chats(row: Mapping, sides: Sequence[str]) -> list[Turns]:
-    """Return the messages of each answer behind those of the prompt; of a prompt alone its own."""
-    prompt = row.get("prompt")
+def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
+    """Return the prompt and the answers of messages, behind the text of the column system; transcripts have none."""
+    prompt, system = row.get("prompt"), row.get("system") if isinstance(template, Chat) else None
     before = _of_text(prompt) if isinstance(prompt, str) else [] if prompt is None else _messages(prompt, "prompt")
-    return [_behind(before, row[side], side, isinstance(prompt, str)) for side in sides] or [before]
+    chats = [_behind(before, row[side], side, isinstance(prompt, str)) for side in sides] or [before]
+    if isinstance(system, str) and system.strip():
+        first = [{"role": "system", "content": system}]
+        chats = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in chats]
+    start = len(chats[0]) - len(sides) if len(sides) < 2 else _shared(*chats)
+    return _write(template, chats[0][:start], [chat[start:] for chat in chats if sides])
 
 
 def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
@@ -121,19 +112,15 @@ def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
         check_text(answer, side)
         return [*before, {"role": "assistant", "content": re.sub(r"^ (?=\S)", "", answer)}]
     turns = _messages(answer, side)
-    if not turns:
-        raise BadRow("bad_chat", f"{side!r} has no messages")
-    if turns[: len(before)] == before or (is_text and _holds(turns, before[0]["content"])):
-        return turns
+    if not turns or turns[-1]["role"] != "assistant":
+        raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant")
+    texts = [turn["content"].strip() for turn in turns if is_text and turn["role"] == "user"]
+    asked = before[0]["content"].strip() if before else ""
+    if turns[: len(before)] == before or any(text and (text in asked or asked in text) for text in texts):
+        return turns  # a text and the user's message may each have more around the other
     if turns[0]["role"] in ("system", "user"):
         raise BadRow("bad_chat", f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'")
     return before + turns
-
-
-def _holds(turns: Turns, prompt: str) -> bool:
-    """Return whether a message of the user and a prompt hold one another: one of them may have more around it."""
-    texts = [turn["content"].strip() for turn in turns if turn["role"] == "user"]
-    return any(text and (text in prompt or prompt.strip() in text) for text in texts)
 
 
 def _messages(value, column: str) -> Turns:
@@ -167,12 +154,12 @@ def _of_text(prompt: str) -> Turns:
 
 def _shared(chosen: Turns, rejected: Turns) -> int:
     """Return how many messages two chats share, up to one that the assistant answers in both."""
-    most = min(len(chosen), len(rejected)) - 1
-    shared = next((i for i in range(most) if chosen[i] != rejected[i]), most)
+    shared = len(extract_prompt({"chosen": chosen, "rejected": rejected})["prompt"])
     while shared > 0 and not chosen[shared]["role"] == rejected[shared]["role"] == "assistant":
         shared -= 1
     if shared <= 0:
-        raise BadRow("no_shared_turn", "'chosen' and 'rejected' share no message before an answer of the assistant")
+        fix = "begin both with the same prompt, or name its column by --columns prompt=NAME"
+        raise BadRow("no_shared_turn", f"'chosen' and 'rejected' share no message before an answer: {fix}")
     return shared
 
 
@@ -203,41 +190,39 @@ def _transcript(turns: Turns) -> str:
 # The table
 
 
-def _shape(name: str, kind: Form, **columns: str) -> Form:
-    """Return the form of rows whose columns have other names than those of `kind`."""
-
-    def convert(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-        named = {new: row[old] for new, old in columns.items()}
-        texts = [named.get("prompt"), *(row.get(column) for column in more)]
-        if all(isinstance(text, str) and text.strip() for text in texts):
-            named["prompt"] = "\n".join(texts)
-        try:
-            return kind.convert({column: row.get(column) for column in kind.optional} | named, template)
-        except BadRow as bad:  # which names a column of `kind`
-            text = re.sub(r"'(\w+)'", lambda name: repr(columns.get(name[1], name[1])), str(bad))
-            raise BadRow(bad.reason, text) from None
-
-    more = ("input",) if columns.get("prompt") in INSTRUCTIONS else ()
-    return replace(kind, name=name, columns=tuple(columns.values()), convert=convert, optional=kind.optional + more)
+def _shape(name: str, form: Form, **names: str) -> Form:
+    """Return the form of rows whose columns have these names, and those of `form` else."""
+    below = ("input",) if names.get("prompt") in INSTRUCTIONS else ()
+    columns, optional = tuple(names.get(column, column) for column in form.columns), form.optional + below
+    return replace(form, name=name, columns=columns, names=names, optional=optional)
 
 
-PAIRS = Form(COLUMNS, _pair, name="pairs", optional=("system",))
-TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], convert=_whole_pair, name="pairs of whole transcripts")
+PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
+TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
+JUDGED = replace(
+    PAIRS, columns=("prompt", "first", "second", "winner"), convert=_judged, known=("empty_response", "tie")
+)
 # Answers for SFT alone: a later stage of the same file has its prompts.
 ANSWERS = replace(
     PAIRS, columns=("prompt", "completion"), convert=_answered, known=("empty_response", "labelled_false"),
     fractions=(0.2, 0.0, 0.8), optional=("system", *LABELS),
 )  # fmt: skip
-PROMPTS = replace(PAIRS, columns=COLUMNS[:1], convert=_question, fractions=(0.0, 0.0, 1.0), name="prompts alone")
-_SIDED = {"chosen": "chosen", "rejected": "rejected"}
+MESSAGES = replace(ANSWERS, columns=("completion",))
+PROMPTS = replace(
+    PAIRS, columns=COLUMNS[:1], convert=partial(_row, sides=()), fractions=(0.0, 0.0, 1.0), name="prompts alone"
+)
 SHAPES = (
-    _shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations", **_SIDED),
+    _shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations"),
     _shape("OpenAI's pairs", PAIRS, prompt="input", chosen="preferred_output", rejected="non_preferred_output"),
     PAIRS,
-    *(_shape(f"pairs, with {name} as the prompt", PAIRS, prompt=name, **_SIDED) for name in PROMPT_NAMES[1:]),
+    *(_shape(f"pairs, with {name} as the prompt", PAIRS, prompt=name) for name in PROMPT_NAMES[1:]),
     TRANSCRIPTS,
-    _shape("messages, for SFT", ANSWERS, completion="messages"),
-    _shape("ShareGPT's conversations, for SFT", ANSWERS, completion="conversations"),
+    _shape("pairs with a winner", JUDGED, first="response_a", second="response_b"),
+    _shape(
+        "Arena's pairs", replace(JUDGED, columns=JUDGED.columns[1:]), first="conversation_a", second="conversation_b"
+    ),
+    _shape("messages, for SFT", MESSAGES, completion="messages"),
+    _shape("ShareGPT's conversations, for SFT", MESSAGES, completion="conversations"),
     *(
         _shape(f"{prompt} and {answer}, for SFT", ANSWERS, prompt=prompt, completion=answer)
         for prompt in PROMPT_NAMES
@@ -254,7 +239,7 @@ def shape_of(columns: Collection[str], are_named: bool = False) -> Form:
     """
     form = next((form for form in SHAPES if set(form.columns) <= set(columns)), PAIRS)
     near = any(_NEAR.search(str(column)) for column in columns)
-    return PAIRS if near and not are_named and form is not SHAPES[1] and "rejected" not in form.columns else form
+    return PAIRS if near and not are_named and not form.fractions[1] else form
 
 
 def rename(rows, columns: str):
@@ -263,10 +248,9 @@ def rename(rows, columns: str):
     A column that had the new name is left out. Raises `InputError` for a name that is not there.
     """
     items = [item.strip().partition("=")[::2] for item in columns.split(",") if item.strip()]
-    for words in zip(*items, strict=True):
-        if twice := [name for name in words if words.count(name) > 1]:
-            raise InputError(f"--columns {columns}: {twice[0]} stands twice: give each column one name")
     names, present = {old: new for new, old in items}, columns_of(rows)
+    if len(items) > min(len(names), len(set(names.values()))):
+        raise InputError(f"--columns {columns}: a name stands twice: give each column one name")
     for new, old in items:
         if new not in TARGETS or not old:
             raise InputError(f"--columns {new}={old}: give NEW=OLD, where NEW is one of {', '.join(TARGETS)}")
@@ -305,11 +289,12 @@ def to_preferences(
         try:
             if missing := [column for column in form.columns if column not in row]:
                 raise BadRow("missing_column", f"no {missing[0]!r}")
-            kept.append(form.convert(row))
+            kept.append(form.convert(_named(row, form)))
         except BadRow as bad:
             counts[bad.reason] += 1
             if bad_rows == "error" and bad.reason not in form.known:
-                fault = fault or f"row {number}: {bad}: correct or delete the row"
+                text = re.sub(r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad))
+                fault = fault or f"row {number}: {text}: correct or delete the row"
         if len(kept) == limit or (fault and (kept or number > _REST)):
             break
     if fault:
@@ -320,6 +305,13 @@ def to_preferences(
     _check_repeats(kept, source)
     counts["kept"] = len(kept)
     return kept, counts
+
+
+def _named(row: Mapping, form: Form) -> Mapping:
+    """Return a row with the names of its columns in the task; the input of an instruction stands below it."""
+    row = {**row, **{new: row[old] for new, old in form.names.items()}}
+    texts = [row.get("prompt"), row.get("input") if form.names.get("prompt") in INSTRUCTIONS else ""]
+    return row | {"prompt": "\n".join(texts)} if all(isinstance(x, str) and x.strip() for x in texts) else row
 
 
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
@@ -333,10 +325,10 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
         near = {side: [name for name in present if side[:6] in name.lower()] for side in COLUMNS[1:]}
-        names_of = {side: columns[0] for side, columns in near.items() if columns not in ([], [side])}
-        if names_of and all(len(columns) == 1 for columns in near.values()):
-            options = ",".join(f"{side}={name}" for side, name in names_of.items())
-            fix = f"rename {', '.join(names_of.values())} to {', '.join(names_of)}, or give --columns {options}"
+        others = {side: columns[0] for side, columns in near.items() if columns not in ([], [side])}
+        if others and all(len(columns) == 1 for columns in near.values()):
+            options = ",".join(f"{side}={name}" for side, name in others.items())
+            fix = f"rename {', '.join(others.values())} to {', '.join(others)}, or give --columns {options}"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
 
 

@@ -124,6 +124,7 @@ class Form:
     parts: Mapping[str, Callable[..., dict]] = field(default_factory=dict)
     name: str = ""  # what a run says that it took
     optional: tuple[str, ...] = ()  # columns that are used where there are; all others are named as not used
+    names: Mapping[str, str] = field(default_factory=dict)  # what `convert` calls a column -> its name in the rows
 
 
 def check_text(value, column: str) -> None:
@@ -140,20 +141,14 @@ def check_text(value, column: str) -> None:
         raise BadRow("not_text", f"{column!r} has half a surrogate pair at character {error.start + 1}") from None
 
 
-def check_prompt(prompt: str) -> None:
-    """Raise `BadRow` for a prompt that is no text, or is empty."""
-    check_text(prompt, "prompt")
+def checked_row(prompt: str, **answers: str) -> dict[str, str]:
+    """Return a prompt and its answers, `chosen` and `rejected`, if there are any. Raises `BadRow` for a bad one."""
+    for column, text in {"prompt": prompt, **answers}.items():
+        check_text(text, column)
     if not re.sub(r"(?:^|\n)Assistant:$", "", prompt).strip():
         raise BadRow("empty_prompt", "the prompt is empty")
-
-
-def checked_pair(prompt: str, chosen: str, rejected: str) -> dict[str, str]:
-    """Return a preference pair without white space at the end of its responses. Raises `BadRow` for a bad one."""
-    for column, text in zip(COLUMNS, (prompt, chosen, rejected), strict=True):
-        check_text(text, column)
-    check_prompt(prompt)
-    if not chosen.strip() or not rejected.strip():
-        raise BadRow("empty_response", "a response is empty")
-    if chosen.strip() == rejected.strip():
+    if not all(text.strip() for text in answers.values()):
+        raise BadRow("empty_response", "an answer is empty")
+    if len(answers) > len({text.strip() for text in answers.values()}):
         raise BadRow("equal_pair", "'chosen' and 'rejected' are equal")
-    return {"prompt": prompt, "chosen": chosen.rstrip(), "rejected": rejected.rstrip()}
+    return {"prompt": prompt, **answers}
