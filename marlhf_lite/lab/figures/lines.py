@@ -7,9 +7,10 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.plotting.styles import method_styles
+from marlhf_lite.plotting.styles import SERIES, method_styles
 
 Series = Mapping[str, Sequence]  # name -> [N] numbers, or [2, N] with the places on the x axis first
+LINES = ("-", "--", ":", "-.")
 
 
 def line_figure(series: Series, x: str, y: str, **look: object) -> Axes:
@@ -23,11 +24,12 @@ def line_panels(
     x: str,
     y: str,
     at: Sequence[float] | None = None,
-    marker: str = "",
-    step: bool = False,
+    dots: Mapping[str, Series] | None = None,
+    drawstyle: str = "default",
+    bands: Sequence[tuple[float, float]] = (),
     **axis: object,
 ) -> np.ndarray:
-    """Draw named series as lines, a panel for each title, with one legend above them.
+    """Draw named series as lines, a panel for each title, with the legend of the first above them.
 
     A name that speaks of a method has that method's colour and line, as in all figures of the project.
 
@@ -35,27 +37,42 @@ def line_panels(
         panels: title to series.
         x, y: labels of the axes, with units.
         at: [N] places on the x axis of series that have none of their own; None: 1, 2, …
-        marker: of each number, as matplotlib has them; series whose name ends with "dots" are markers alone.
-        step: whether numbers are drawn as steps around their places.
+        dots: title to series that are drawn as dots; with the name of a line they have its colour.
+        drawstyle: of the lines, as matplotlib has them, such as "steps-mid".
+        bands: ends of grey bands on the x axis.
         axis: further properties of all panels, such as ``ylim`` and ``xscale``.
 
     Returns:
         The Axes of the panels.
     """
-    axes = plots.subplots((1, len(panels)), 0.42, sharey=True)[0]
-    styles = method_styles(list(dict.fromkeys(name for series in panels.values() for name in series)))
+    axes, dots = plots.subplots((1, len(panels)), 0.42, sharey=True)[0], dots or {}
+    styles = _styles([name for series in (*panels.values(), *dots.values()) for name in series])
     for ax, (title, series) in zip(axes, panels.items(), strict=True):
         for name, numbers in series.items():
-            numbers = np.asarray(numbers, dtype=float)
-            pair = numbers if numbers.ndim == 2 else (range(1, len(numbers) + 1) if at is None else at, numbers)
-            look = styles[name] | {"marker": marker, "markersize": 3}
-            look |= {"linestyle": "none", "marker": "o"} if name.endswith("dots") else {}
-            ax.plot(*pair, label=name, drawstyle="steps-mid" if step else "default", **look)
+            ax.plot(*_places(numbers, at), label=name, drawstyle=drawstyle, **styles[name])
+        for name, numbers in dots.get(title, {}).items():
+            look = {"color": styles[name]["color"], "label": None if name in series else name}
+            ax.plot(*_places(numbers, at), "o", markersize=3, **look)
         plots.dress(ax, x, y if ax is axes[0] else "")
+        for ends in bands:
+            ax.axvspan(*ends, color="0.9", zorder=0)
         ax.set_title(title, fontsize="medium")
         ax.set(**axis)
     plots.legend(axes[0])
     return axes
+
+
+def _styles(names: Sequence[str]) -> dict[str, dict]:
+    """Those of methods; quantities, which have a colour alone, also differ in their lines."""
+    styles = method_styles(list(dict.fromkeys(names)))
+    quantities = [name for name, style in styles.items() if style["color"] in SERIES]
+    lines = {name: LINES[place % len(LINES)] for place, name in enumerate(quantities)}
+    return {name: style | {"linestyle": lines.get(name, style["linestyle"])} for name, style in styles.items()}
+
+
+def _places(numbers: Sequence, at: Sequence[float] | None) -> Sequence:
+    numbers = np.asarray(numbers, dtype=float)
+    return numbers if numbers.ndim == 2 else (range(1, len(numbers) + 1) if at is None else at, numbers)
 
 
 @plt.rc_context(plots.STYLE)

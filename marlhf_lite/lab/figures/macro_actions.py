@@ -15,7 +15,8 @@ from matplotlib.patches import Rectangle
 
 from marlhf_lite.macro import MacroActions, describe
 from marlhf_lite.parsing import TokenText
-from marlhf_lite.plotting.styles import PALE_SPANS, SERIES, SPANS
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import PALE_SPANS, SERIES, SPANS, method_styles
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import markdown
 
@@ -175,4 +176,27 @@ def surprise_figure(nll: Sequence[float], spans: Sequence[tuple[int, int]], piec
     ax.set_xticks(range(len(shown)), [piece.strip() or "␣" for piece in pieces], rotation=90, fontsize=9)
     ax.set(xlabel="token", ylabel="nll (nats, log scale)", ylim=(shown.min() / 3, 30))
     ax.legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1))
+    return ax
+
+
+@plt.rc_context(plots.STYLE)
+def gain_over_length(fixed: Mapping[str, tuple], rules: Mapping[str, tuple]) -> Axes:
+    """Draw what methods gain over SFT against the mean length of their macro actions, in tokens.
+
+    Both map a method to its length and its gain (mean, low, high). Fixed lengths are joined by a grey line: what a rule
+    gains beyond it comes from where it cuts.
+    """
+    ax = plots.subplots((1, 1), 0.42)[0, 0]
+    grey = [(length, gain["mean"]) for length, gain in fixed.values()]
+    ax.plot(*zip(*grey, strict=True), "o-", color="0.5", label="fixed numbers of tokens")
+    styles = method_styles(rules, marker=True)
+    for name, (length, gain) in rules.items():
+        bars = [[gain["mean"] - gain["low"]], [gain["high"] - gain["mean"]]]
+        look = styles[name] | {"linestyle": "none", "markersize": 6, "elinewidth": 1}
+        ax.errorbar(length, gain["mean"], bars, label=name, **look)
+    ax.set(xscale="log", xlabel="tokens to a macro action (mean; log scale)", ylabel="RM score, gain over SFT")
+    ax.set_xticks([1, 3, 5, 10, 50], ["1", "3", "5", "10", "50"], minor=False)
+    ax.minorticks_off()
+    ax.grid(alpha=0.3, linewidth=0.5)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return ax

@@ -1,0 +1,40 @@
+"""What a critic sees: true values along answers, and how a critic learns to see them."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import SERIES
+
+
+@plt.rc_context(plots.STYLE)
+def value_paths(at: Sequence[int], groups: Mapping[str, np.ndarray]) -> Axes:
+    """Draw true values at these places, a thin line an answer and the mean of each group of answers [R, len(at)]."""
+    ax = plots.subplots((1, 1), 0.42)[0, 0]
+    for (name, values), colour in zip(groups.items(), (SERIES[0], SERIES[3]), strict=True):
+        ax.plot(at, np.transpose(values), color=colour, alpha=0.25, linewidth=0.8)
+        ax.plot(at, np.mean(np.asarray(values), 0), "o-", color=colour, label=name)
+    plots.dress(ax, "t, tokens written", "V*, true value")
+    ax.legend()
+    return ax
+
+
+@plt.rc_context(plots.STYLE)
+def sight_figure(history: Sequence[Mapping]) -> Axes:
+    """Draw the credit that a critic sees after each update, with its interval, and what it explains of the score.
+
+    `history`: after each update `s`, an interval, and `explained`, an interval for each quarter of the answers.
+    """
+    ax, seen = plots.subplots((1, 1), 0.42)[0, 0], [row["s"] for row in history]
+    ax.plot([s.mean for s in seen], "o-", color=SERIES[0], label="s, share of the credit seen")
+    ax.fill_between(range(len(seen)), [s.low for s in seen], [s.high for s in seen], color=SERIES[0], alpha=0.2)
+    for quarter, style in ((0, ":"), (3, "--")):
+        explained = [row["explained"][quarter].mean for row in history]
+        ax.plot(explained, style, color=SERIES[3], label=f"explained variance, quarter {quarter + 1}")
+    ax.axhline(0, color="0.5", linewidth=0.6)
+    plots.dress(ax, "updates of the critic alone", "s and explained variance")
+    ax.legend()
+    return ax

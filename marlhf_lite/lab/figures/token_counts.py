@@ -1,0 +1,86 @@
+"""What a data set holds, to look at: lengths in tokens, what a limit cuts, and labels against the true quality.
+
+`counts` maps a part of the data to `prompt`, `chosen` and `rejected`, each the lengths of its texts in tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from marlhf_lite.evaluation.statistics import bootstrap_mean
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import SERIES
+from marlhf_lite.utils.tables import markdown
+
+Counts = Mapping[str, Mapping[str, np.ndarray]]
+EDGES = (0.01, 0.5, 1, 1.5, 2, 3, 4, 6)  # of bins of the difference in gold score
+SIDES = ("chosen", "rejected")
+
+
+def length_table(name: str, counts: Counts) -> str:
+    """Rows, and mean and largest lengths of prompts and answers by part, in Markdown (paper: Table 4)."""
+    lines = []
+    for part, lengths in counts.items():
+        cells = [f"{n.mean():.1f} | {n.max()}" for n in lengths.values()]
+        lines.append([part, str(len(lengths["prompt"])), *cells])
+    return markdown([name, "rows", "prompt, mean", "max", "chosen, mean", "max", "rejected, mean", "max"], lines)
+
+
+@plt.rc_context(plots.STYLE)
+def length_figure(counts: Counts) -> np.ndarray:
+    """Draw the distribution of prompt lengths by part, and of answer lengths by side; return the [2] Axes."""
+    axes = plots.subplots((1, 2), 0.45)[0]
+    prompts = joined(counts, "prompt")
+    bins = np.linspace(prompts.min(), prompts.max(), 20)
+    for (part, row), style in zip(counts.items(), ("-", "--", "-.", ":"), strict=False):
+        axes[0].hist(row["prompt"], bins, density=True, histtype="step", linestyle=style, linewidth=1.4, label=part)
+    for side, colour, style in zip(SIDES, (SERIES[0], SERIES[3]), ("-", "--"), strict=True):
+        values, look = joined(counts, side), {"color": colour, "linestyle": style}
+        axes[1].hist(values, np.linspace(0, 120, 25), histtype="step", label=side, **look)
+        axes[1].axvline(values.mean(), linewidth=0.8, **look)
+    for ax, what, unit, corner in zip(axes, ("prompt", "answer"), ("density", "pairs"), ("left", "right"), strict=True):
+        plots.dress(ax, f"{what} length (tokens)", unit)
+        ax.margins(y=0.35)
+        ax.legend(loc=f"upper {corner}")
+    return axes
+
+
+@plt.rc_context(plots.STYLE)
+def limit_figure(counts: Counts, default: int) -> Axes:
+    """Draw the share of prompts and answers that a limit keeps whole, with a mark at the default for answers."""
+    ax = plots.subplots((1, 1), 0.42)[0, 0]
+    for side, look in zip(("prompt", *SIDES), ("C2-", "C0--", "C3:"), strict=True):
+        values = np.sort(joined(counts, side))
+        ax.plot(values, np.arange(1, len(values) + 1) / len(values), look, label=side)
+    ax.axvline(default, color="0.4", linewidth=0.8)
+    ax.text(default + 1, 0.08, f"{default}: default\nfor answers", color="0.3")
+    plots.dress(ax, "limit (tokens)", "share within the limit")
+    ax.set(ylim=(0, 1.03))
+    ax.legend(loc="upper left")
+    return ax
+
+
+@plt.rc_context(plots.STYLE)
+def label_figure(right: Sequence[bool], size: Sequence[float]) -> Axes:
+    """Draw how often labels agree with gold by the size of the difference in gold score [N], beside Bradley-Terry."""
+    ax, right, size = plots.subplots((1, 1), 0.42)[0, 0], np.asarray(right, float), np.asarray(size)
+    bins = [(size >= low) & (size < high) for low, high in pairwise(EDGES)]
+    bins = [inside for inside in bins if inside.sum() > 4]
+    shares = [bootstrap_mean(right[inside], n=1000) for inside in bins]
+    means = np.array([share.mean for share in shares])
+    bars = [means - [share.low for share in shares], [share.high for share in shares] - means]
+    grid = np.linspace(0, 5, 50)
+    ax.plot(grid, 1 / (1 + np.exp(-grid)), color="0.4", linestyle="--", label="Bradley–Terry")
+    ax.errorbar([size[inside].mean() for inside in bins], means, bars, fmt="o", color=SERIES[0], label="measured")
+    plots.dress(ax, "difference in gold score", "label agrees with gold")
+    ax.set(ylim=(0.4, 1.02))
+    ax.legend(loc="lower right")
+    return ax
+
+
+def joined(counts: Counts, side: str) -> np.ndarray:
+    """The lengths of all parts."""
+    return np.concatenate([lengths[side] for lengths in counts.values()])
