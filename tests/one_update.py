@@ -22,9 +22,12 @@ from marlhf_lite.training.rollout import Rollout, Sampling, generate
 from marlhf_lite.utils.run_folder import RunFolder
 
 
-def sharding(accelerator):
+def sharding(accelerator, precision="no"):
     """FSDP2 on a CPU, which torch can do; accelerate would choose it on GPUs alone."""
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    if precision != "no":
+        plugin.set_mixed_precision(precision)
+    accelerator.state._shared_state["_mixed_precision"] = precision
     for state in (accelerator.state, PartialState()):  # later accelerators take over what the second says
         state._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state._shared_state["fsdp_plugin"] = plugin
@@ -50,9 +53,14 @@ def update(job, accelerator):
     rollout = Rollout(**job["rollout"])
     rows = torch.arange(len(rollout))[accelerator.process_index :: accelerator.num_processes]
     macro = RandomizedNGram((1, 2, 3), seed=1)(rollout.mask)
+    before = [whole(p) for p in trainer.parameters["policy"]]
     row = trainer.learn(rollout.select(rows), macro.select(rows))
     weights = {k: [whole(p) for p in v] for k, v in trainer.parameters.items()}
+    moved = [(x != y).float().mean().item() for x, y in zip(before, weights["policy"], strict=True)]
+    roles = {role: getattr(models, role) for role in ("policy", "reference", "reward", "critic")}
     return {
+        "moved": moved,
+        "formats": {role: sorted({str(p.dtype) for p in model.parameters()}) for role, model in roles.items()},
         "grads": grads,
         "weights": weights,
         "row": row,
@@ -87,18 +95,50 @@ def held(models):
     return shares
 
 
-def train(job, accelerator, folder):
-    """A whole run, sharded, with a test while training; then one that goes on from its checkpoint.
+def trainer_of(job, accelerator, run, updates, generator=generate):
+    """A trainer of all weights with checkpoints, and tests while training."""
+    models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
+    tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
+    reward = ModelReward(models.reward)
+    return PPOTrainer(
+        models,
+        tokenizer,
+        prompts,
+        reward,
+        FixedNGram(2),
+        PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
+        max_response_length=6,
+        checkpoint_config=CheckpointConfig(checkpoint_every=2),
+        logging_config=LoggingConfig(eval_every=2),
+        run=run,
+        held_out=HeldOutEvaluation(prompts[:5], tokenizer, Sampling(6), reward),
+        accelerator=accelerator,
+        generator=generator,
+    )
 
-    Returns the histories, and by moment and role the largest share of its bytes that any process ever held.
+
+def one_more(job, trainer):
+    """The weights after an update on this process's share of the given responses."""
+    rollout, accelerator = Rollout(**job["rollout"]), trainer.accelerator
+    rows = torch.arange(len(rollout))[accelerator.process_index :: accelerator.num_processes]
+    trainer.learn(rollout.select(rows), FixedNGram(2)(rollout.mask).select(rows))
+    return {role: [whole(p) for p in parameters] for role, parameters in trainer.parameters.items()}
+
+
+def train(job, accelerator, folder):
+    """A whole run, sharded, with a test while training; then one that stops, and one that goes on from its checkpoint.
+
+    Returns the histories, by moment and role the largest share of its bytes that any process ever held, and the
+    weights after one update more.
     """
     if accelerator.is_main_process:
-        RunFolder.create(folder / "run", {})
+        for name in ("whole", "run"):
+            RunFolder.create(folder / name, {})
     accelerator.wait_for_everyone()
     histories, shares = [], {}
 
     def look(moment):
-        for role, share in held(models).items():
+        for role, share in held(trainer.models).items():
             most = max(gather_object([share]))
             shares[moment, role] = max(most, shares.get((moment, role), 0.0))
 
@@ -111,29 +151,13 @@ def train(job, accelerator, folder):
 
         return wrapped
 
-    for updates in (4, 6):
-        models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
-        tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
-        reward = ModelReward(models.reward)
-        trainer = PPOTrainer(
-            models,
-            tokenizer,
-            prompts,
-            reward,
-            FixedNGram(2),
-            PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
-            max_response_length=6,
-            checkpoint_config=CheckpointConfig(checkpoint_every=2),
-            logging_config=LoggingConfig(eval_every=2),
-            run=RunFolder.open(folder / "run"),
-            held_out=HeldOutEvaluation(prompts[:5], tokenizer, Sampling(6), reward),
-            accelerator=accelerator,
-            generator=looking(generate, "sampling"),
-        )
+    for name, updates in (("whole", 6), ("run", 4), ("run", 6)):
+        run = RunFolder.open(folder / name)
+        trainer = trainer_of(job, accelerator, run, updates, looking(generate, "sampling"))
         trainer.score, trainer.learn = looking(trainer.score, "scoring"), looking(trainer.learn, "training")
-        histories.append(list(trainer.train(resume=updates == 6)))
-        trainer.save(folder / "run")
-    return histories, shares
+        histories.append(list(trainer.train(resume=len(histories) == 2)))
+        trainer.save(run.path)
+    return {"histories": histories, "shares": shares, "one more": one_more(job, trainer)}
 
 
 def main(folder: Path) -> None:
@@ -143,9 +167,9 @@ def main(folder: Path) -> None:
     results = {"micro_batch_size": fit(jobs["plain"], accelerator)}
     for name, job in jobs.items():
         sharded = job.get("sharded") and accelerator.num_processes > 1
-        results[name] = update(job, sharding(accelerator) if sharded else accelerator)
+        results[name] = update(job, sharding(accelerator, job["precision"]) if sharded else accelerator)
     if sharded:
-        results["histories"], results["shares"] = train(job, accelerator, folder)
+        results |= train(job, accelerator, folder)
     if accelerator.is_main_process:
         torch.save(results, folder / f"result-{accelerator.num_processes}.pt")
     accelerator.end_training()

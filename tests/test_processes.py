@@ -1,6 +1,8 @@
 """Several processes: given the same responses, the update of one process; and a whole run that learns."""
 
 import os
+import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -9,9 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PROMPTS, RESPONSES, nudge
+from accelerate import Accelerator
+from conftest import PROMPTS, RESPONSES, changed, fails, nudge, snapshot
+from one_update import one_more, trainer_of
+from small_runs import timeless
+from transformers import AutoModelForCausalLM
 
+from marlhf_lite.config.commands import ExportCommand
+from marlhf_lite.experiments.export import export_policy
 from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
@@ -48,8 +57,10 @@ CASES = {
     "micro-batches of one": ({"micro_batch_size": 1}, {}),
     "macro losses, uneven micro-batches": ({"micro_batch_size": 3}, {"ratio": "macro", "value_target": "macro"}),
     "whitened": ({"whiten": True}, {}),
+    "full, sharded, bfloat16": ({"policy_learning_rate": 1e-6}, {}),
     "full, sharded": ({}, {}),
 }
+EXACT = [case for case in CASES if "bfloat16" not in case]
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +95,15 @@ def results(tmp_path_factory, tiny, base, sft, rm, whole, tokenizer):
             "ppo": {"batch_size": 8, "micro_batch_size": 4, "warmup_updates": 0} | ppo,
             "rollout": rollout,
             "sharded": "sharded" in name,
+            "precision": "bf16" if "bfloat16" in name else "no",
         }
     torch.save(jobs, folder / "jobs.pt")
     for processes in (1, 2):
         launch(processes, HERE / "one_update.py", folder)
-    return folder, [torch.load(folder / f"result-{n}.pt", weights_only=True) for n in (1, 2)]
+    return folder, [torch.load(folder / f"result-{n}.pt", weights_only=True) for n in (1, 2)], jobs["full, sharded"]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EXACT)
 def test_two_processes_make_the_update_of_one(results, case):
     one, two = (result[case] for result in results[1])
     assert not one["sharded"] and two["sharded"] == ("sharded" in case)
@@ -103,6 +115,19 @@ def test_two_processes_make_the_update_of_one(results, case):
     assert two["row"] == pytest.approx(one["row"], rel=1e-5, abs=1e-5)
 
 
+def test_mixed_precision_computes_in_bfloat16_and_loses_no_small_step(results):
+    """Frozen models are in bfloat16; what trains is in float32, where steps of 1e-6 are no rounding error."""
+    plain, mixed = (results[1][1][case] for case in ("full, sharded", "full, sharded, bfloat16"))
+    frozen, trained = (["torch.bfloat16"], ["torch.float32"])
+    assert mixed["formats"] == {"policy": trained, "critic": trained, "reference": frozen, "reward": frozen}
+    assert set(map(tuple, plain["formats"].values())) == {tuple(trained)}
+    for name in ("policy", "critic"):
+        ours, theirs = flat(mixed["grads"][name]), flat(plain["grads"][name])
+        assert torch.cosine_similarity(ours, theirs, dim=0) > 0.99
+    # A weight whose row of the embedding is in no text has no gradient.
+    assert sum(share > 0.99 for share in mixed["moved"]) > 0.9 * len(mixed["moved"])
+
+
 def test_a_process_whose_memory_ends_does_not_leave_the_others_waiting(results):
     """It tries again in its dry run, more often than the other; both then take the smaller micro-batch."""
     assert [result["micro_batch_size"] for result in results[1]] == [2, 2]
@@ -110,9 +135,13 @@ def test_a_process_whose_memory_ends_does_not_leave_the_others_waiting(results):
 
 def test_sharded_run_trains_saves_and_goes_on(results, base, tokenizer):
     """FSDP2 with full fine-tuning, two processes on the CPU: generation, tests, checkpoints, resume, saved models."""
-    folder, (_, two) = results
-    first, second = two["histories"]
+    folder, (_, two), _ = results
+    whole, first, second = two["histories"]
     assert [row["update"] for row in second] == [1, 2, 3, 4, 5, 6] and second[:4] == first
+    assert timeless(second) == timeless(whole)
+    for name in ("policy", "critic"):
+        one, other = (folder / run / name / "model.safetensors" for run in ("whole", "run"))
+        assert one.read_bytes() == other.read_bytes()
     assert all(row["skipped_steps"] == 0 and row["policy_grad_norm"] > 0 for row in second)
     run = RunFolder.open(folder / "run")
     assert [row["update"] for row in run.tests()] == [2, 4, 6] and len(run.metrics()) == 6
@@ -120,6 +149,64 @@ def test_sharded_run_trains_saves_and_goes_on(results, base, tokenizer):
     assert load_policy(base, policy).state_dict()
     assert load_score_model(base, critic).score.weight.shape == (1, base.config.hidden_size)
     assert not [*(run.path / "checkpoints").glob(".*")]
+
+
+@pytest.fixture
+def shards(results, tmp_path):
+    """A copy of the sharded run, and its last checkpoint, to which each of the two processes wrote a file."""
+    shutil.copytree(results[0] / "run", tmp_path / "run")
+    last = tmp_path / "run" / "checkpoints" / "update-000006"
+    assert sorted(path.name for path in last.glob("*.distcp")) == ["__0_0.distcp", "__1_0.distcp"]
+    sizes = [path.stat().st_size for path in last.glob("*.distcp")]
+    assert max(sizes) < 0.6 * sum(sizes)
+    return tmp_path / "run", last
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one(results, shards, capsys):
+    """With the same weights and moments; what one process saves then has the form of one."""
+    _, (_, two), job = results
+    trainer = trainer_of(job, Accelerator(), RunFolder.open(shards[0]), 6)
+    assert timeless(trainer.train(resume=True)) == timeless(two["histories"][2])
+    assert "update-000006: made by 2 processes" in capsys.readouterr().out
+    for role, weights in one_more(job, trainer).items():
+        ours, theirs = flat(weights), flat(two["one more"][role])
+        assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+    trainer = trainer_of(job, Accelerator(), RunFolder.open(shards[0]), 7)
+    assert len(trainer.train(resume=True)) == 7
+    assert [path.name for path in sorted(shards[1].parent.iterdir())][-1] == "update-000007.pt"
+
+
+def test_a_checkpoint_of_shards_is_a_policy(results, shards, whole, tmp_path):
+    """For `marlhf export` and `marlhf evaluate`."""
+    options, policy = whole[0], resolve_adapter_dir("policy", str(shards[1]))
+    saved, base = load_policy(load_base(options), shards[0] / "policy"), load_base(options)
+    assert not changed(load_policy(base, policy), snapshot(saved))
+    export_policy(ExportCommand(model=options.model, finetune="full"), policy, tmp_path / "model")
+    assert not changed(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), snapshot(saved))
+
+
+class Intruder:
+    def __reduce__(self):
+        return os.mkdir, ("intruder",)
+
+
+FAULTS = {
+    "missing": (lambda path: (path / "__1_0.distcp").unlink(), "its shard __1_0.distcp is missing"),
+    "cut": (lambda path: os.truncate(path / "__0_0.distcp", 999), "its shard __0_0.distcp is cut short"),
+    "zeros": (lambda path: (path / "__0_0.distcp").write_bytes(bytes(10**6)), "it is damaged"),
+    "not torch's": (lambda path: (path / ".metadata").write_bytes(pickle.dumps(Intruder())), "damaged (.metadata)"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_checkpoint_whose_shards_are_damaged(results, shards, whole, fault, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    damage, line = FAULTS[fault]
+    damage(shards[1])
+    trainer = trainer_of(results[2], Accelerator(), RunFolder.open(shards[0]), 6)
+    fails(lambda: trainer.train(resume=True), str(shards[1]), line, "add --from_checkpoint 4")
+    fails(lambda: load_policy(load_base(whole[0]), shards[1]), str(shards[1]), line)
+    assert len(RunFolder.open(shards[0]).metrics()) == 6 and not (tmp_path / "intruder").exists()
 
 
 def test_no_process_holds_more_than_its_share_of_a_model(results):
@@ -145,7 +232,7 @@ def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     words += ["--reward", "odd:fails_once", "--batch_size", "4", "--updates", "3", "--max_response_length", "4"]
     words += ["--size", "40", "--policy_learning_rate", "1e-4", "--critic_learning_rate", "1e-4"]
     script = HERE / "sharded_command.py"
-    done = launch(2, script, *words, "--output_dir", "run", cwd=tmp_path, timeout=60, succeeds=False)
+    done = launch(2, script, *words, "--output_dir", "run", cwd=tmp_path, timeout=180, succeeds=False)
     assert "marlhf: error: reward odd:fails_once: raised RuntimeError: process 1 has lost its data" in done.stderr
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
 

@@ -38,7 +38,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
-from marlhf_lite.training.checkpoint import check_processes, go_back
+from marlhf_lite.training.checkpoint import STATE, check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger
@@ -235,7 +235,7 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
     place = context.path / name
     paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
     checkpoints = {int(re.sub(r"\D", "", path.name)): path for path in paths}
-    if not any(path.is_file() or (path / LOG_POSITIONS).is_file() for path in checkpoints.values()):
+    if not any(path.is_file() or _is_whole(path) for path in checkpoints.values()):
         checkpoints = {}  # none is whole
     PartialState().wait_for_everyone()  # all have looked
     if context.resume and not checkpoints and (place / METRICS).is_file() and PartialState().is_main_process:
@@ -243,6 +243,11 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
     return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether a checkpoint that is a folder has the file that is written last."""
+    return any((folder / name).is_file() for name in (LOG_POSITIONS, STATE))
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:

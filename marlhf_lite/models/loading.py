@@ -31,6 +31,7 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
+from marlhf_lite.models.shards import is_sharded_folder, join
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
@@ -242,10 +243,14 @@ def is_full_model(folder: str | Path) -> bool:
 def _load_full_model(
     base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """Load all weights of a model, in the base's dtype and attention."""
-    attention = base.config._attn_implementation
-    place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
-    model = _load(kind, str(folder), place, dtype=base.dtype, attn_implementation=attention)
+    """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
+    settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+    if is_sharded_folder(folder):
+        config, weights = transformers.AutoConfig.from_pretrained(folder), join(Path(folder), "weights.policy.model.")
+        model = without_own_sampling(type(base).from_pretrained(None, config=config, state_dict=weights, **settings))
+    else:
+        place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
+        model = _load(kind, str(folder), place, **settings)
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
 

@@ -91,18 +91,15 @@ def local_tensor(x: Tensor) -> Tensor:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by name, on the CPU; where processes share them, the main process has them and the others nothing."""
-    keeps, weights = not is_sharded(model) or PartialState().is_main_process, {}
-    for name, weight in model.state_dict().items():
-        whole = full_tensor(weight)  # all processes take part
+    """All weights by name, on the CPU; where processes share them, the main process has them and the others nothing.
+
+    Weights that are tied are one tensor.
+    """
+    keeps, weights, places = not is_sharded(model) or PartialState().is_main_process, {}, {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if id(weight) not in places:
+            whole = full_tensor(weight)  # all processes take part
+            places[id(weight)] = whole.detach().cpu() if keeps else None
         if keeps:
-            weights[name] = whole.detach().cpu()
+            weights[name] = places[id(weight)]
     return weights
-
-
-def full_state_dict(accelerator: Accelerator, actor_critic: nn.Module, role: str) -> dict:
-    """Arguments of `save_pretrained` for policy or critic: all weights where they are sharded, else none."""
-    if accelerator.distributed_type != "FSDP":
-        return {}
-    state, start = accelerator.get_state_dict(actor_critic), f"{role}.model."
-    return {"state_dict": {k.removeprefix(start): v for k, v in state.items() if k.startswith(start)}}

@@ -118,10 +118,10 @@ class VLLMEngine:
         """
         ids = encode_prompts(tokenizer, prompts)
         longest = prompts[max(range(len(ids)), key=lambda row: len(ids[row]))]
-        for i in range(len(self.clients)):
+        for client in self.clients:
             alone = copy.copy(self)
-            alone.clients = self.clients[i : i + 1]
-            with nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model, seed=i):
+            alone.clients = [client]
+            with nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model):
                 alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
 
     @contextmanager
@@ -251,12 +251,13 @@ def _served(client: openai.OpenAI) -> str:
 
 
 @contextmanager
-def _changed(model: PreTrainedModel, seed: int) -> Iterator[None]:
-    """Inside this block the model's embedding, and a head that is tied to it, are others.
+def _changed(model: PreTrainedModel) -> Iterator[None]:
+    """Inside this block the model's embedding, and a head that is tied to it, are others, each time: a server may still
+    have those of an earlier trial.
 
     Raises `ServerError` that says what keeps old weights where the log-probabilities differ.
     """
-    weight, noise = model.get_input_embeddings().weight, torch.Generator().manual_seed(seed)
+    weight, noise = model.get_input_embeddings().weight, torch.Generator().manual_seed(uuid4().int >> 65)
     before = weight.detach().clone()
     factors = 1 + 0.5 * torch.randn(weight.shape[1], generator=noise)
     try:
