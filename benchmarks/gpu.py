@@ -1,11 +1,13 @@
 """What can only be seen on a GPU, in one command of at most 9 minutes without a network: `make gpu`.
 
 Tests of kernels, autocast and checkpointing on the card; PPO and MA-PPO on the architecture of Gemma-2B with random
-bfloat16 weights and LoRA, with tokens a second, seconds by phase, the share of the card's arithmetic, and peak memory
-against `marlhf memory`; the launch files with one process; a 4-bit base. All goes into one JSON file.
+bfloat16 weights, with LoRA and with full fine-tuning, sampled by transformers and by a vLLM server on the same card:
+tokens a second, seconds by phase, the share of the card's arithmetic, and peak memory against `marlhf memory`; how far
+the server's log-probabilities are from the trainer's; the launch files with one process; a 4-bit base. All goes into
+one JSON file.
 
-    python benchmarks/gpu.py                      # one card of 80 GB
-    python benchmarks/gpu.py --device cpu --tiny  # every part on a tiny model, to test this script
+    python benchmarks/gpu.py --vllm ../vllm-venv/bin/vllm  # one card of 80 GB; without --vllm, vLLM is left out
+    python benchmarks/gpu.py --device cpu --tiny           # every part on a tiny model, to test this script
     python benchmarks/gpu.py --device cpu --parts update --updates 1 --batch 8 --micro 2  # Gemma-2B, about 10 GiB
 """
 
@@ -14,16 +16,20 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import itertools
 import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,8 +59,9 @@ TINY = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
-    "head_dim": 16,
+    "head_dim": 32,
 }
+WAYS = ("lora", "full")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -64,6 +71,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, comma-separated")
     for name, default in {"updates": 4, "batch": 64, "micro": 8, "prompt": 256, "response": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ways", default=",".join(WAYS), help="ways of fine-tuning, comma-separated")
+    parser.add_argument("--vllm", default=shutil.which("vllm") or "", help="the vllm program, of another environment")
+    parser.add_argument("--vllm_share", type=float, default=0.25, help="share of the card's memory for the server")
+    parser.add_argument("--port", type=int, default=8017, help="of the server")
     parser.add_argument("--n", default="1,5", help="tokens a macro action, comma-separated; 1 is PPO")
     parser.add_argument("--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown")
     parser.add_argument("--seconds", type=float, default=540.0, help="time limit; later parts are left out")
@@ -78,19 +89,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 # The model
 
 
-def build(args: argparse.Namespace, options: ModelConfig, folder: Path) -> PPOModels:
-    """Build the four models over one random base, with adapters as SFT and the reward model leave them."""
+def model_folder(args: argparse.Namespace, folder: Path) -> Path:
+    """Save a random model in bfloat16 with a tokenizer, and return its folder."""
     config = GemmaConfig(**TINY) if args.tiny else known_config("google/gemma-2b")
     with torch.device(PartialState().device):
         base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-    if options.load_in_4bit:
-        base.save_pretrained(folder / "model")
-        load_tokenizer(EMBEDDED_MODEL).save_pretrained(folder / "model")
-        del base
-        options.model = str(folder / "model")
-        base = load_base(options)
-    base = base.requires_grad_(False).eval()
-    config.save_pretrained(folder / "config")
+    base.save_pretrained(folder / "model")
+    load_tokenizer(EMBEDDED_MODEL).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def build(options: ModelConfig, folder: Path) -> PPOModels:
+    """Build the four models over one base, as SFT and the reward model leave them."""
+    base = load_base(options)
     new_policy(base, options).save_pretrained(folder / "sft")
     new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
     return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
@@ -122,37 +133,35 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def flops(parameters: int, row: dict, args: argparse.Namespace) -> float:
+def flops(parameters: int, row: dict, args: argparse.Namespace, way: str, engine: str) -> float:
     """Return the operations of an update's matrix products with the base's weights.
 
     Two a weight and token forward (sampling, reference, reward model, policy, critic), and two backward for policy and
-    critic, as the base is frozen. Checkpointing's second forward pass is not counted.
+    critic, or four where all weights train. Checkpointing's second forward pass is not counted, nor what a server does.
     """
     tokens = args.batch * args.prompt + row["tokens"]
-    return 2 * parameters * tokens * (5 + 2)
+    forward, backward = 5 - (engine == "vllm"), 2 * (1 + (way == "full"))
+    return 2 * parameters * tokens * (forward + backward)
 
 
-def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dict:
+def measure(
+    args: argparse.Namespace, n: int, way: str = "lora", load_in_4bit: bool = False, engine: str = "transformers"
+) -> dict:
     """Run updates with macro actions of n tokens and return means over all but the first, which warms up."""
     torch.manual_seed(0)
-    reset_peak()
-    options = ModelConfig(dtype="bfloat16", gradient_checkpointing=True, load_in_4bit=load_in_4bit)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        models, tokenizer = build(args, options, folder), load_tokenizer(EMBEDDED_MODEL)
-        ppo = PPOConfig(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro)
-        trainer = PPOTrainer(
-            models,
-            tokenizer,
-            make_prompts(tokenizer, args.batch, args.prompt),
-            ModelReward(models.reward, args.micro),
-            FixedNGram(n),
-            ppo,
-            MacroConfig(n=str(n)),
-            max_response_length=args.response,
+        options = ModelConfig(
+            model=str(model_folder(args, folder)),
+            finetune=way,
+            dtype="bfloat16",
+            gradient_checkpointing=True,
+            load_in_4bit=load_in_4bit,
         )
-        rows = trainer.train()
-        options.model = str(folder / "config")
+        with server(args, options, folder) if engine == "vllm" else nullcontext() as servers:
+            reset_peak()
+            models, tokenizer = build(options, folder), load_tokenizer(EMBEDDED_MODEL)
+            rows = run_trainer(args, n, models, tokenizer, servers)
         lengths = {"max_prompt_length": args.prompt, "max_response_length": args.response}
         sizes = {"batch_size": args.batch, "micro_batch_size": args.micro} | lengths
         estimate = estimate_memory(MemoryCommand(**sizes, **asdict(options)), gpu=False)
@@ -161,6 +170,8 @@ def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dic
     weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)
     result = {
         "n": n,
+        "way": way,
+        "engine": engine,
         "parameters": weights,
         "seconds_per_update": seconds,
         "seconds_by_phase": {k[8:]: sum(r[k] for r in used) / len(used) for k in rows[0] if k.startswith("seconds_")},
@@ -170,12 +181,71 @@ def measure(args: argparse.Namespace, n: int, load_in_4bit: bool = False) -> dic
         "kl_at_start": rows[0]["kl_k1"],
         "policy_grad_norm": rows[-1]["policy_grad_norm"],
     }
+    result |= {name: max(row[name] for row in rows) for name in rows[0] if name.startswith("sampler_")}
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     peak = args.peak_tflops or next((value for name, value in TFLOPS.items() if name in card), 0)
     if peak:
-        done = sum(flops(weights, row, args) for row in used) / len(used)
+        done = sum(flops(weights, row, args, way, engine) for row in used) / len(used)
         result["mfu"] = done / seconds / (peak * 1e12)
     return result
+
+
+def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, servers) -> list[dict]:
+    """Run the updates and return their metrics."""
+    rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
+    ppo = PPOConfig(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro, **rates)
+    trainer = PPOTrainer(
+        models,
+        tokenizer,
+        make_prompts(tokenizer, args.batch, args.prompt),
+        ModelReward(models.reward, args.micro),
+        FixedNGram(n),
+        ppo,
+        MacroConfig(n=str(n)),
+        max_response_length=args.response,
+        engine=servers,
+    )
+    if servers:
+        trainer.engine.try_out(models.policy, tokenizer, trainer.prompts, trainer.sampling)
+    return trainer.train()
+
+
+@contextmanager
+def server(args: argparse.Namespace, options: ModelConfig, folder: Path) -> Iterator[Callable]:
+    """A vLLM server on the same device that takes adapters, or with full fine-tuning all weights."""
+    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+
+    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    takes = ["--max-model-len", str(args.prompt + args.response + 16), "--enforce-eager"]
+    if options.finetune == "full":
+        env |= {"VLLM_SERVER_DEV_MODE": "1"}
+    else:
+        env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        takes += ["--enable-lora", "--max-lora-rank", "16"]
+    if args.device == "cpu":
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    else:
+        takes += ["--gpu-memory-utilization", str(args.vllm_share)]
+    words = [args.vllm, "serve", options.model, "--host", "127.0.0.1", "--port", str(args.port), "--dtype", "bfloat16"]
+    url, log = f"http://127.0.0.1:{args.port}", folder / "server.log"
+    with open(log, "wb") as file:
+        process = subprocess.Popen([*words, *takes], env=env, stdout=file, stderr=file)
+    try:
+        while not answers(f"{url}/health"):
+            if process.poll() is not None or time.monotonic() > args.deadline:
+                raise RuntimeError(f"the server does not run: {log.read_text(errors='replace')[-800:]}")
+            time.sleep(1)
+        yield VLLMEngine([url], folder / "sent")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return urllib.request.urlopen(url, timeout=5).status == 200
+    except OSError:
+        return False
 
 
 # The parts
@@ -210,10 +280,27 @@ def run(args: argparse.Namespace, command: list[str]) -> subprocess.CompletedPro
 
 
 def run_updates(args: argparse.Namespace) -> dict:
-    """Measure PPO and MA-PPO."""
-    results = [measure(args, n) for n in map(int, args.n.split(","))]
-    ratio = results[-1]["seconds_per_update"] / results[0]["seconds_per_update"]
-    return {"runs": results, "last_over_first": ratio}
+    """Measure PPO and MA-PPO by each way of fine-tuning, sampled by transformers."""
+    return measure_all(args, map(int, args.n.split(",")), "transformers")
+
+
+def run_vllm(args: argparse.Namespace) -> dict:
+    """Measure MA-PPO by each way of fine-tuning, sampled by a server; its start does not count."""
+    if not args.vllm:
+        return {"left_out": "no vllm: install it in an environment of its own, and name it by --vllm"}
+    return measure_all(args, [int(args.n.split(",")[-1])], "vllm")
+
+
+def measure_all(args: argparse.Namespace, sizes: Iterable[int], engine: str) -> dict:
+    """Measure all combinations; one that fails is recorded and does not cost the others' results."""
+    cases, runs, failures = itertools.product(args.ways.split(","), sizes), [], []
+    for way, n in cases:
+        try:
+            runs.append(measure(args, n, way, engine=engine))
+        except Exception as error:
+            traceback.print_exc()
+            failures.append(f"{way}, n={n}: {type(error).__name__}: {error}"[:1000])
+    return {"runs": runs, "failures": failures, "status": len(failures)}
 
 
 def run_launch_files(args: argparse.Namespace) -> dict:
@@ -264,6 +351,7 @@ def run_four_bits(args: argparse.Namespace) -> dict:
 PARTS: dict[str, Callable[[argparse.Namespace], dict]] = {
     "tests": run_tests,
     "update": run_updates,
+    "vllm": run_vllm,
     "launch": run_launch_files,
     "four_bits": run_four_bits,
 }

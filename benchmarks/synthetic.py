@@ -96,11 +96,11 @@ def options(args: argparse.Namespace, **changes) -> PPOConfig:
 
 
 def shaped_trainer(
-    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOConfig, **more
+    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOConfig, finetune: str = "lora", **more
 ) -> tuple[PPOTrainer, list[str]]:
     """On the model of this shape saved in `folder`, with macro actions of n tokens; and a batch of prompts."""
     prompts = make_prompts(SHAPES[shape], args.batch, args.prompt, args.seed)
-    model = ModelConfig(model=str(folder / shape))
+    model = ModelConfig(model=str(folder / shape), finetune=finetune)
     return make_trainer(model, prompts, FixedNGram(n), ppo, args.response, seed=args.seed, **more), prompts
 
 
