@@ -109,16 +109,21 @@ def gpu_script(monkeypatch):
 
 def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
     out = tmp_path / "new" / "cpu.json"
-    assert gpu_script.main(["--device", "cpu", "--tiny", "--parts", "update,four_bits", "--out", str(out)]) == 0
+    assert (
+        gpu_script.main(
+            ["--device", "cpu", "--tiny", "--parts", "update,vllm,four_bits", "--vllm", "", "--out", str(out)]
+        )
+        == 0
+    )
     record = json.loads(out.read_text())
     assert record["device"]["name"] == "CPU" and "torch" in record["environment"]
     runs = record["parts"]["update"]["runs"]
-    assert [run["n"] for run in runs] == [1, 5]
+    assert [(run["way"], run["n"]) for run in runs] == [("lora", 1), ("lora", 5), ("full", 1), ("full", 5)]
     for run in runs:
         assert run["kl_at_start"] == 0 and run["response_tokens_per_second"] > 0 and run["policy_grad_norm"] > 0
         assert run["seconds_by_phase"].keys() >= {"generation", "scoring", "training"}
         assert run["peak_gib"] > 0 and run["estimated_peak_gib"] > 0
-    assert "left_out" in record["parts"]["four_bits"]
+    assert all("left_out" in record["parts"][part] for part in ("vllm", "four_bits"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
