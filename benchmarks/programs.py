@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from marlhf_lite.tasks.programs import EXECUTORS, Test, TestRunner
+from marlhf_lite.extras.programs import EXECUTORS, Test, TestRunner
 from marlhf_lite.utils.errors import InputError
 
 KINDS = (

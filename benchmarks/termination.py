@@ -26,9 +26,9 @@ import torch
 from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import FixedNGram, describe
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.tokenization import encode_responses, pad
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.errors import InputError

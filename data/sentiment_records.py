@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.evaluation.judgments import file_name
+from marlhf_lite.extras.judges.judgments import file_name
 from marlhf_lite.lab.corpora import sentiment
 from marlhf_lite.lab.figures.macro_actions import token_pieces
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer

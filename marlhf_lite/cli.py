@@ -156,7 +156,7 @@ def _compare(options: commands.CompareCommand) -> None:
 
 
 def _judge(options: commands.JudgeCommand) -> None:
-    from marlhf_lite.evaluation.judge_answers import run_judge
+    from marlhf_lite.extras.judges.answers import run_judge
 
     if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, not once a process
         run_judge(options)
@@ -169,7 +169,7 @@ def _study(options: commands.StudyCommand) -> None:
 
 
 def _memory(options: commands.MemoryCommand) -> None:
-    from marlhf_lite.models.memory_report import memory_report
+    from marlhf_lite.extras.memory.report import memory_report
 
     print(memory_report(options))
 

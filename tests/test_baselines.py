@@ -19,13 +19,13 @@ from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
 from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
+from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
+from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.rewards import FunctionReward, ModelReward
-from marlhf_lite.training.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, prompt_stream
 from marlhf_lite.training.safeguards import check_start
 from marlhf_lite.utils.errors import InputError

@@ -31,7 +31,7 @@ def test_the_method_is_read_without_what_stands_around_it():
     """Data sets, judges, sandboxes, parsers, vLLM and TRL's trainers are loaded by the options that ask for them."""
     ours, packages = imported("marlhf_lite.training.ppo")
     assert not packages & {"trl", "datasets", "pandas", "matplotlib", "openai", "pydantic_monty", "stanza"}
-    rooms = ("parsing", "evaluation", "experiments", "plotting", "lab", "tasks.programs", "tasks.loading")
+    rooms = ("parsing", "evaluation", "experiments", "plotting", "lab", "extras.programs", "tasks.loading")
     outside = tuple(f"marlhf_lite.{room}" for room in rooms)
     assert not [name for name in ours if name.startswith(outside)]
     assert sum(ours.values()) <= 3950, sorted(ours.items(), key=lambda item: -item[1])

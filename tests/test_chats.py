@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from trl.data_utils import common_prefix_length
 
 from marlhf_lite.cli import main
+from marlhf_lite.extras.baselines.rloo_grpo import _OurPrompts
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
@@ -25,7 +26,6 @@ from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_pr
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tokenization import encode_prompts, pair_dataset, sft_dataset
-from marlhf_lite.training.rloo_grpo import _OurPrompts
 from marlhf_lite.utils.run_folder import RunFolder
 
 TURNS = (

@@ -7,10 +7,10 @@ import pytest
 from conftest import fails
 
 from marlhf_lite.evaluation.compare import compare
-from marlhf_lite.evaluation.judge_answers import find_answers
 from marlhf_lite.evaluation.responses import KEY, ResponseStore, read_responses, write_rows
 from marlhf_lite.evaluation.scores import prompt_ids, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap, wilson
+from marlhf_lite.extras.judges.answers import find_answers
 
 PROMPTS = [f"prompt {i}" for i in range(8)]
 BASE = np.random.default_rng(0).normal(0, 1, 8)

@@ -11,13 +11,13 @@ from transformers import Trainer, TrainerCallback
 
 from marlhf_lite.config.commands import DPOCommand, RLOOCommand
 from marlhf_lite.config.options import LengthConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.extras.baselines.dpo import dpo_trainer
+from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_trainer
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_base, load_policy, new_reward_model
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
-from marlhf_lite.training.dpo import dpo_trainer
 from marlhf_lite.training.optimizer import HALF_LOSS_SCALE, loss_scale
-from marlhf_lite.training.rloo_grpo import SampledReward, group_trainer
 from marlhf_lite.training.trl_trainers import EvenPairs
 
 ROWS = datasets.Dataset.from_list([{"prompt": x, "chosen": f"{x} it is", "rejected": "no, never"} for x in PROMPTS])

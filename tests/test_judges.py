@@ -9,11 +9,11 @@ import torch
 from conftest import fails
 
 from marlhf_lite.cli import main
-from marlhf_lite.evaluation.judge_answers import score_answers
-from marlhf_lite.evaluation.judge_prompts import CRITERIA
-from marlhf_lite.evaluation.judges import HumanJudge, ScoreJudge
-from marlhf_lite.evaluation.judgments import Comparison, judge_pairs, read_judgments, summary
 from marlhf_lite.evaluation.responses import fingerprint
+from marlhf_lite.extras.judges.answers import score_answers
+from marlhf_lite.extras.judges.judges import HumanJudge, ScoreJudge
+from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
+from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.lab.figures.judging import judge_by_hand
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_score_model

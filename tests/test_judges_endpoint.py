@@ -17,10 +17,10 @@ pytest.importorskip("openai")
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import EndpointConfig
-from marlhf_lite.evaluation.judge_answers import report
-from marlhf_lite.evaluation.judge_prompts import CRITERIA
-from marlhf_lite.evaluation.judges import EndpointJudge
-from marlhf_lite.evaluation.judgments import Comparison, judge_pairs, read_judgments, summary
+from marlhf_lite.extras.judges.answers import report
+from marlhf_lite.extras.judges.judges import EndpointJudge
+from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
+from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.utils.errors import InputError
 
 KEY = "sk-a-very-secret-key-0123456789"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from conftest import fails
 
-from marlhf_lite.evaluation.judge_prompts import CRITERIA, instructions, mark, material, parse_judgment
-from marlhf_lite.evaluation.judgments import (
+from marlhf_lite.extras.judges.judgments import (
     Comparison,
     Judge,
     Judgment,
@@ -21,6 +20,7 @@ from marlhf_lite.evaluation.judgments import (
     read_judgments,
     summary,
 )
+from marlhf_lite.extras.judges.prompts import CRITERIA, instructions, mark, material, parse_judgment
 
 PAIRS = [
     Comparison(str(i), f"prompt {i}", f"one {'x' * (i % 3)}", f"two {'y' * (i % 2)}", ("M", "P")) for i in range(12)

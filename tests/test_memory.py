@@ -22,10 +22,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelConfig, SFTStageConfig, TrainerConfig
 from marlhf_lite.config.parser import parse
-from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
-from marlhf_lite.models.architectures import ARCHITECTURES
-from marlhf_lite.models.loading import lora_config, share, with_head
-from marlhf_lite.models.memory import (
+from marlhf_lite.extras.memory.estimate import (
     GIB,
     empty_base,
     estimate_memory,
@@ -34,7 +31,10 @@ from marlhf_lite.models.memory import (
     memory_table,
     training_bytes,
 )
-from marlhf_lite.models.memory_report import first_that_fits, least_cards, memory_report, stages_table
+from marlhf_lite.extras.memory.report import first_that_fits, least_cards, memory_report, stages_table
+from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
+from marlhf_lite.models.architectures import ARCHITECTURES
+from marlhf_lite.models.loading import lora_config, share, with_head
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.utils.errors import InputError

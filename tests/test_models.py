@@ -16,6 +16,7 @@ from marlhf_lite.config.options import (
     RewardModelConfig,
     SFTStageConfig,
 )
+from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, trainable
 from marlhf_lite.models.loading import (
@@ -28,7 +29,6 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 from marlhf_lite.models.lora import use_merged_forward
-from marlhf_lite.models.memory import empty_base
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rewards import ModelReward

@@ -14,7 +14,7 @@ from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
 from marlhf_lite.config.options import DataConfig, MacroConfig, PPOConfig
 from marlhf_lite.config.parser import parse, presets
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.utils.run_folder import RunFolder
 
 OWNER = {f.name: (name, f) for name, command in COMMANDS.items() for f in fields(command)}

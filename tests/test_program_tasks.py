@@ -8,8 +8,8 @@ from conftest import fails, ready
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.extras.programs.rewards import SHARES, with_tests
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.run_folder import RunFolder
 
 LEVELS = ("introductory", "interview", "competition")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from marlhf_lite.evaluation.pass_at_k import pass_at_k, pass_rates, pass_table
 from marlhf_lite.evaluation.scores import prompt_ids
-from marlhf_lite.tasks.programs import (
+from marlhf_lite.extras.programs import (
     Outcome,
     Test,
     TestRunner,
@@ -22,9 +22,9 @@ from marlhf_lite.tasks.programs import (
     read_problem,
     run_tests,
 )
-from marlhf_lite.tasks.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
-from marlhf_lite.tasks.programs.runner import EXECUTORS
-from marlhf_lite.tasks.programs.tests import NO_OUTPUT, same
+from marlhf_lite.extras.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
+from marlhf_lite.extras.programs.runner import EXECUTORS
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, same
 
 ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]
 LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]

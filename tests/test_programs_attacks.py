@@ -18,8 +18,8 @@ import pytest
 import yaml
 from conftest import ready
 
-from marlhf_lite.tasks.programs import Test, TestRunner
-from marlhf_lite.tasks.programs.bubblewrap import _command
+from marlhf_lite.extras.programs import Test, TestRunner
+from marlhf_lite.extras.programs.bubblewrap import _command
 
 SECONDS = 1.0
 FAULTS = {"runtime_error", "timeout", "unsupported"}

@@ -16,14 +16,14 @@ from marlhf_lite.config.options import LengthConfig, SFTStageConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
 from marlhf_lite.experiments.export import answer_prompt, export_policy
+from marlhf_lite.extras.baselines.dpo import dpo_trainer
+from marlhf_lite.extras.baselines.rloo_grpo import group_trainer
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_reward_model, share
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import rollout as rollouts
-from marlhf_lite.training.dpo import dpo_trainer
 from marlhf_lite.training.rewards import FunctionReward
-from marlhf_lite.training.rloo_grpo import group_trainer
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, merged_adapter
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.utils.run_folder import RunFolder

@@ -17,7 +17,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOConfig
 from marlhf_lite.lab.studies.study import load_study, plan
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
 

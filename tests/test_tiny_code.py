@@ -12,13 +12,13 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
+from marlhf_lite.extras.programs import TestRunner, read_problem
+from marlhf_lite.extras.programs.rewards import SHARES, with_tests
 from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import run_study
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.programs import TestRunner, read_problem
-from marlhf_lite.training.program_tests import SHARES, with_tests
 from marlhf_lite.utils.jsonl import read_lines
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.shipped import shipped

@@ -31,8 +31,8 @@ pytest.importorskip("openai")
 
 from small_vllm import SmallVLLM
 
-from marlhf_lite.training import vllm_rollouts
-from marlhf_lite.training.vllm_rollouts import VLLMEngine
+from marlhf_lite.extras.vllm import rollouts as vllm_rollouts
+from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
 HOW = {"policy_learning_rate": 0.05, "warmup_updates": 0}
 

@@ -25,10 +25,10 @@ from canvas import (
 
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.parser import parse
+from marlhf_lite.extras.memory.estimate import GIB, Memory, estimate_memory
 from marlhf_lite.lab.figures.one_update import STORY, WANTED, WRITTEN, true_advantages
 from marlhf_lite.lab.figures.one_update import one_update as one_sentence
 from marlhf_lite.macro import FixedNGram, MacroActions, Perplexity, RandomizedNGram, gae, macro_rewards, macro_values
-from marlhf_lite.models.memory import GIB, Memory, estimate_memory
 from marlhf_lite.parsing.base import cut
 
 LAM = 0.95

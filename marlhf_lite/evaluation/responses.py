@@ -44,7 +44,7 @@ from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
 
 if TYPE_CHECKING:
-    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
 SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]

@@ -23,7 +23,9 @@ from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.extras.baselines.rloo_grpo import check_groups
 from marlhf_lite.macro import TerminationRule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.checks import check_length, check_trainable, position_limit
 from marlhf_lite.models.loading import (
@@ -34,14 +36,12 @@ from marlhf_lite.models.loading import (
     model_path,
     new_policy,
 )
-from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
-from marlhf_lite.training.rloo_grpo import check_groups
 from marlhf_lite.training.rollout import Sampling, sampling_of
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
@@ -53,7 +53,7 @@ from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, i
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 if TYPE_CHECKING:
-    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
@@ -267,7 +267,7 @@ def _open_engine(
     """Return the servers of `--rollout_engine vllm`, tried out where something is trained; None without them."""
     if not (isinstance(options, EngineConfig) and options.vllm_url):
         return None
-    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     engine = VLLMEngine(options.vllm_urls, path)
     if isinstance(options, commands.PPOCommand):

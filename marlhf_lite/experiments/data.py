@@ -13,12 +13,12 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.options import DataConfig, ModelConfig, ProgramConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.extras.programs.rewards import with_tests
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.tokenization import encode_answers
-from marlhf_lite.training.program_tests import with_tests
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 

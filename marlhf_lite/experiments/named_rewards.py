@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from marlhf_lite.extras.programs.rewards import TestReward
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.training.program_tests import TestReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code
 

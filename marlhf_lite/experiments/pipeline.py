@@ -27,6 +27,8 @@ from marlhf_lite.evaluation.scores import Scorers, name_function
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
+from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
+from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -40,12 +42,10 @@ from marlhf_lite.models.loading import load_policy, load_score_model, new_policy
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import STATE, check_processes, go_back
 from marlhf_lite.training.distributed import local_tensor
-from marlhf_lite.training.dpo import dpo_row, dpo_trainer
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
 from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
-from marlhf_lite.training.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator

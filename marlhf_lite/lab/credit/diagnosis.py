@@ -24,10 +24,10 @@ from marlhf_lite.lab.credit import credit, gradients, monte_carlo
 from marlhf_lite.lab.credit.ranking import rank_next_tokens
 from marlhf_lite.lab.studies.results import RESULT, rounded, write_result
 from marlhf_lite.lab.studies.study import load_study
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_tokenizer
-from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward

@@ -33,10 +33,10 @@ from marlhf_lite.evaluation.statistics import bootstrap_mean
 from marlhf_lite.experiments.context import start_processes
 from marlhf_lite.lab.corpora.tiny_steps import verify
 from marlhf_lite.lab.credit.gradients import Estimator, preset_estimator
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, load_tokenizer
-from marlhf_lite.parsing.registry import make_rule
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer

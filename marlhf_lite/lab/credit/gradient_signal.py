@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marlhf_lite.config.method import MacroConfig, PPOConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout

@@ -29,7 +29,7 @@ from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.lab.credit.credit import RESAMPLES
 from marlhf_lite.lab.credit.monte_carlo import continue_responses
 from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective

@@ -18,7 +18,7 @@ from marlhf_lite.config.method import TERMINATIONS, MacroConfig
 from marlhf_lite.lab.figures.macro_actions import draw_spans, token_pieces
 from marlhf_lite.lab.figures.notebook import headless
 from marlhf_lite.macro import describe, macro_values
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.plotting.styles import SPANS
 from marlhf_lite.utils.errors import InputError
 

@@ -7,9 +7,9 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.evaluation.judge_prompts import CRITERIA
-from marlhf_lite.evaluation.judges import KEYS, HumanJudge, printable
-from marlhf_lite.evaluation.judgments import Comparison, Judgment, JudgmentStore
+from marlhf_lite.extras.judges.judges import KEYS, HumanJudge, printable
+from marlhf_lite.extras.judges.judgments import Comparison, Judgment, JudgmentStore
+from marlhf_lite.extras.judges.prompts import CRITERIA
 
 _LABELS = {"1": "1 is better", "2": "2 is better", "t": "tie", "s": "skip"}
 

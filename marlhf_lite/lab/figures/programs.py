@@ -7,7 +7,7 @@ from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import PROGRAMS
 
-# What is drawn, from the bottom up: the shares of `training.program_tests.SHARES` that it adds up.
+# What is drawn, from the bottom up: the shares of `extras.programs.rewards.SHARES` that it adds up.
 OUTCOMES = {
     "passed all tests": ("share_passed",),
     "failed a test": ("share_failed",),
@@ -21,7 +21,7 @@ def outcome_shares(runs: plots.Runs, smooth: int = 5) -> np.ndarray:
     """Draw the shares of each method's training programs by their outcome, as stacked areas; means over its runs.
 
     Args:
-        runs: rows have the metrics of `training.program_tests.SHARES`. A runtime error counts with time-outs and with
+        runs: rows have the metrics of `extras.programs.rewards.SHARES`. A runtime error counts with time-outs and with
             what the executor does not support. Runs of a method are cut to the shortest one.
         smooth: number of updates averaged; 1 for none.
 

@@ -29,7 +29,7 @@ from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyComm
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import merge, parse, pretrained, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
-from marlhf_lite.parsing.registry import make_rule
+from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import find_rows
 from marlhf_lite.tasks.paper_datasets import form_of
@@ -279,7 +279,7 @@ def _parse(stage: str, *words: str) -> dict:
 
             make_objective(options, options)
     if stage in ("rloo", "grpo"):
-        from marlhf_lite.training.rloo_grpo import check_groups  # trl takes seconds
+        from marlhf_lite.extras.baselines.rloo_grpo import check_groups  # trl takes seconds
 
         check_groups(options)
     unset = ("reward", "")  # of an evaluation: training may have one

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from marlhf_lite.evaluation.judgments import Judgment
+from marlhf_lite.extras.judges.judgments import Judgment
 
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LOWEST, HIGHEST = 1, 10  # score of a criterion

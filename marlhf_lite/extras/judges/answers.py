@@ -8,9 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from marlhf_lite.config.commands import JudgeCommand
-from marlhf_lite.evaluation.judge_prompts import CRITERIA
-from marlhf_lite.evaluation.judges import EndpointJudge, HumanJudge, stored_judge
-from marlhf_lite.evaluation.judgments import (
+from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
+from marlhf_lite.evaluation.scores import name_temperatures, to_records
+from marlhf_lite.evaluation.statistics import win_rate
+from marlhf_lite.extras.judges.judges import EndpointJudge, HumanJudge, stored_judge
+from marlhf_lite.extras.judges.judgments import (
     Judge,
     combine,
     few_verdicts,
@@ -20,9 +22,7 @@ from marlhf_lite.evaluation.judgments import (
     printable,
     summary,
 )
-from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
-from marlhf_lite.evaluation.scores import name_temperatures, to_records
-from marlhf_lite.evaluation.statistics import win_rate
+from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer

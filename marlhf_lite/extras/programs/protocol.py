@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Status, Test
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Status, Test
 
 OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together
 PROGRAM_CHARACTERS = 100_000  # longer programs are not run

@@ -16,14 +16,14 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from marlhf_lite.config.commands import GRPOCommand, RLOOCommand
 from marlhf_lite.config.options import GroupConfig, RLOOStageConfig
+from marlhf_lite.extras.baselines.dpo import baseline_arguments, complete_reference
+from marlhf_lite.extras.programs.rewards import SHARES
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.dpo import baseline_arguments, complete_reference
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.program_tests import SHARES
 from marlhf_lite.training.rewards import FunctionReward, checked_scores, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, end_of_text, from_tokens, prompt_stream, sampling_of
 from marlhf_lite.training.safeguards import updates_of_passes

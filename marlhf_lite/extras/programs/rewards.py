@@ -8,7 +8,7 @@ from dataclasses import replace
 import datasets
 
 from marlhf_lite.config.options import ProgramConfig
-from marlhf_lite.tasks.programs import Outcome, Problem, TestRunner, program_reward, read_problem
+from marlhf_lite.extras.programs import Outcome, Problem, TestRunner, program_reward, read_problem
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
 

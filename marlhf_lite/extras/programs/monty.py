@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
-from marlhf_lite.tasks.programs.tests import NO_OUTPUT, Status, Test
+from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, Status, Test
 from marlhf_lite.utils.errors import InputError, one_line
 
 try:

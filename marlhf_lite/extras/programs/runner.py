@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tqdm.auto import tqdm
 
-from marlhf_lite.tasks.programs.bubblewrap import BubblewrapExecutor
-from marlhf_lite.tasks.programs.monty import MontyExecutor
-from marlhf_lite.tasks.programs.protocol import PROGRAM_CHARACTERS, Executor
-from marlhf_lite.tasks.programs.tests import Outcome, Test
+from marlhf_lite.extras.programs.bubblewrap import BubblewrapExecutor
+from marlhf_lite.extras.programs.monty import MontyExecutor
+from marlhf_lite.extras.programs.protocol import PROGRAM_CHARACTERS, Executor
+from marlhf_lite.extras.programs.tests import Outcome, Test
 
 EXECUTORS: dict[str, type[Executor]] = {"monty": MontyExecutor, "bubblewrap": BubblewrapExecutor}
 SHOWN_FROM = 200  # programs from which a bar is shown: an update has fewer, and a bar of its own

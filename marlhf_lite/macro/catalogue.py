@@ -10,7 +10,10 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import MacroConfig
-from marlhf_lite.parsing import GrammarParser, LinkGrammarParser, Parser, Parsing, PythonParser, Sentence, StanzaParser
+from marlhf_lite.extras.parsers.link_grammar import LinkGrammarParser
+from marlhf_lite.extras.parsers.python_code import PythonParser
+from marlhf_lite.extras.parsers.stanza import StanzaParser
+from marlhf_lite.parsing import GrammarParser, Parser, Parsing, Sentence
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.tasks.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
-from marlhf_lite.tasks.programs.tests import NO_OUTPUT, STATUSES, Test
+from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Test
 from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"

@@ -4,5 +4,5 @@ A generated program is hostile input. It runs in a sandbox only, expected output
 plain data that this process compares.
 """
 
-from marlhf_lite.tasks.programs.runner import EXECUTORS, TestRunner, run_tests
-from marlhf_lite.tasks.programs.tests import Outcome, Problem, Test, program_reward, read_problem
+from marlhf_lite.extras.programs.runner import EXECUTORS, TestRunner, run_tests
+from marlhf_lite.extras.programs.tests import Outcome, Problem, Test, program_reward, read_problem

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.models.memory import GIB, estimate_memory, estimate_stage, is_spread, memory_table
+from marlhf_lite.extras.memory.estimate import GIB, estimate_memory, estimate_stage, is_spread, memory_table
 from marlhf_lite.utils.less_memory import rows_a_pass, smaller_pass
 
 CARDS = tuple(2**power for power in range(11))  # numbers of cards that are tried

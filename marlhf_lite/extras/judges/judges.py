@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import EndpointConfig
-from marlhf_lite.evaluation.judge_prompts import Criteria, instructions, material, parse_judgment
-from marlhf_lite.evaluation.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging, printable
 from marlhf_lite.evaluation.statistics import finite
+from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging, printable
+from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, parse_judgment
 from marlhf_lite.utils.errors import InputError
 
 

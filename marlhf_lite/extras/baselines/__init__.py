@@ -1,0 +1,1 @@
+"""What MA-PPO is compared with: DPO, RLOO and GRPO (Table 7)."""

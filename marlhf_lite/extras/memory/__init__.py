@@ -1,0 +1,1 @@
+"""The memory that SFT, reward model and PPO need on a card."""

@@ -1,0 +1,1 @@
+"""Parsers that need a package of their own: English (two) and Python."""
