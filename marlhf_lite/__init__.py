@@ -22,4 +22,8 @@ Data walks one way: text -> tokens -> rollout -> macro actions -> rewards, value
 records -> figures.
 """
 
+from marlhf_lite.utils import moved
+
 __version__ = "0.1.0"
+
+moved.install()
