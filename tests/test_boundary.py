@@ -78,6 +78,7 @@ def test_records_with_former_paths_are_read():
     """A pickle, and a name as `--reward` and protocols have it."""
     with pytest.warns(DeprecationWarning, match="OldOutputs is now"):
         assert pickle.loads(b"cmarlhf_lite.training.outputs\nOldOutputs\n.") is Experience
-    with pytest.warns(DeprecationWarning, match="tasks.programs"):
+    sys.modules.pop("marlhf_lite.tasks.programs", None)
+    with pytest.warns(DeprecationWarning, match="tasks.programs is now"):
         reward = import_user_code("reward", "marlhf_lite.tasks.programs:program_reward", "")
     assert reward is program_reward
