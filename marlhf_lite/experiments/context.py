@@ -23,7 +23,6 @@ from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
-from marlhf_lite.extras.baselines.rloo_grpo import check_groups
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -295,6 +294,8 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
     if isinstance(options, PPOConfig):
         count_updates(options, len(task.splits["ppo"]), state)
     if isinstance(options, GroupConfig):
+        from marlhf_lite.extras.baselines.rloo_grpo import check_groups
+
         check_groups(options, state.num_processes)
     if _trains_on_pairs(options, inputs) and not len(task.splits["rm"]):
         functions = "train PPO with --reward package.module:function"

@@ -13,7 +13,6 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.options import DataConfig, ModelConfig, ProgramConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.extras.programs.rewards import with_tests
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
@@ -43,7 +42,10 @@ def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | Non
     runs = [RunFolder.open(run) for run in filter(None, map(run_of, (inputs or Inputs()).folders))]
     if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
-    task = with_tests(task, options, options.bad_rows) if isinstance(options, ProgramConfig) else task
+    if isinstance(options, ProgramConfig) and any("tests" in rows.column_names for rows in task.splits.values()):
+        from marlhf_lite.extras.programs.rewards import with_tests
+
+        task = with_tests(task, options, options.bad_rows)
     notes = [*_notes(task, tokenizer, options.model), *_note_on_known_rows(options, runs)]
     return task, [*notes, *(_note_on_prompts(chat) if task.chats else ())]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from marlhf_lite.extras.programs.rewards import TestReward
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code
@@ -15,6 +14,8 @@ def text_reward(kind: str, task: Task) -> Callable | None:
     if kind in ("tests", "all_tests"):
         if task.tests is None:
             raise InputError(f"--reward {kind}: {task.name} has no unit tests: give rm, or package.module:function")
+        from marlhf_lite.extras.programs.rewards import TestReward
+
         return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
         return import_user_code("reward", kind, "rm, gold, tests, all_tests")

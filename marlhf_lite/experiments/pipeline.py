@@ -27,8 +27,6 @@ from marlhf_lite.evaluation.scores import Scorers, name_function
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
-from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
-from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -274,6 +272,8 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
 
 def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
+    from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
+
     options, pairs = context.options, context.task.splits["rm"]
 
     def train(context: RunContext[commands.DPOCommand]) -> Trained:
@@ -291,8 +291,9 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
     the group's deviation, and the KL penalty as k3 in the loss.
     """
-    options, prompts = context.options, context.task.splits["ppo"]["prompt"]
+    from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
+    options, prompts = context.options, context.task.splits["ppo"]["prompt"]
     method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
 
     def train(context: RunContext) -> Trained:

@@ -1,27 +1,28 @@
 """Termination conditions by the names that options and config files give them."""
 
 import math
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import MacroConfig
-from marlhf_lite.extras.parsers.link_grammar import LinkGrammarParser
-from marlhf_lite.extras.parsers.python_code import PythonParser
-from marlhf_lite.extras.parsers.stanza import StanzaParser
-from marlhf_lite.parsing import GrammarParser, Parser, Parsing, Sentence
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 
-PARSERS: dict[str, Callable[[], Parser]] = {
-    "grammar": GrammarParser,
-    "stanza": StanzaParser,
-    "link": LinkGrammarParser,
-    "python": PythonParser,
+if TYPE_CHECKING:
+    from marlhf_lite.parsing.base import Parser
+
+# Imported when they are asked for: macro actions by number or by the models' outputs need no parser.
+PARSERS = {
+    "grammar": "marlhf_lite.parsing.grammar:GrammarParser",
+    "stanza": "marlhf_lite.extras.parsers.stanza:StanzaParser",
+    "link": "marlhf_lite.extras.parsers.link_grammar:LinkGrammarParser",
+    "python": "marlhf_lite.extras.parsers.python_code:PythonParser",
 }
 RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
     "fixed": lambda config, seed: macro.FixedNGram(_tokens(config.n)),
@@ -30,9 +31,9 @@ RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
     "whole": lambda config, seed: macro.Whole(),
     "turn": lambda config, seed: macro.Turn(),
     "perplexity": lambda config, seed: macro.Perplexity(config.perplexity_rule, config.perplexity_early),
-    "sentence": lambda config, seed: Sentence(),
-    "sentence_shuffled": lambda config, seed: macro.Shuffled(Sentence(), seed),
-    "parsing": lambda config, seed: Parsing(make_parser(config.parser), config.cutoff),
+    "sentence": lambda config, seed: _text_rule("Sentence")(),
+    "sentence_shuffled": lambda config, seed: macro.Shuffled(_text_rule("Sentence")(), seed),
+    "parsing": lambda config, seed: _text_rule("Parsing")(make_parser(config.parser), config.cutoff),
     "value_change": lambda config, seed: macro.LargestChange("values", _tokens(config.n)),
     "cutpoints": lambda config, seed: macro.LargestChange("logprobs", _tokens(config.n)),
 }
@@ -83,11 +84,16 @@ class NamedRule(macro.TerminationRule):
 
 
 @cache
-def make_parser(name: str) -> Parser:
+def make_parser(name: str) -> "Parser":
     """Make the parser of this name, once for the whole program: it may hold a model and a cache."""
     if name not in PARSERS:
         raise InputError(f"--parser {name}: unknown: choose from {', '.join(PARSERS)}")
-    return PARSERS[name]()
+    return pkgutil.resolve_name(PARSERS[name])()
+
+
+def _text_rule(name: str) -> type[macro.TerminationRule]:
+    """A rule that reads text, imported when it is asked for."""
+    return pkgutil.resolve_name(f"marlhf_lite.parsing.termination:{name}")
 
 
 def _tokens(n: str) -> int | float:
