@@ -26,9 +26,20 @@ from canvas import (
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.extras.memory.estimate import GIB, Memory, estimate_memory
-from marlhf_lite.lab.figures.one_update import STORY, WANTED, WRITTEN, true_advantages
+from marlhf_lite.lab.credit.sentence import BETA, POLICY, SCORE, SEEING, WANTED, WRITTEN, of_sentence, table
+from marlhf_lite.lab.credit.sentence import REFERENCE as REFERENCE_TABLE
+from marlhf_lite.lab.figures.one_update import STORY, true_advantages
 from marlhf_lite.lab.figures.one_update import one_update as one_sentence
-from marlhf_lite.macro import FixedNGram, MacroActions, Perplexity, RandomizedNGram, gae, macro_rewards, macro_values
+from marlhf_lite.macro import (
+    FixedNGram,
+    MacroActions,
+    Perplexity,
+    RandomizedNGram,
+    gae,
+    kl_rewards,
+    macro_rewards,
+    macro_values,
+)
 from marlhf_lite.parsing.base import cut
 
 LAM = 0.95
@@ -166,18 +177,17 @@ def sigma(c: Canvas) -> None:
 def values_to_advantages(c: Canvas) -> None:
     """From values and rewards of tokens to advantages, and back
 
-    Six tokens, three macro actions of two tokens. Values are averaged and KL prices added up inside a macro
-    action; the score joins the last reward. GAE gives an advantage for each macro action, and each of its tokens
-    takes it.
+    Six words, two macro actions of three. Values are averaged and KL prices added up inside a macro action; the
+    score joins the last reward. GAE gives an advantage for each macro action, and each of its words takes it.
     """
-    macro = MacroActions.from_lengths([[2, 2, 2]])
-    values = torch.tensor([[0.1, 0.3, 0.2, 0.4, 0.6, 0.4]])
-    prices = torch.tensor([[-0.01, -0.03, 0.00, -0.02, -0.01, -0.01]])
-    R, V = macro_rewards(prices, torch.tensor([1.0]), macro), macro_values(values, macro)
+    macro = FixedNGram(3)(torch.ones(1, 6, dtype=torch.bool))
+    values = torch.tensor([SEEING])
+    prices = kl_rewards(of_sentence(table(POLICY)), of_sentence(table(REFERENCE_TABLE)), macro.token_mask, BETA)
+    R, V = macro_rewards(prices, torch.tensor([SCORE]), macro), macro_values(values, macro)
     A, _ = gae(R, V, macro.mask, lam=LAM)
     following = torch.cat([V[:, 1:], torch.zeros(1, 1)], 1)
     rows = (
-        ("token", "three macro actions", "Mia called Ben at home .".split(), None),
+        ("token", "two macro actions", WRITTEN, None),
         ("value V(s)", "from the critic", values, CRITIC),
         ("KL price r", "from policy and reference", prices, REFERENCE),
         ("value V(ω)", "mean of its tokens", V, CRITIC),
@@ -189,7 +199,7 @@ def values_to_advantages(c: Canvas) -> None:
     for i, (name, rule, row, colour) in enumerate(rows):
         y = 62 + 48 * i + 10 * (i > 2) + 10 * (i > 6)
         words = [number(x) for x in row[0].tolist()] if isinstance(row, torch.Tensor) else row
-        fills = [tint(colour)] * len(words) if colour else alternate([2, 2, 2])
+        fills = [tint(colour)] * len(words) if colour else alternate([3, 3])
         c.text(222, y + 8, name, bold=True, anchor="end")
         c.text(222, y + 25, rule, size=12, colour=FAINT, anchor="end")
         c.cells(236, y, [528 / len(words)] * len(words), words, fills, h=34)

@@ -1,0 +1,29 @@
+"""PPO as textbooks have it, token by token in plain loops: what lesson 05 compares MA-PPO with n = 1 to."""
+
+import torch
+from torch import Tensor
+
+
+def textbook_ppo(
+    logprobs: Tensor, old_logprobs: Tensor, values: Tensor, old_values: Tensor, scores: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return PPO's two losses, means over all tokens, with γ = 1, λ = 0.95, ε = 0.2 and no price of KL.
+
+    Args:
+        logprobs, old_logprobs: [B, T], of the policy and of the one that wrote the answers.
+        values, old_values: [B, T], the critic's values now, and when the answers were written.
+        scores, lengths: [B].
+    """
+    policy = critic = torch.zeros(())
+    for b, length in enumerate(lengths.tolist()):
+        ahead, following = 0.0, 0.0
+        for t in reversed(range(length)):
+            reward = scores[b] if t == length - 1 else 0.0
+            ahead = reward + following - old_values[b, t] + 0.95 * ahead  # the advantage
+            following = old_values[b, t]
+            ratio = (logprobs[b, t] - old_logprobs[b, t]).exp()
+            policy = policy - torch.minimum(ratio * ahead, ratio.clamp(0.8, 1.2) * ahead)
+            goal = ahead + old_values[b, t]
+            near = old_values[b, t] + (values[b, t] - old_values[b, t]).clamp(-0.2, 0.2)
+            critic = critic + 0.5 * torch.maximum((values[b, t] - goal) ** 2, (near - goal) ** 2)
+    return policy / lengths.sum(), critic / lengths.sum()
