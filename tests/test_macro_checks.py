@@ -42,7 +42,7 @@ REFUSED = [
     (lambda: MacroActions.from_lengths([[3], [2]], mask=HOLE), "ids: response 1, token 2"),
     (
         lambda: MacroActions.from_lengths([[3], [3]], mask=HOLE),
-        "lengths: response 1 has 3 tokens, in the mask it has 2",
+        "lengths: response 1 has 3 tokens, mask or T have 2",
     ),
     (lambda: MacroActions.from_starts(MASK[:, :2], MASK), "starts"),
     (lambda: MacroActions.from_starts(MASK, MASK.long()), "mask"),

@@ -10,6 +10,7 @@ of valid tokens without a hole; a response without holes is one turn.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -89,25 +90,16 @@ class MacroActions:
             for step, n in enumerate(one):
                 check_int(f"lengths: response {row}, macro action {step}", n, least=1)
         rows = [[step for step, n in enumerate(one) for _ in range(n)] for one in lengths]
-        T = max(map(len, rows), default=0) if T is None else T
-        for row, ids in enumerate(rows):
-            if len(ids) > T:
-                raise InputError(f"lengths: response {row} has {len(ids)} tokens, more than T={T}")
-        padded = [ids + [-1] * (T - len(ids)) for ids in rows]
-        ids = torch.tensor(padded, dtype=torch.int64).reshape(len(rows), T)
-        return cls(ids) if mask is None else cls._on_mask(ids, mask)
-
-    @classmethod
-    def _on_mask(cls, ids: Tensor, mask: Tensor) -> "MacroActions":
-        """The macro actions of the first tokens, ``ids`` [B,_], on the valid tokens of a mask [B,T]."""
+        if mask is None:
+            counts = torch.tensor([len(ids) for ids in rows], dtype=torch.int64)
+            mask = torch.arange(max(counts.tolist(), default=0) if T is None else T) < counts[:, None]
         check_matrix("mask", mask, torch.bool)
-        given, valid = (ids >= 0).sum(1).tolist(), mask.sum(1).tolist()
-        for row, counts in enumerate(zip(given, valid, strict=True)):
-            if counts[0] != counts[1]:
-                raise InputError(f"lengths: response {row} has {counts[0]} tokens, in the mask it has {counts[1]}")
-        spread = torch.full_like(mask, -1, dtype=torch.int64)
-        spread[mask] = ids[ids >= 0].to(mask.device)
-        return cls.from_ids(spread)
+        for row, (ids, valid) in enumerate(zip(rows, mask.sum(1).tolist(), strict=True)):
+            if len(ids) != valid:
+                raise InputError(f"lengths: response {row} has {len(ids)} tokens, mask or T have {valid} for it")
+        ids = torch.full_like(mask, -1, dtype=torch.int64)
+        ids[mask] = torch.tensor([*chain(*rows)], dtype=torch.int64, device=mask.device)
+        return cls.from_ids(ids)
 
     # -- views ----------------------------------------------------------------------------------------------------
 

@@ -30,21 +30,15 @@ def gae(
     """
     rewards, values = clean("rewards", rewards, mask), clean("values", values, mask)
     discounts = gamma * torch.as_tensor(lam, dtype=values.dtype, device=values.device).expand_as(values)
-    discounts = discounts.masked_fill(~mask, 1.0)  # a hole passes on the advantage behind it
-    deltas = (rewards + gamma * _following(values, mask) - values).masked_fill(~mask, 0.0)
-    advantages, advantage = torch.zeros_like(values), values.new_zeros(len(values))
+    advantages = torch.zeros_like(values)
+    advantage = following = values.new_zeros(len(values))
     for step in reversed(range(values.shape[1])):
-        advantages[:, step] = advantage = deltas[:, step] + discounts[:, step] * advantage
-    advantages = advantages.masked_fill(~mask, 0.0)
+        delta = rewards[:, step] + gamma * following - values[:, step]
+        valid = mask[:, step]  # a hole passes on what stands behind it
+        advantage = torch.where(valid, delta + discounts[:, step] * advantage, advantage)
+        following = torch.where(valid, values[:, step], following)
+        advantages[:, step] = advantage.masked_fill(~valid, 0.0)
     return advantages, advantages + values
-
-
-def _following(values: Tensor, mask: Tensor) -> Tensor:
-    """[B,S]: the value of the next valid step, 0 behind the last one."""
-    place = torch.arange(mask.shape[1], device=mask.device).expand_as(mask).masked_fill(~mask, mask.shape[1])
-    place = torch.nn.functional.pad(place, (0, 1), value=mask.shape[1])[:, 1:]
-    following = place.flip(1).cummin(1).values.flip(1)
-    return torch.nn.functional.pad(values, (0, 1)).gather(1, following)
 
 
 def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marlhf_lite.macro._checks import check_int, check_shape, first_true
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.macro.turns import TurnRows, has_holes
+from marlhf_lite.macro.turns import from_rows, turns_as_rows
 from marlhf_lite.utils.errors import InputError
 
 
@@ -36,10 +36,9 @@ class TerminationRule:
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
         """mask: [B,T] bool, True on valid tokens, with holes or not. Context that a rule does not use is ignored."""
-        if not has_holes(mask):
-            return self.segment(mask, **context)
-        turns = TurnRows(mask)
-        return turns.join(check_segmentation(self.segment(turns.mask, **turns.context(context)), turns.mask))
+        rows, context = turns_as_rows(mask, context)
+        macro = self.segment(rows, **context)
+        return macro if rows is mask else from_rows(check_segmentation(macro, rows), mask)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         """The macro actions of responses without holes, ``mask`` [B,T] bool right-padded, or of turns as such."""
