@@ -12,6 +12,13 @@ EMBEDDED_DEFAULTS: dict[str, dict] = {
         "max_response_length": 12,
         "environment": "marlhf_lite.tasks.tiny_guess.game:GuessGame",
         "max_turns": 6,
+        # What learns it: a game's score is mostly luck, so many games an update, and all guesses are tried.
+        "updates": 150,
+        "batch_size": 64,
+        "policy_learning_rate": 3e-3,
+        "kl_coef": 0.01,
+        "temperature": 1.0,
+        "top_k": 0,
     },
 }
 # Embedded model -> the data set whose text it has read. Two are other sizes of tiny-gemma.

@@ -35,7 +35,7 @@ from marlhf_lite.evaluation.scores import (
 )
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.environments import from_turns
+from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
 from marlhf_lite.utils.errors import InputError
@@ -188,7 +188,8 @@ def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torc
     responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
     prompts, texts, tokens, ended = (responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended"))
     if "turns" in responses and responses["turns"].notna().all():  # `token_ids` are then those of both sides
-        return from_turns(tokenizer, prompts, tokens, responses["turns"].tolist(), ended).to(device)
+        stored = zip(prompts, tokens, responses["turns"], ended, strict=True)
+        return from_turns(tokenizer, [Dialogue(*row) for row in stored]).to(device)
     rollout = from_tokens(tokenizer, prompts, tokens, [tokenizer.eos_token_id])
     ended = torch.tensor(ended, dtype=torch.bool)  # also by tokens other than the tokenizer's EOS
     return replace(rollout, responses=texts, ended=ended).to(device)
@@ -222,9 +223,8 @@ def _generate(
         with merged_adapter(policy.model):
             rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
     columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
-    columns["token_ids"] = [
-        ids[:end] for ids, end in zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
-    ]
+    ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
+    columns["token_ids"] = [ids[:end] for ids, end in ends]
     columns |= {} if rollout.turns is None else {"turns": rollout.turns}
     return pd.DataFrame(columns | score(rollout), index=wanted.index, dtype=object)
 

@@ -118,6 +118,7 @@ def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int |
 @functools.lru_cache
 def _around_observations(tokenizer, template: str) -> tuple[list[int], list[int]]:
     """Token ids between an assistant's answer and an observation, and behind it; none where neither role is known."""
+    as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
     said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
     for role in ("tool", "user"):
         try:
@@ -128,5 +129,5 @@ def _around_observations(tokenizer, template: str) -> tuple[list[int], list[int]
         head, found, tail = text.partition("OBSERVATION")
         if found and "ANSWER" in head:
             parts = (head.rpartition("ANSWER")[2], tail)
-            return tuple(tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts)
+            return tuple(tokenizer(part, **as_tokens)["input_ids"] for part in parts)
     return [], []

@@ -131,6 +131,8 @@ def update_metrics(
         numbers |= {name: x[steps.mask], f"{name} norm": exact(x.masked_fill(~steps.mask, 0.0)).norm(dim=1)}
     if rollout.gold is not None:
         numbers["gold"] = rollout.gold
+    if rollout.turns is not None:
+        numbers["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
     if diagnose_critic:
         numbers |= critic_numbers(old.values, rollout.scores, mask)
     statistics = moments(numbers, accelerator)
@@ -154,6 +156,8 @@ def update_metrics(
     }
     if "gold" in statistics:
         row["gold_mean"] = statistics["gold"].mean
+    if "turns" in statistics:
+        row["turns"] = statistics["turns"].mean
     for name in ("advantage", "q"):
         # The norm over a response's macro actions, averaged over responses (figure 11), and the size of one element.
         row |= {f"{name}_norm": statistics[f"{name} norm"].mean, f"{name}_rms": statistics[name].square ** 0.5}

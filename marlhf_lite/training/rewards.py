@@ -1,6 +1,7 @@
 """Rewards: anything that gives each response of a rollout one number."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -57,20 +58,15 @@ class FunctionReward:
         return getattr(self.function, "metrics", dict)()
 
 
+@dataclass(frozen=True)
 class EnvironmentReward:
     """The environment's own rewards: each turn's is trained on, and their sum is the score of a response."""
 
-    def __init__(self, name: str = "environment"):
-        self.name, self._turns = name, 0.0
+    name: str = "environment"
 
-    def __call__(self, rollout: Rollout) -> torch.Tensor:
+    def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores."""
-        self._turns = sum(map(len, rollout.turns)) / max(len(rollout), 1)
         return rollout.turn_rewards.sum(1)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the mean number of turns of the last responses."""
-        return {"turns": self._turns}
 
 
 def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:

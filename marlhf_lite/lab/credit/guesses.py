@@ -12,6 +12,8 @@ from functools import lru_cache
 from itertools import pairwise
 from math import sqrt
 
+import numpy as np
+
 from marlhf_lite.tasks.tiny_guess.game import HIGHEST, MAX_TURNS, score
 
 TOKENS, GUESS = 8, 5
@@ -48,17 +50,13 @@ def value_of_guess(state: State, guess: int, best: bool = False) -> float:
 
 def visits(start: State = START) -> dict[State, float]:
     """How often random games come to each state where a guess is made."""
-    found, due = {}, {start: 1.0}
-    while due:
-        found |= due
-        reached: dict[State, float] = {}
-        for state, share in due.items():
-            for guess in guesses(state):
-                for p, _, to in outcomes(state, guess):
-                    if to:
-                        reached[to] = reached.get(to, 0.0) + share * p / len(guesses(state))
-        due = reached
-    return found
+    shares = {start: 1.0}
+    for turns in range(start[2], MAX_TURNS):
+        for state in [state for state in shares if state[2] == turns]:
+            for p, _, to in (way for guess in guesses(state) for way in outcomes(state, guess)):
+                if to:
+                    shares[to] = shares.get(to, 0.0) + shares[state] * p / len(guesses(state))
+    return shares
 
 
 @dataclass(frozen=True)
@@ -105,13 +103,13 @@ class Estimator:
     @lru_cache(None)  # noqa: B019 - estimators are few and small
     def _next(self, state: State) -> tuple[float, float]:
         """Mean and mean square of V(ω) + λ Â of the first macro action of a turn, over random guesses."""
-        means, squares = zip(*(self._first(state, guess) for guess in guesses(state)), strict=True)
-        return sum(means) / len(means), sum(squares) / len(squares)
-
-    def _first(self, state: State, guess: int) -> tuple[float, float]:
-        values = self._values(state, guess)
-        known, fade = self._advantage(values, 0)
-        return self._moments(state, guess, values[0] + self.lam * known, self.lam * fade)
+        moments = []
+        for guess in guesses(state):
+            values = self._values(state, guess)
+            known, fade = self._advantage(values, 0)
+            moments.append(self._moments(state, guess, values[0] + self.lam * known, self.lam * fade))
+        mean, square = np.mean(moments, axis=0)
+        return mean, square
 
 
 @dataclass(frozen=True)
@@ -129,18 +127,16 @@ class Credit:
 
 def credit(estimator: Estimator, start: State = START) -> Credit:
     """Compare an estimator with the true advantages Q(s, g) - V(s)."""
-    truth = across = mean_square = variance = 0.0
+    rows = []
     for state, share in visits(start).items():
-        means, variances = zip(*(estimator.of_guess(state, guess) for guess in guesses(state)), strict=True)
-        middle, weight = sum(means) / len(means), share / len(means)
-        for guess, mean in zip(guesses(state), means, strict=True):
-            true = value_of_guess(state, guess) - value(state)
-            truth, across = truth + weight * true**2, across + weight * true * (mean - middle)
-            mean_square += weight * (mean - middle) ** 2
-        variance += weight * sum(variances)
-    kept = across / truth
-    rest = max(mean_square / kept**2 - 2 * across / kept + truth, 0.0)
-    return Credit(kept, across / sqrt(mean_square * truth), sqrt(rest / truth), sqrt(variance / truth) / kept)
+        estimates = np.array([estimator.of_guess(state, guess) for guess in guesses(state)])
+        true = [value_of_guess(state, guess) - value(state) for guess in guesses(state)]
+        rows += zip([share / len(true)] * len(true), true, *(estimates - [estimates[:, 0].mean(), 0]).T, strict=True)
+    weight, truth, mean, variance = np.array(rows).T
+    across, size = weight @ (truth * mean), weight @ truth**2
+    kept = across / size
+    bias, noise = weight @ (mean / kept - truth) ** 2, weight @ variance
+    return Credit(kept, across / sqrt(size * (weight @ mean**2)), sqrt(bias / size), sqrt(noise / size) / kept)
 
 
 def turn_end_bias(advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1) -> float:
