@@ -74,9 +74,9 @@ def three_decimals(x: float, name: str) -> str:
 def check_rows(page, settings: dict, presses=PRESSES) -> None:
     """Every row that the page shows has the library's numbers, as values and as text, and no other row is shown."""
     library = one_update(**settings) | {"truth": true_advantages()}
-    boxes = zip(
-        *(library[f"macro_{name}"] for name in ("r", "V", "delta")), library["macro_A"][:: settings["n"]], strict=True
-    )
+    words = [range(6)] if not settings["hole"] else [range(3), range(3, 6)]
+    firsts = [library["macro_A"][t] for turn in words for t in turn[:: settings["n"]]]
+    boxes = zip(*(library[f"macro_{name}"] for name in ("r", "V", "delta")), firsts, strict=True)
     library["cut"] = [number for box in boxes for number in box]
     shown = page.evaluate(READ)
     expected = {row: source for press in presses for row, source in ROWS[press].items()}
@@ -150,11 +150,35 @@ def test_the_price_of_kl_and_many_settings_at_once(visit):
     page.locator("#all").click()
     page.locator("#beta").check()
     check_rows(page, ALL | {"beta": 0.05})
-    grid = product((1, 2, 4, 6), (0.0, 0.5, 0.95, 1.0), (0.0, 0.35, 1.0), (0.0, 0.05), (0, 3, 8))
+    grid = product((1, 2, 4, 6), (0.0, 0.5, 0.95, 1.0), (0.0, 0.35, 1.0), (0.0, 0.05), (0, 3, 8), (0, 2))
     cases = [dict(zip(STORY, case, strict=True)) for case in grid]
     for case, found in zip(cases, page.evaluate("(cases) => cases.map(compute)", cases), strict=True):
         for name, numbers in one_update(**case).items():
             assert found[name] == pytest.approx(numbers, abs=1e-6), (name, case)
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_what_a_friend_says_is_a_hole_in_every_row(visit, width):
+    """Between the words of both turns, without a number; no macro action reaches over it."""
+    page = visit(viewport={"width": width, "height": 800})
+    page.locator("#all").click()
+    assert page.locator(".hole:visible").count() == 0
+    page.locator("#hole").check()
+    for n in range(1, 7):
+        page.evaluate("(n) => { state = { ...state, n }; draw(); }", n)
+        check_rows(page, ALL | {"n": n, "hole": 2})
+        for place, row in enumerate(page.locator("#rows .row:visible").all()):
+            hole = row.locator(".hole").bounding_box()
+            cells = [cell.bounding_box() for cell in row.locator(".cell").all()]
+            assert hole["width"] > 20 and abs(hole["y"] - cells[0]["y"]) < 8
+            for cell in cells:  # all in one line, none over the hole
+                left, right = cell["x"] + cell["width"], cell["x"]
+                assert left <= hole["x"] + 1 or right >= hole["x"] + hole["width"] - 1
+                assert abs(cell["y"] - cells[0]["y"]) < 8
+            assert ("nobody's action" if place else "a friend") in row.locator(".hole").inner_text() or width < 640
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#hole").uncheck()
+    check_rows(page, ALL | {"n": 6})
 
 
 def test_the_page_is_small_and_says_that_browser_and_library_agree(visit):

@@ -1,7 +1,11 @@
 """How a lesson is built: little code of figures and tables, a question every ten minutes, a card at its end."""
 
+import gzip
+import html
+import json
 import re
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -58,6 +62,23 @@ def test_checkpoints_and_card(path):
     (card,) = CARD.findall(text.partition("## To take along")[2])
     rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in card.splitlines()]
     assert 4 <= len(rows) <= 6 and all(len(row) == 3 and "`" in row[2] for row in rows)
+
+
+def test_pages_in_outputs_are_those_of_figures():
+    """A notebook holds a packed copy of the page that its cell plays, and its picture: `make notebooks` renews them."""
+    counted = 0
+    for path in times.LESSONS:
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            for name in re.findall(r'^play\("(\w+)"', "".join(cell["source"]), re.M):
+                page = (ROOT / "figures" / "interactive" / name).with_suffix(".html")
+                forms = [output["data"] for output in cell["outputs"]]
+                frame = next(html.unescape("".join(form["text/html"])) for form in forms if "text/html" in form)
+                packed = re.search(r'atob\("([^"]+)"\)', frame)[1]
+                assert gzip.decompress(b64decode(packed)) == page.read_bytes(), f"{path.name}: old {page.name}"
+                picture = next("".join(form["image/png"]) for form in forms if "image/png" in form)
+                assert b64decode(picture) == page.with_suffix(".png").read_bytes(), f"{path.name}: old {name}.png"
+                counted += 1
+    assert counted >= 4
 
 
 def test_what_counts_as_code_of_figures():
