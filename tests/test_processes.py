@@ -237,6 +237,48 @@ def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 1
 
 
+GAME = """
+import os
+
+RANK = os.environ["RANK"]
+
+
+class Game:
+    steps = 0
+
+    def reset(self, prompts):
+        return [{"turns": 0} for _ in prompts]
+
+    def step(self, states, texts):
+        self.steps += 1
+        if RANK == "1" and self.steps == 5 and not os.path.exists("mended"):
+            raise RuntimeError("out of cards")
+        for state in states:
+            state["turns"] += 1
+        dones = [state["turns"] == (3 if RANK == "1" else 1) for state in states]
+        return [" go on"] * len(states), [1.0] * len(states), dones
+"""
+
+
+def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path):
+    """Each has its own number of turns and layers are gathered all the same; a fault in one ends both at once."""
+    (tmp_path / "mine.py").write_text(GAME)
+    options, sft, _ = whole
+    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--environment", "mine:Game"]
+    words += ["--termination", "turn", "--critic_init", "sft", "--batch_size", "4", "--updates", "3", "--size", "40"]
+    words += ["--max_response_length", "4", "--policy_learning_rate", "1e-4", "--critic_learning_rate", "1e-4"]
+    words += ["--eval_every", "2", "--test_prompts", "3", "--output_dir", "run"]
+    script = HERE / "sharded_command.py"
+    done = launch(2, script, *words, cwd=tmp_path, timeout=300, succeeds=False)
+    assert "--environment mine:Game: turn 2 of" in done.stderr and "out of cards" in done.stderr
+    assert "--resume goes on from here" in done.stderr
+    (tmp_path / "mended").touch()
+    launch(2, script, "ppo", "--resume", "run", cwd=tmp_path, timeout=300)
+    run = RunFolder.open(tmp_path / "run" / "ppo")
+    assert [(row["update"], row["turns"]) for row in run.metrics()] == [(1, 2.0), (2, 2.0), (3, 2.0)]
+    assert [row["update"] for row in run.tests()] == [2, 3]
+
+
 def test_processes_that_share_the_weights_send_them_once(whole, tokenizer, tmp_path, monkeypatch):
     """To a server, by the main process; each asks for its own responses."""
     pytest.importorskip("openai")

@@ -160,7 +160,7 @@ def open_context(
     load = functools.cache(lambda: load_base(options))
     if not (evaluates and resume):
         load()
-        _check_model(options, inputs, load(), tokenizer, task)
+        _check_model(options, inputs, load(), tokenizer, task, dialogues)
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
@@ -219,18 +219,26 @@ def _take(lock: RunLock, path: Path) -> None:
         raise InputError(refusal)
 
 
-def _check_model(options: commands.StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task) -> None:
+def _check_model(
+    options: commands.StageCommand,
+    inputs: Inputs,
+    base: PreTrainedModel,
+    tokenizer,
+    task: Task,
+    dialogues: Dialogues | None,
+) -> None:
     """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
     if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
         check_target_modules(base, options.lora_target_modules)
     if not isinstance(options, commands.EvaluateCommand):
         needs_head = isinstance(options, commands.RMCommand | commands.PPOCommand)
         check_trainable(base, options, inputs.sft, needs_head)
-    limit = position_limit(base)
-    if limit and options.max_prompt_length + options.max_response_length > limit:
+    limit, response = position_limit(base), options.max_response_length
+    response = dialogues.longest(response) if dialogues else response
+    if limit and options.max_prompt_length + response > limit:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
         longest = max(map(len, encode_prompts(tokenizer, prompts)), default=0)
-        check_length(base, options.model, longest, options.max_response_length)
+        check_length(base, options.model, longest, response)
 
 
 def _check_finetune(options: commands.StageCommand) -> None:

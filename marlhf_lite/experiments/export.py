@@ -49,12 +49,13 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
-    check_length(model, options.model, tokens, options.max_response_length)
+    longest, dialogues = options.max_response_length, make_dialogues(options) if options.environment else None
+    check_length(model, options.model, tokens, dialogues.longest(longest) if dialogues else longest)
     set_seed(options.seed)
-    sampling = sampling_of(options, options.max_response_length)
-    if not options.environment:
+    sampling = sampling_of(options, longest)
+    if not dialogues:
         return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
-    turns = make_dialogues(options)(model, tokenizer, [prompt], sampling).turns[0]
+    turns = dialogues(model, tokenizer, [prompt], sampling).turns[0]
     lines = [(f"> {turn['response'].strip()}", turn.get("observation", "").strip()) for turn in turns]
     return "\n".join(line for pair in lines for line in pair if line) + f"\nreward: {sum(t['reward'] for t in turns):g}"
 

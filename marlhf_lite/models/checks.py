@@ -24,13 +24,13 @@ def position_limit(base: PreTrainedModel) -> int | None:
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
 
 
-def check_length(base: PreTrainedModel, model: str, prompt: int, max_response_length: int) -> None:
+def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
     """Raise `InputError` where the longest prompt with the longest response has more tokens than positions."""
     limit = position_limit(base)
-    if limit and prompt + max_response_length > limit:
-        room = limit - max_response_length
+    if limit and prompt + response > limit:
+        room = limit - response
         fix = f"--max_prompt_length {room}" if room > 0 else f"a --max_response_length far below {limit}"
-        texts = f"the longest prompt has {prompt} tokens, and --max_response_length is {max_response_length}"
+        texts = f"the longest prompt has {prompt} tokens, the longest response (of all turns) {response}"
         raise InputError(f"--model {model}: it has {limit} positions; {texts}: give {fix}")
 
 
