@@ -371,7 +371,6 @@ REFUSED = [
     ("ppo --environment nothing:B", "--environment nothing:B: cannot be imported"),
     ("ppo --environment builtins:dict", "--environment builtins:dict: it has no reset"),
     ("ppo --dataset tiny-guess --max_turns 0", "--max_turns 0"),
-    ("ppo --dataset tiny-guess --max_turns 30", "it has 1024 positions; the longest prompt has"),
     ("ppo --dataset tiny-guess --rollout_engine vllm --vllm_url http://localhost:1", "servers do not sample in turns"),
 ]
 

@@ -27,7 +27,6 @@ PENDING = {
     "13",
     "14",
     "15",
-    "17",
 }
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
 QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
