@@ -213,7 +213,7 @@ def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, 
 @contextmanager
 def server(args: argparse.Namespace, options: ModelConfig, folder: Path) -> Iterator[Callable]:
     """A vLLM server on the same device that takes adapters, or with full fine-tuning all weights."""
-    from marlhf_lite.training.vllm_rollouts import VLLMEngine
+    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     takes = ["--max-model-len", str(args.prompt + args.response + 16), "--enforce-eager"]

@@ -4,10 +4,9 @@
 #     benchmarks/vllm_server.sh ../vllm-venv ../models/SmolLM2-135M-Instruct --port 8000
 #     MARLHF_VLLM_URL=http://localhost:8000 MARLHF_REAL_MODELS=../models python -m pytest -m real tests/test_vllm.py
 #
-# With FULL=1 it takes all weights instead of adapters, in development mode; the model is then an untied copy:
+# With FULL=1 it takes all weights instead of adapters, in development mode:
 #
-#     marlhf export --untied true --model ../models/SmolLM2-135M-Instruct --output_dir ../untied
-#     FULL=1 benchmarks/vllm_server.sh ../vllm-venv ../untied --port 8001
+#     FULL=1 benchmarks/vllm_server.sh ../vllm-venv ../models/SmolLM2-135M-Instruct --port 8001
 #     MARLHF_VLLM_FULL_URL=http://localhost:8001 MARLHF_REAL_MODELS=../models python -m pytest -m real tests/test_vllm.py
 #
 # The first argument is the folder of the environment, which is made if it is not there (4 GB); the second is a model;

@@ -20,9 +20,9 @@ class SmallVLLM(ThreadingHTTPServer):
     Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
     number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
     answers with the first adapter that ever came, `forgets` loads none, and no weights, `tied` keeps the old head,
-    `slow` never ends a reload, `spoil` changes an answer, `ends_after` breaks
-    connections after so many answers, `hangs_after` takes requests and answers none any more, `well` is what it says of
-    itself from then on.
+    `headless` refuses weights with a head of their own, `slow` never ends a reload, `spoil` changes an answer,
+    `ends_after` breaks connections after so many answers, `hangs_after` takes requests and answers none any more,
+    `well` is what it says of itself from then on.
     """
 
     daemon_threads = True
@@ -35,7 +35,7 @@ class SmallVLLM(ThreadingHTTPServer):
             self.routes |= {"load_lora_adapter": self.load, "unload_lora_adapter": self.unload}
         if dev:
             self.routes |= {"collective_rpc": self.reload, "reset_prefix_cache": lambda body: (200, {})}
-        self.weights, self.tied, self.slow = None, False, False
+        self.weights, self.tied, self.slow, self.headless = None, False, False, False
         self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
@@ -73,7 +73,9 @@ class SmallVLLM(ThreadingHTTPServer):
         if self.slow:
             return None, None
         model = AutoModelForCausalLM.from_pretrained(folder)
-        assert not model.config.tie_word_embeddings
+        if self.headless and not model.config.tie_word_embeddings:
+            return 500, "There is no module or parameter named 'lm_head' in Gemma2ForCausalLM."
+        assert self.headless or not model.config.tie_word_embeddings
         if self.tied:
             model.lm_head.weight.data.copy_(self.base.get_output_embeddings().weight)
         if not self.forgets or self.weights is None:

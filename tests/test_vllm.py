@@ -368,6 +368,18 @@ def test_every_server_takes_all_weights_of_every_update(serve, full, tmp_path):
     assert not list(tmp_path.glob("weights/*"))
 
 
+def test_a_server_whose_model_has_no_head_of_its_own_gets_weights_without_one(serve, full, tokenizer):
+    """It refuses the first folder, with its repetition, and no other; a run that tries it out first knows."""
+    server = serve()
+    server.headless = True
+    trainer = full(server)
+    trainer.engine.try_out(trainer.models.policy, tokenizer, ["a"], trainer.sampling)
+    assert len(server.names("collective_rpc")) == 3
+    rows = trainer.train()
+    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
+    assert len(server.names("collective_rpc")) == 6
+
+
 def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full):
     server = serve()
     trainer = full(server)

@@ -1,7 +1,7 @@
 """A model's weights with an output head of their own, which vLLM needs to take new weights while it runs.
 
-Where embeddings are tied, vLLM 0.32 reloads the embedding and keeps the old head, without a word. A model whose config
-says `tie_word_embeddings: false`, and whose file holds the head, has both.
+Where embeddings are tied, vLLM 0.32 reloads the embedding and keeps the old head, without a word, unless the file holds
+the head. Its Gemma 2 is an exception: it has no head but the embedding, and refuses a file that holds one.
 """
 
 import copy
@@ -13,23 +13,27 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 
-def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], head_apart: bool = True) -> None:
     """Write config and weights so that embedding and head are two tensors.
 
     Args:
         weights: the whole state of `model` by name, also where processes share it.
+        head_apart: false leaves a head out that is tied to the embedding, as transformers does.
     """
     names = {module: name for name, module in model.named_modules()}
     embedding, head = (
         f"{names[part]}.weight" for part in (model.get_input_embeddings(), model.get_output_embeddings())
     )
     whole = {name: tensor.contiguous() for name, tensor in weights.items()}
-    whole[head] = whole.get(head, whole[embedding]).clone()
+    if head_apart or not model.config.get_text_config().tie_word_embeddings:
+        whole[head] = whole.get(head, whole[embedding]).clone()
+    else:
+        whole.pop(head, None)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     config = copy.deepcopy(model.config)
-    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
-    config.architectures, config.dtype = [type(model).__name__.removeprefix("FSDP")], whole[head].dtype
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = head not in whole
+    config.architectures, config.dtype = [type(model).__name__.removeprefix("FSDP")], whole[embedding].dtype
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)

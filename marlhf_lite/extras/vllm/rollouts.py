@@ -11,7 +11,7 @@ import copy
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import TimeoutError as NoAnswerYet
@@ -22,6 +22,7 @@ from uuid import uuid4
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -55,6 +56,7 @@ class VLLMEngine:
 
     def __init__(self, urls: Sequence[str], folder: str | Path, retries: int = 5):
         self.folder = Path(folder).resolve()
+        self.head_apart = True  # in folders of weights; until a server has refused one
         connection = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}
         self.clients = [openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", **connection) for url in urls]
 
@@ -123,6 +125,7 @@ class VLLMEngine:
             alone.clients = [client]
             with nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model):
                 alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
+            self.head_apart = alone.head_apart
 
     @contextmanager
     def _adapter(self, model, label: str) -> Iterator[str]:
@@ -163,7 +166,17 @@ class VLLMEngine:
         if not weights:
             return
         try:
-            save_untied(model, place, weights)
+            self._write_and_reload(model, place, weights)
+        except ServerError as error:
+            is_tied = model.config.get_text_config().tie_word_embeddings
+            if not (self.head_apart and is_tied and "lm_head" in str(error)):
+                raise
+            self.head_apart = False  # vLLM's model has none, as Gemma 2
+            self._write_and_reload(model, place, weights)
+
+    def _write_and_reload(self, model: PreTrainedModel, place: Path, weights: Mapping[str, Tensor]) -> None:
+        try:
+            save_untied(model, place, weights, self.head_apart)
         except (OSError, SafetensorError) as error:
             raise ServerError(f"{place}: not written ({error}): free some disk space") from None
         for client in self.clients:
