@@ -20,6 +20,7 @@ from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.utils.tables import interval, markdown
 
 FIGURE = "answer/four_situations.png"
+WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])  # inches: in a notebook as wide as the page
 
 
 class Situation(NamedTuple):
@@ -79,7 +80,7 @@ def answer_table() -> str:
     return markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines)
 
 
-@plt.rc_context(plots.STYLE | {"figure.figsize": (1.5 * plots.WIDTH, plots.WIDTH)})
+@plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, WIDE)})
 def answer_figure() -> np.ndarray:
     """Draw learning curves of four of the situations with one legend; returns the [4] Axes."""
     axes, styles = plots.grid(len(PANELS), 0.1, 0.3), method_styles(LABELS)
