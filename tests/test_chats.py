@@ -219,6 +219,7 @@ def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_p
     assert not main(["export", "--policy", str(run.path), "--output_dir", str(out)])
     tokenizer, config = AutoTokenizer.from_pretrained(out), GenerationConfig.from_pretrained(out)
     assert tokenizer.chat_template == file.read_text() and tokenizer.eos_token == "<unk>"
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     assert set(config.eos_token_id) == {tokenizer.unk_token_id, chatty.tokenizer.eos_token_id}
     assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 0.7, 0, 0.9)
     assert (config.max_new_tokens, config.pad_token_id) == (6, chatty.tokenizer.pad_token_id)

@@ -168,6 +168,9 @@ def check_records(run, method="MA-PPO"):
     assert [row["method"] for row in answers] == ["SFT"] * 6 + [method] * 6
     assert all(1 <= row["tokens"] <= 16 for row in answers) and all(row["kl"] == 0 for row in answers[:6])
     assert [row["prompt"] for row in answers[:6]] == [row["prompt"] for row in answers[6:]]
+    (run / "new").touch()
+    modes = {file.stat().st_mode for file in (run / "new", *run.rglob("*.safetensors"))}
+    assert len(modes) == 1, "weights have the mode of any new file"
     trained = RunFolder.open(run / method.lower())
     assert [row["update"] for row in trained.metrics()] == [1, 2]
     assert len(trained.samples()) == 4  # of the first update

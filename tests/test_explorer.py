@@ -80,6 +80,7 @@ def panel(tokenizer, monkeypatch):
     monkeypatch.setattr("IPython.display.display", shown.append)
     box = explore(tokenizer, TEXTS, lambda ids: calls.append(1) or ramp(ids), zigzag, interactive=True)
     box.update()
+    assert {widget.style.description_width for widget in box.kwargs_widgets} == {"initial"}, "names are shown whole"
 
     def choose(**choices):
         for name, value in choices.items():

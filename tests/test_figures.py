@@ -1,5 +1,6 @@
 """Coloured spans, trees with their cut, and the case study as a browser reads it."""
 
+import warnings
 from html.parser import HTMLParser
 
 import nltk
@@ -7,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import font_manager
 from matplotlib import pyplot as plt
 
 from marlhf_lite.lab.figures.case_study import case_study
-from marlhf_lite.lab.figures.macro_actions import draw_spans, spans_html
+from marlhf_lite.lab.figures.macro_actions import _fonts, draw_spans, spans_html
 from marlhf_lite.lab.figures.trees import tree_cut, tree_text
 from marlhf_lite.macro import FixedNGram, MacroActions, Turn, Whole
 from marlhf_lite.models.loading import load_tokenizer
@@ -39,6 +41,27 @@ def test_what_an_environment_says_is_in_no_macro_action():
     ax = plt.subplots()[1]
     draw_spans(ax, PIECES, Turn()(mask))
     assert {text.get_text() for text in ax.texts if text.get_style() == "italic"} == {" left", " <b>"}
+
+
+def test_characters_that_monospace_lacks_come_from_another_font_or_one_warning_names_them(monkeypatch):
+    names = ("DejaVu Sans", "DejaVu Sans Mono", "Last Resort High-Efficiency")
+    dejavu = [font for font in font_manager.fontManager.ttflist if font.name in names]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", dejavu)
+    _fonts.cache_clear()
+    for pieces, families, messages in (
+        ([" a", "\U0001d400"], ["monospace", "DejaVu Sans"], []),
+        (["\u732b", "\u597d"], ["monospace"], ["no font has \u597d: install one such as Noto Sans CJK, then restart"]),
+    ):
+        figure, ax = plt.subplots()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            draw_spans(ax, pieces, MacroActions.from_lengths([[2]]))
+            figure.canvas.draw()
+        assert [text.get_family() for text in ax.texts] == [families] * 2
+        assert [str(warning.message) for warning in caught] == messages
+    wide, narrow = ax.patches[0].get_width(), 2  # two characters in East Asia are four columns
+    assert wide > 1.5 * narrow
+    _fonts.cache_clear()
 
 
 # Trees

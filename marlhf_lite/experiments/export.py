@@ -17,6 +17,7 @@ from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.jsonl import share_weights
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 
 
@@ -86,6 +87,7 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
             save_untied(model, output, model.state_dict())
         else:
             model.save_pretrained(output)
+            share_weights(output)
         tokenizer.save_pretrained(output)
     except BaseException:
         shutil.rmtree(output, ignore_errors=True)  # it was empty

@@ -49,7 +49,7 @@ from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
-from marlhf_lite.utils.jsonl import write_json, written_as_a_whole
+from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
@@ -111,8 +111,10 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
         print_main(f"{name}: done already")
         return folder
     set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
-    for file, content in train(folder).items():
-        if PartialState().is_main_process:
+    records = train(folder)
+    if PartialState().is_main_process:
+        share_weights(folder)
+        for file, content in records.items():
             write_json(folder / file, content)
     PartialState().wait_for_everyone()  # the next stage reads these files
     return folder

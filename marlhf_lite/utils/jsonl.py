@@ -42,10 +42,21 @@ def written_as_a_whole(final: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         yield temporary
+        share_weights(temporary)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def share_weights(folder: Path) -> None:
+    """Give files of weights the mode of other new files: safetensors writes them for their owner alone.
+
+    A server that loads them may be another user's.
+    """
+    os.umask(mask := os.umask(0))
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(0o666 & ~mask)
 
 
 def append_lines(path: Path, rows: Iterable[Mapping]) -> None:

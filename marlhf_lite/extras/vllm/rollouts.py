@@ -32,6 +32,7 @@ from marlhf_lite.training.distributed import is_sharded, together, whole_weights
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
 from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.errors import DifferentPolicy, InputError, ServerError, one_line
+from marlhf_lite.utils.jsonl import share_weights
 
 try:
     import openai
@@ -134,6 +135,7 @@ class VLLMEngine:
         place = self.folder / name
         try:
             model.save_pretrained(place)
+            share_weights(place)
             for client in self.clients:
                 _load(client, name, place)
             yield name

@@ -65,7 +65,10 @@ def explore(
     choices["termination"] = [name for name in TERMINATIONS if logprobs or name != "perplexity"] + list(own_rules)
     numbers = {"n": (1, 33), "cutoff": (1, 40), "seed": (0, 99)}  # n above 32 is ∞
     other = {"own": "", "lengths": MacroConfig().lengths}
-    return ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
+    panel = ipywidgets.interactive(show, example=list(texts.items()), **choices, **numbers, **other)
+    for widget in panel.kwargs_widgets:
+        widget.style.description_width = "initial"  # whole names
+    return panel
 
 
 def _remember(function: Numbers) -> Numbers:

@@ -4,11 +4,15 @@ Neighbouring macro actions alternate between two colours that colour-blind reade
 nothing else, gaps and underlines carry the same on paper.
 """
 
+import functools
 import html
-from collections.abc import Mapping, Sequence
+import unicodedata
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import seaborn
+from matplotlib import font_manager
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
@@ -35,6 +39,28 @@ def token_pieces(tokenizer, ids: Sequence[int]) -> list[str]:
     return pieces
 
 
+def _width(text: str) -> int:
+    """The columns that a text takes: those of East Asia are two wide."""
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+
+
+@functools.cache
+def _fonts(characters: frozenset[str]) -> list[str]:
+    """The monospace font, and installed ones for what it lacks; one warning where no font has a character."""
+    fonts, missing = ["monospace"], _lacking(font_manager.findfont("monospace"), filter(str.isprintable, characters))
+    for font in font_manager.fontManager.ttflist if missing else ():
+        left = missing if font.name.startswith("Last Resort") else _lacking(font.fname, missing)  # boxes for all
+        fonts, missing = fonts + [font.name] * (left < missing), left
+    if missing:
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # one for each character and figure
+        warnings.warn(f"no font has {min(missing)}: install one such as Noto Sans CJK, then restart", stacklevel=2)
+    return fonts
+
+
+def _lacking(font: str, characters: Iterable[str]) -> set[str]:
+    return {char for char in characters if not font_manager.get_font(font).get_char_index(ord(char))}
+
+
 def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: int = 64) -> None:
     """Draw the tokens of one response as boxes, in lines of `columns` characters at most; `macro` has one row.
 
@@ -44,19 +70,25 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
     shown = [piece.translate(_VISIBLE) or "·" for piece in pieces]
     places, line, right = [], 0, 0  # of each token: its line, and the characters before it
     for text in shown:
-        if right and right + len(text) > columns:
+        if right and right + _width(text) > columns:
             line, right = line + 1, 0
         places.append((line, right))
-        right += len(text)
-    width = max(left + len(text) for (_, left), text in zip(places, shown, strict=True))
+        right += _width(text)
+    width = max(left + _width(text) for (_, left), text in zip(places, shown, strict=True))
     ax.set(xlim=(0, width), ylim=(line + 1, 0))
     ax.axis("off")
     size = min(9 * ax.get_window_extent().width / ax.figure.dpi / (width * CELL), 9)
-    words = {"fontsize": size, "family": "monospace", "ha": "center", "va": "center", "parse_math": False}
+    words = {
+        "fontsize": size,
+        "family": _fonts(frozenset("".join(shown))),
+        "ha": "center",
+        "va": "center",
+        "parse_math": False,
+    }
     for number, (start, end) in enumerate(macro.spans()[0]):
         for t in range(start, end):
             y, x = places[t]
-            a, b = x + 0.12 * (t == start), x + len(shown[t]) - 0.12 * (t == end - 1)
+            a, b = x + 0.12 * (t == start), x + _width(shown[t]) - 0.12 * (t == end - 1)
             box = Rectangle(
                 (a, y + 0.08), b - a, 0.84, color=PALE_SPANS[number % 2], lw=0, gid=f"macro action {number}"
             )
@@ -64,10 +96,10 @@ def draw_spans(ax: Axes, pieces: Sequence[str], macro: MacroActions, columns: in
             ax.plot([a, b], [y + 0.92] * 2, color=SPANS[number % 2], linewidth=1.2, solid_capstyle="butt")
             if t > start:
                 ax.plot([x, x], [y + 0.12, y + 0.84], color="white", linewidth=0.8)
-            ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], **words)
+            ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], **words)
     for t in (~macro.token_mask[0, : len(pieces)]).nonzero()[:, 0].tolist():  # what an environment says
         y, x = places[t]
-        ax.text(x + len(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
+        ax.text(x + _width(shown[t]) / 2, y + 0.47, shown[t], color="0.5", style="italic", **words)
 
 
 def spans_html(pieces: Sequence[str], segmentations: Mapping[str, MacroActions], row: int = 0) -> str:
