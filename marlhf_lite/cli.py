@@ -146,8 +146,9 @@ def preset_lines(options: commands.StageCommand) -> list[str]:
 
 def _compare(options: commands.CompareCommand) -> None:
     from marlhf_lite.evaluation.compare import compare, comparison_table
+    from marlhf_lite.utils.run_folder import split_paths
 
-    paths = [word.strip() for word in options.answers.split(",") if word.strip()]
+    paths = split_paths(options.answers)
     if not paths:
         raise InputError("--answers: not given: name runs of `marlhf evaluate`, comma-separated")
     rows = compare(paths, options.baseline)

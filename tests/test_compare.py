@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from conftest import fails
 
+from marlhf_lite.cli import main
 from marlhf_lite.evaluation.compare import compare
 from marlhf_lite.evaluation.responses import KEY, ResponseStore, read_responses, write_rows
 from marlhf_lite.evaluation.scores import prompt_ids, to_frame
 from marlhf_lite.evaluation.statistics import paired_bootstrap, wilson
 from marlhf_lite.extras.judges.answers import find_answers
+from marlhf_lite.utils.run_folder import split_paths
 
 PROMPTS = [f"prompt {i}" for i in range(8)]
 BASE = np.random.default_rng(0).normal(0, 1, 8)
@@ -44,6 +46,13 @@ def write(tmp_path):
         return path
 
     return run
+
+
+def test_a_comma_that_belongs_to_a_path_parts_nothing(write, tmp_path, capsys):
+    files = [write("a, b/one.jsonl", answers("PPO", BASE)), write("a,b,c.jsonl", answers("MA-PPO", BETTER))]
+    assert split_paths(f"{files[1]}, PPO={files[1]},x") == [str(files[1]), f"PPO={files[1]}", "x"]
+    assert not main(["compare", f"--answers={files[1]},{files[0]}"])
+    assert "| MA-PPO |" in capsys.readouterr().out
 
 
 def test_two_files_are_paired_by_prompt(write):

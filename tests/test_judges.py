@@ -1,5 +1,6 @@
 """Scores and people as judges, and the command `marlhf judge`."""
 
+import errno
 import io
 import json
 import re
@@ -10,6 +11,7 @@ from conftest import fails
 
 from marlhf_lite.cli import main
 from marlhf_lite.evaluation.responses import fingerprint
+from marlhf_lite.extras.judges import judgments
 from marlhf_lite.extras.judges.answers import score_answers
 from marlhf_lite.extras.judges.judges import HumanJudge, ScoreJudge
 from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
@@ -19,7 +21,7 @@ from marlhf_lite.models.actor_critic import ScalarHeadModel
 from marlhf_lite.models.loading import load_score_model
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.jsonl import append_lines
-from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.run_folder import RunFolder, RunLock
 
 PAIRS = [Comparison(str(i), f"post {i}", f"first {i}", f"second {i}", ("MA-PPO", "PPO")) for i in range(30)]
 
@@ -183,6 +185,23 @@ def test_a_person_by_command_who_stops_and_goes_on(run, monkeypatch):
     assert counts["win_rate"]["low"] < counts["win_rate"]["mean"] == wins / judged < counts["win_rate"]["high"]
     judgments = read_judgments(run.folder / "kept" / "human-annotator-1.jsonl")
     assert summary(judgments).items() <= counts.items()
+
+
+def test_a_folder_is_judged_by_one_process_at_a_time_and_a_full_disk_is_one_line(run, monkeypatch):
+    def full(*unused):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    append_lines(run.folder / "a,b.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"], gold=2.0))
+    places = f"{run.folder / 'sft.jsonl'},{run.folder / 'a,b.jsonl'}"  # a comma of a file's name parts nothing
+    with RunLock() as lock:
+        lock.take(run.folder / "kept")
+        status, counts, words = run("gold", places, "M,SFT")
+        assert status == 2 and counts is None and "another process works in it" in words
+    with monkeypatch.context() as patch:
+        patch.setattr(judgments, "append_lines", full)
+        status, counts, words = run("gold", places, "M,SFT")
+    assert status == 2 and counts is None and "free some disk space" in words and words.count("marlhf: error") == 1
+    assert run("gold", places, "M,SFT")[1]["win"] == 3
 
 
 def test_identical_pairs_are_counted_ties_and_a_draw_repeats(run):

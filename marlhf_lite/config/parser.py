@@ -36,7 +36,7 @@ from marlhf_lite.config.options import (
 )
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.former import FORMER, with_todays_names
-from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
@@ -306,16 +306,9 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
 def named_folders(policies: str) -> list[tuple[str, str]]:
     """Return the name (empty where none is given) and the folder of each policy in `--policies`.
 
-    A name holds no "=": what follows the first one is the folder. A comma that belongs to a folder that is there parts
-    nothing.
+    A name holds no "=": what follows the first one is the folder.
     """
-    found: list[tuple[str, str]] = []
-    for item in filter(None, map(str.strip, policies.split(","))):
-        if found and Path(f"{found[-1][1]},{item}").expanduser().exists():
-            found[-1] = (found[-1][0], f"{found[-1][1]},{item}")
-        else:
-            found.append(tuple(item.split("=", 1)) if "=" in item else ("", item))
-    return found
+    return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in split_paths(policies)]
 
 
 # Presets

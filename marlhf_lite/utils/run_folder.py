@@ -25,6 +25,22 @@ CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl
 LOCK = ".lock"
 
 
+def split_paths(text: str) -> list[str]:
+    """Return comma-separated paths, also `name=path`; a comma that belongs to a path that is there parts nothing."""
+    paths, parts = [], text.split(",")
+    while parts:
+        texts = [",".join(parts[:count]).strip() for count in range(len(parts), 0, -1)]
+        path = next(filter(_is_there, texts), texts[-1])
+        paths, parts = [*paths, path], parts[len(texts) - texts.index(path) :]
+    return [path for path in paths if path]
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a path, or that behind `name=`; a name holds no comma."""
+    name, _, named = path.partition("=")
+    return any(os.path.exists(os.path.expanduser(p)) for p in (path, named * ("," not in name)) if p)
+
+
 class RunLock:
     """Keeps other processes out of a run's folder, from `take` to the end of the `with` block.
 

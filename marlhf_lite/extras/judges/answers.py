@@ -31,7 +31,7 @@ from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
-from marlhf_lite.utils.run_folder import CONFIG, RunFolder, check_writable
+from marlhf_lite.utils.run_folder import CONFIG, RunFolder, RunLock, check_writable, split_paths
 
 
 def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
@@ -53,7 +53,9 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])
     if identical := sum(pair.first == pair.second for pair in pairs):
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
-    judgments = judge_pairs(judge, pairs, folder, options.judge_order, seed)
+    with RunLock() as lock:
+        lock.take(folder)  # two processes would ask, and pay, for the same pairs
+        judgments = judge_pairs(judge, pairs, folder, options.judge_order, seed)
     counts = summary(judgments) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
@@ -75,7 +77,7 @@ def find_answers(places: str, *methods: str) -> tuple:
     are named with theirs, such as "SFT T=0.4"; a method that is asked for without one is taken at the training
     temperature, which the config of the evaluation holds. Raises `InputError` for a place without answers.
     """
-    paths = [Path(part.strip()).expanduser() for part in places.split(",") if part.strip()]
+    paths = [Path(part).expanduser() for part in split_paths(places)]
     if not paths:
         raise InputError("--judge_answers: not given: name folders that `marlhf evaluate` wrote, or files of answers")
     answers = pd.concat([read_responses(path) for path in paths], ignore_index=True)
