@@ -17,6 +17,7 @@ from one_update import one_more, trainer_of
 from small_runs import timeless
 from transformers import AutoModelForCausalLM
 
+from marlhf_lite.cli import main
 from marlhf_lite.config.commands import ExportCommand
 from marlhf_lite.experiments.export import export_policy
 from marlhf_lite.models.actor_critic import build_models
@@ -182,6 +183,8 @@ def test_a_checkpoint_of_shards_is_a_policy(results, shards, whole, tmp_path):
     saved, base = load_policy(load_base(options), shards[0] / "policy"), load_base(options)
     assert not changed(load_policy(base, policy), snapshot(saved))
     export_policy(ExportCommand(model=options.model, finetune="full"), policy, tmp_path / "model")
+    words = f"evaluate --model {options.model} --finetune full --sft {whole[1]} --policies last={policy} --size 40"
+    assert not main(f"{words} --max_response_length 4 --eval_prompts 2 --output_dir {tmp_path}/e".split())
     assert not changed(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), snapshot(saved))
 
 
