@@ -15,14 +15,24 @@ LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
 WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a student reads in a minute
 
 # Seconds of one processor core for a whole lesson in the profile cpu, on a machine of 2026: user and system time of
-# `make notebooks` with OMP_NUM_THREADS=1. For 00: an earlier run, in minutes on a clock.
-PROCESSOR = {"00": 360, "01": 13, "02": 61, "03": 28, "04": 15, "05": 10, "06": 16, "07": 362}
+# `make notebooks` with OMP_NUM_THREADS=1.
+PROCESSOR = {"00": 31, "01": 13, "02": 61, "03": 28, "04": 15, "05": 10, "06": 16, "07": 362}
 PROCESSOR |= {"08": 177, "09": 90, "10": 145, "11": 72, "12": 136, "13": 49, "14": 20, "15": 20, "16": 11, "17": 30}
 LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)  # of times, at the top of a lesson
 COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause, 01b the rest
-    "two hours": ["00", "01a", "03", "04"],
+    "two hours": ["00", "01", "03", "04", "05"],
     "one day": ["00", "01", "02", "03", "04", "05", "08", "15"],
     "a term": [path.name[:2] for path in LESSONS],
+}
+# The first course: sections of lessons, in the order in which they are read. Each may hold others, under "###".
+SPINE = {
+    "01": ["1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12"],
+    "02": ["1"],
+    "04": ["2", "4", "5"],
+    "05": ["2"],
+    "08": ["2"],
+    "13": ["8"],
+    "15": ["1"],
 }
 SESSION = 90  # minutes of a session in class, where a core takes twice its study time
 SESSIONS = {  # what is taught in class, and what is read at home before it: together the course "one day"
@@ -69,11 +79,28 @@ def parts(path: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def minutes(pieces: list[tuple[str, str]]) -> float:
-    """Time for words of prose, without addresses and marks, and for lines of code that are not empty."""
-    prose = " ".join(re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text) for kind, text in pieces if kind == "markdown")
-    words = sum(any(map(str.isalnum, word)) for word in prose.split())
+    """Time for words of prose, and for lines of code that are not empty."""
     code = [line for kind, text in pieces if kind == "code" for line in text.splitlines() if line.strip()]
-    return words / WORDS + len(code) / LINES
+    return words(pieces) / WORDS + len(code) / LINES
+
+
+def spine() -> list[tuple[str, str]]:
+    """What there is to read in the first course: (kind, text)."""
+    found = []
+    for number, sections in SPINE.items():
+        (path,) = (path for path in LESSONS if path.name.startswith(number))
+        pieces, inside = parts(path), False
+        for kind, text in pieces["pause"] + pieces["core"]:
+            if kind == "markdown" and (heading := re.match(r"## (.*)", text)):
+                inside = heading[1].partition(" · ")[0] in sections
+            found += [(kind, text)] if inside else []
+    return found
+
+
+def words(pieces: list[tuple[str, str]]) -> int:
+    """Words of prose, without addresses and marks."""
+    prose = " ".join(re.sub(r"\]\([^)]*\)|<[^>]*>|!\[[^]]*", " ", text) for kind, text in pieces if kind == "markdown")
+    return sum(any(map(str.isalnum, word)) for word in prose.split())
 
 
 def rounded(minutes: float) -> int:
@@ -119,8 +146,9 @@ def with_tables(path: Path, times: dict[str, Times]) -> str:
     for number, row in times.items():
         cells = f" {row.core} | {row.all} | {row.processor} |"
         text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
-    for name, lessons in COURSES.items():
-        total = study(lessons, times)
+    totals = {"the spine": rounded(minutes(spine()))}
+    totals |= {name: study(lessons, times) for name, lessons in COURSES.items()}
+    for name, total in totals.items():
         hours = f"{total // 60} h {total % 60:02} min"
         text = re.sub(rf"^(\| {name} \|[^|]*\|)[^|]*\|", lambda m, hours=hours: f"{m[1]} {hours} |", text, flags=re.M)
     for name, (*taught, read) in sessions(times).items():

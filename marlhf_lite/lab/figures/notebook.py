@@ -194,7 +194,10 @@ def rounded(numbers: Any, digits: int) -> Any:
     import torch
 
     if isinstance(numbers, pd.DataFrame):
-        return numbers.assign(**{name: numbers[name].round(digits) + 0.0 for name in numbers.select_dtypes("floating")})
+        floats = numbers.select_dtypes("floating").columns
+        table = numbers.round(digits)
+        table[floats] = table[floats] + 0.0
+        return table
     return numbers.round(decimals=digits) + 0.0 if isinstance(numbers, torch.Tensor) else numbers.round(digits) + 0.0
 
 

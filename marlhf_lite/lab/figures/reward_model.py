@@ -122,3 +122,36 @@ def _draw_bins(
     ax.set(xlabel=label, ylabel="share ranked right")
     ax.grid(alpha=0.3, linewidth=0.5)
     return ax
+
+
+def checks_of_margins(margins: Sequence[float], gap: Sequence[float]) -> Axes:
+    """Draw accuracy by the gap in gold (left) and the calibration curve (right), side by side."""
+    left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
+    accuracy_against(margins, np.abs(gap), ax=left, label="gap in gold, |Δ|", curve="ceiling, sigmoid(|Δ|)")
+    reliability_diagram(margins, ax=right)
+    right.set_ylabel("")
+    return left
+
+
+def scores_by_length_and_gold(score: Sequence[float], length: Sequence[float], gold: Sequence[float]) -> Axes:
+    """Draw a dot for each answer [N]: its score by its length (left) and by its gold score (right)."""
+    left, right = plt.subplots(1, 2, figsize=(7.2, 3.3), sharey=True)[1]
+    score_against_length(score, length, given=gold, ax=left)
+    right.plot(gold, score, ".", markersize=3, alpha=0.35)
+    right.set_xlabel("gold score")
+    right.set_title(f"correlation {correlation(score, gold):.2f}", fontsize="medium")
+    return left
+
+
+def changes_by_edit(names: Sequence[str], score: Sequence[float], gold: Sequence[float]) -> Axes:
+    """Draw what each edit of a text changes in the reward model's score (left) and in gold (right)."""
+    axes = plt.subplots(1, 2, figsize=(7.2, 2.8), sharex=True, sharey=True)[1]
+    for place, (ax, kind, numbers) in enumerate(
+        zip(axes, ("reward model score", "gold score"), (score, gold), strict=True)
+    ):
+        ax.barh(list(names), numbers, color=f"C{place}")
+        ax.axvline(0, color="0.3", linewidth=0.8)
+        ax.set(xlabel=f"change in {kind}")
+    axes[0].set_ylabel("what was done")
+    axes[0].invert_yaxis()
+    return axes[0]
