@@ -365,7 +365,7 @@ def test_a_run_in_turns_is_evaluated_and_resumed(guessed, capsys):
 
 
 REFUSED = [
-    ("rloo --dataset tiny-guess --reward gold", "--dataset tiny-guess: its environment answers in turns"),
+    ("rloo --dataset tiny-guess", "--dataset tiny-guess: its environment answers in turns"),
     ("dpo --dataset tiny-guess", "--dataset tiny-guess: its environment answers in turns"),
     ("grpo --environment a:B", "unknown option --environment"),
     ("ppo --environment nothing:B", "--environment nothing:B: cannot be imported"),
@@ -411,7 +411,7 @@ def test_two_processes_end_together_and_go_on(guessed):
     (guessed / "mine.py").write_text(GAME)
     words = f"-m marlhf_lite ppo --sft {guessed}/run --environment mine:Game {SIZES} --output_dir {guessed}/two"
     done = launch(2, *words.replace("--updates 2", "--updates 4").split(), cwd=guessed, succeeds=False)
-    assert "--environment mine:Game: turn" in done.stderr and "out of cards" in done.stderr
+    assert "--environment mine:Game: turn" in done.stderr and "out of cards (line 13 of mine.py)" in done.stderr
     assert "--resume goes on from here" in done.stderr
     (guessed / "mended").touch()
     launch(2, *f"-m marlhf_lite ppo --resume {guessed}/two".split(), cwd=guessed)

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from figure_checks import unlabelled
@@ -71,6 +72,8 @@ def test_double_brackets_are_a_hole(draw, tokenizer):
     counts = [len(tokenizer(part, add_special_tokens=False)["input_ids"]) for part in parts]
     figure = draw(text="{}[[{}]]{}".format(*parts), termination="turn")
     assert spans(figure) == [(0, counts[0]), (counts[0] + counts[1], sum(counts) + 1)]
+    shown = np.isfinite(np.asarray(figure.axes[1].lines[0].get_ydata(), dtype=float)).sum()
+    assert shown == counts[0] + counts[2] + 1, "a hole has no value"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel
 
 from marlhf_lite.config import commands
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import EngineConfig, EnvironmentConfig, GroupConfig, PPOConfig
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
@@ -151,7 +151,7 @@ def open_context(
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, inputs)
-    dialogues = _open_environment(options, task)
+    dialogues = _open_environment(options)
     reward = _open_reward(options, task)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
     _check_training(options, inputs, task)
@@ -176,10 +176,8 @@ def open_context(
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
 
 
-def _open_environment(options: commands.StageCommand, task: Task) -> Dialogues | None:
+def _open_environment(options: commands.StageCommand) -> Dialogues | None:
     """Return what `--environment` names, ready to answer; None without one."""
-    if isinstance(options, commands.DPOCommand | GroupConfig) and "environment" in EMBEDDED_DEFAULTS.get(task.name, {}):
-        raise InputError(f"--dataset {task.name}: its environment answers in turns: train it with marlhf ppo or run")
     if not (isinstance(options, EnvironmentConfig) and options.environment):
         return None
     if isinstance(options, EngineConfig) and options.vllm_url:

@@ -5,7 +5,9 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from marlhf_lite.config.commands import RunCommand, StageCommand
+from marlhf_lite.config.commands import DPOCommand, RunCommand, StageCommand
+from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.config.parser import named_folders
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
@@ -32,6 +34,10 @@ def find_inputs(options: StageCommand) -> Inputs:
     if values.get("from_checkpoint") and not values["resume"]:
         hint = "add --resume with the run's folder, or leave it out"
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
+    brought = EMBEDDED_DEFAULTS.get(values["dataset"], {})
+    if "environment" in brought and isinstance(options, DPOCommand | GroupConfig):
+        hint = "its environment answers in turns: train it with marlhf ppo or run"
+        raise InputError(f"--dataset {values['dataset']}: {hint}")
     needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
     folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
     check_dataset(values["dataset"])

@@ -22,6 +22,7 @@ from marlhf_lite.tasks.tokenization import encode_observation, encode_prompts, p
 from marlhf_lite.training.distributed import is_sharded, together
 from marlhf_lite.training.rollout import Rollout, Sampling, sample
 from marlhf_lite.utils.errors import ServerError, one_line
+from marlhf_lite.utils.user_code import line_of
 
 
 @dataclass
@@ -126,7 +127,8 @@ class Dialogues:
         try:
             return method(*arguments)
         except Exception as error:  # a user's class may raise anything
-            raise self._fault(turn, prompts, f"{method.__name__} raised {one_line(error)}") from error
+            reason = f"{method.__name__} raised {one_line(error)}{line_of(self.name, error)}"
+            raise self._fault(turn, prompts, reason) from error
 
     def _fault(self, turn: int, prompts: Sequence[str], reason: str) -> ServerError:
         more = f", or of one of {len(prompts) - 1} more" if len(prompts) > 1 else ""

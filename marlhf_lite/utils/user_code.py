@@ -51,10 +51,10 @@ def named_errors(option: str, name: str) -> Iterator[None]:
             raise
         if isinstance(error, InputError):
             raise InputError(f"--{option} {name}: {error}") from error
-        raise InputError(f"--{option} {name}: raised {one_line(error)}{_line_of(name, error)}: correct it") from error
+        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: correct it") from error
 
 
-def _line_of(name: str, error: Exception) -> str:
+def line_of(name: str, error: Exception) -> str:
     """Where in the module of `name` the error came from."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

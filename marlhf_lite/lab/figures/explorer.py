@@ -4,6 +4,7 @@ Without a browser that can answer widgets (nbconvert, nbclient, papermill), the 
 """
 
 import html
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -95,7 +96,8 @@ def rule_figure(
     if how.termination == "perplexity":
         context["ref_logprobs"] = logprobs(ids)[None]
     macro = make_rule(how, seed)(torch.tensor([acted]), **context)
-    pieces, numbers, facts = token_pieces(tokenizer, ids), values(ids), describe(macro)
+    pieces, facts = token_pieces(tokenizer, ids), describe(macro)
+    numbers = values(ids).float().masked_fill(~macro.token_mask[0], math.nan)  # a hole has no value
     lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
     sizes = {"figsize": (7.2, 1.9 + lines), "height_ratios": [lines, 1.9]}
     figure, (above, below) = plt.subplots(2, 1, **sizes, layout="constrained")
