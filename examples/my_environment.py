@@ -4,10 +4,10 @@ marlhf ppo --environment my_environment:Word --termination turn --sft runs/a --d
 
 
 class Word:
-    """The prompt's last word is the secret; a turn earns the share of its letters that were new and right."""
+    """The prompt's last word in "quotation marks" is the secret; a turn earns the share of its letters that are new."""
 
     def reset(self, prompts):
-        return [{"secret": set(prompt.split()[-1].lower()), "named": set()} for prompt in prompts]
+        return [{"secret": set(prompt.split('"')[-2].lower()), "named": set()} for prompt in prompts]
 
     def step(self, states, texts):
         observations, rewards, dones = [], [], []

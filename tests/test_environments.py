@@ -422,7 +422,7 @@ def test_two_processes_end_together_and_go_on(guessed):
 def test_the_example_runs_on_data_of_a_user(guessed, monkeypatch, capsys):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
     data = guessed / "prompts.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"Game {i}: guess a word like try"}) + "\n" for i in range(20)))
+    data.write_text("".join(json.dumps({"prompt": f'Game {i}: guess "try"'}) + "\n" for i in range(20)))
     words = f"run --dataset {data} --model {shipped('tiny-gemma-guess')} --environment my_environment:Word --n 2"
     sizes = "--updates 1 --batch_size 4 --eval_prompts 2 --max_turns 2 --max_response_length 8"
     assert not main(f"{words} {sizes} --output_dir {guessed}/words".split())
