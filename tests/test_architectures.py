@@ -159,15 +159,15 @@ def test_a_family_of_the_table_can_train(family):
     check_trainable(family.base, family.options, family.sft, needs_head=True)
 
 
-def refused(kind, tokenizer, folder, pairs, capsys, *words, **changes):
-    """The line by which `marlhf sft` ends before it makes a folder, with a random model of this config."""
+def refused(kind, tokenizer, folder, pairs, capsys, *words, command="sft", **changes):
+    """The line by which a command ends before it makes a folder, with a random model of this config."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(kind(**{**sizes, **changes})).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     given = ["--model", str(folder / "model"), "--dataset", str(pairs), "--output_dir", str(folder / "run"), *words]
     capsys.readouterr()
-    assert main(["sft", *given]) == 2 and not (folder / "run").exists()
+    assert main([command, *given]) == 2 and not (folder / "run").exists()
     return capsys.readouterr().err
 
 
@@ -182,6 +182,13 @@ def refused(kind, tokenizer, folder, pairs, capsys, *words, **changes):
 def test_what_cannot_train_is_one_line_before_it(kind, changes, line, tokenizer, pairs, tmp_path, capsys):
     error = refused(kind, tokenizer, tmp_path, pairs, capsys, **changes)
     assert line in error and error.strip().count("\n") == 0
+
+
+def test_positions_hold_all_turns_of_a_dialogue(tokenizer, pairs, tmp_path, capsys):
+    """8 turns of 96 tokens and 7 observations of 64, where one response would fit."""
+    words = ["--environment", "marlhf_lite.tasks.tiny_guess.game:GuessGame", "--max_response_length", "96"]
+    error = refused(GPT2Config, tokenizer, tmp_path, pairs, capsys, *words, command="run", n_positions=1024)
+    assert "it has 1024 positions" in error and "the longest response (of all turns) 1216" in error
 
 
 def test_positions_that_go_on_have_no_limit(family):
