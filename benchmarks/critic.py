@@ -31,7 +31,7 @@ from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, posit
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.training.metrics import critic_metrics, critic_numbers, moments
+from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate, generate_in_batches, prompt_stream
 from marlhf_lite.utils.jsonl import write_json
@@ -86,7 +86,7 @@ def gold(task, rollout) -> list[float]:
 def measure(values, y, rollout, args) -> dict[str, float]:
     """Metrics of values [B, T] on the held-out responses, as PPO records them."""
     some = slice(args.fit, None)
-    return critic_metrics(moments(critic_numbers(values[some], y[some], rollout.mask[some]), Accelerator()))
+    return diagnose_critic(values[some], y[some], rollout.mask[some], Accelerator())
 
 
 def truth(task, tokenizer, rollout, y, args) -> dict[str, float]:

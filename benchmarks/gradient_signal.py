@@ -57,7 +57,8 @@ from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.training.metrics import critic_metrics, critic_numbers, moments
+from marlhf_lite.training.critic_metrics import critic_metrics, critic_numbers
+from marlhf_lite.training.metrics import moments
 from marlhf_lite.training.rollout import Rollout, Sampling, concatenate, generate, generate_in_batches, prompt_stream
 
 DATA = Path(__file__).parents[1] / "data" / "sentiment"

@@ -164,8 +164,13 @@ def _judge(options: commands.JudgeCommand) -> None:
 
 
 def _study(options: commands.StudyCommand) -> None:
-    from marlhf_lite.lab.studies.study import run_study
+    from marlhf_lite.lab.studies.study import STUDIES, run_study
 
+    if options.audit:
+        from marlhf_lite.lab.studies.audit import write_page
+
+        print(write_page(STUDIES.parents[3]))
+        return
     run_study(options)
 
 

@@ -16,6 +16,7 @@ from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.training.dry_run import fit_micro_batch_size
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
@@ -80,7 +81,7 @@ def fit(job, accelerator):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     models.policy.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
-    return trainer.fit_micro_batch_size()
+    return fit_micro_batch_size(trainer)
 
 
 def held(models):

@@ -25,7 +25,8 @@ from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
-from marlhf_lite.tasks.tokenization import encode_prompts, pair_dataset, sft_dataset
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.utils.run_folder import RunFolder
 
 TURNS = (

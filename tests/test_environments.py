@@ -23,10 +23,13 @@ from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.macro import FixedNGram, MacroActions, Turn, kl_per_token
 from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.tasks.tokenization import encode_observation, encode_prompts, sft_dataset
+from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.tasks.training_rows import sft_dataset
+from marlhf_lite.training.critic_metrics import critic_numbers, quarters
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.experience import Experience
-from marlhf_lite.training.metrics import critic_numbers, quarters, update_metrics
+from marlhf_lite.training.metrics import update_metrics
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward
 from marlhf_lite.training.rollout import Sampling, concatenate, generate, generate_in_batches

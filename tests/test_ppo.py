@@ -10,6 +10,7 @@ from small_runs import build, early_letters, timeless
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.parsing import ParsedSentence, Parsing
+from marlhf_lite.training import sampler_checks
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
@@ -117,14 +118,14 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
         ({"num_ppo_epochs": 2, "num_mini_batches": 2}, 3),
     ],
 )
-def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes):
+def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes, monkeypatch):
     """Policy and critic run once an epoch, and once more where old outputs are needed before the first step."""
     rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=6)
     rows = Counter()
     for name in NAMES:
         getattr(roles, name).register_forward_pre_hook(lambda _, args, name=name: rows.update({name: len(args[0])}))
     trainer = make(reward=ModelReward(roles.reward, 4), batch_size=6, generator=lambda *_: rollout, **options)
-    trainer._check_merged = lambda rollout: None  # of the first update
+    monkeypatch.setattr(sampler_checks, "check_merged", lambda *_: None)  # of the first update
     trainer.update(texts.prompts)
     expected = {"policy": passes, "critic": passes, "reference": 1, "reward": 1}
     assert rows == {name: count * len(rollout) for name, count in expected.items()}

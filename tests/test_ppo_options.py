@@ -28,6 +28,7 @@ from marlhf_lite.config.options import MacroConfig, RolloutConfig
 from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base
+from marlhf_lite.training.dry_run import fit_micro_batch_size
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, generate_in_batches
@@ -228,7 +229,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     at_rest, held = alive(), []
     model = roles.policy.model.get_base_model().model
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
-    assert made.fit_micro_batch_size() == made.micro_batch_size == expected
+    assert fit_micro_batch_size(made) == made.micro_batch_size == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
     assert tried[-1][0] == expected and all(width == longest + 5 for _, width in tried)
     assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
@@ -271,7 +272,7 @@ def test_out_of_memory_halves_the_micro_batch(moved, batch, ppo, capsys):
 
 
 def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
-    """The reference answers in fewer rows, and the reward model takes as many; the scores stay the same."""
+    """The reference answers in fewer rows; the scores stay the same."""
     made = build(roles, tokenizer, micro_batch_size=4, reward=ModelReward(roles.reward, 16), length=5)
     rollout, rows = made.generate_rollout(PROMPTS), []
     scored = made.score(rollout)
@@ -283,7 +284,7 @@ def test_out_of_memory_while_scoring_halves_the_micro_batch(roles, tokenizer):
 
     roles.reference.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
     again = made.score(rollout)
-    assert made.micro_batch_size == made.reward.micro_batch_size == 2 and max(rows[1:]) == 2
+    assert made.micro_batch_size == 2 and max(rows[1:]) == 2
     assert torch.allclose(scored.scores, again.scores, atol=1e-6)
     assert torch.allclose(scored.ref_logprobs, again.ref_logprobs, atol=1e-6)
 

@@ -17,7 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad, pair_dataset, sft_dataset
+from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
     Sampling,
     from_texts,

@@ -1,31 +1,31 @@
 """Macro actions: pure tensor functions, vectorised over a batch with a different segmentation for each response.
 
 actions      what a macro action is                          §3.1, §3.2
-termination  ζ, where one ends                               §3.2.1
+termination  ζ, where one ends; by a number of tokens         §3.2.1
+lengths      ζ by a list of lengths, also in a random order   §3.2.1
 turns        each turn as a row, where an environment speaks in between
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
 largest_change  ζ where the critic or the policy is least sure  arXiv 2505.23564
 summary      lengths of a segmentation, agreement of two
+catalogue    rules by the names that options give them
 values       its value (σ) and its reward                    §3.2.2, Appendix D.1
 advantages   GAE over macro actions, λ per step              Appendix E
-signal_kept  what GAE keeps of a token's credit, in closed form
+lambdas      λ as SAE and VAPO choose it
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
+importance   weights of tokens that servers sampled
 
 Functions raise `InputError` (a ValueError), which names the argument, for a wrong shape, and for an unknown option or
 one out of range.
 """
 
+import importlib
+from typing import Any
+
 from marlhf_lite.macro.actions import MacroActions
-from marlhf_lite.macro.advantages import adaptive_lam, border_lam, gae, whiten
-from marlhf_lite.macro.largest_change import LargestChange
-from marlhf_lite.macro.losses import average, policy_loss, sampler_weights, value_loss
-from marlhf_lite.macro.perplexity import Perplexity
-from marlhf_lite.macro.summary import boundary_f1, describe
+from marlhf_lite.macro.advantages import gae, whiten
+from marlhf_lite.macro.losses import average, policy_loss, value_loss
 from marlhf_lite.macro.termination import (
     FixedNGram,
-    Listed,
-    RandomizedNGram,
-    Shuffled,
     TerminationRule,
     Turn,
     Whole,
@@ -33,3 +33,23 @@ from marlhf_lite.macro.termination import (
     check_segmentation,
 )
 from marlhf_lite.macro.values import kl_per_token, kl_rewards, macro_rewards, macro_values
+
+# What an update of MA-PPO does not need, unless an option asks: imported at its first use.
+_ON_DEMAND = {
+    "LargestChange": "largest_change",
+    "Listed": "lengths",
+    "Perplexity": "perplexity",
+    "RandomizedNGram": "lengths",
+    "Shuffled": "lengths",
+    "adaptive_lam": "lambdas",
+    "border_lam": "lambdas",
+    "boundary_f1": "summary",
+    "describe": "summary",
+    "sampler_weights": "importance",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_DEMAND:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)

@@ -6,7 +6,6 @@ its own, so a macro action never reaches over a hole. All rules take the same co
 """
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -101,79 +100,6 @@ class Turn(Whole):
     """One macro action for each turn: the environment decides where it ends, by its answer."""
 
 
-@dataclass(frozen=True)
-class RandomizedNGram(TerminationRule):
-    """Lengths from a list, each ``repeats`` times, shuffled anew for each response (§3.2.1, Appendix E).
-
-    Tokens left over when the list is used up form one last macro action. The released code uses (1, 2, 3, 5, 10).
-
-    The shuffles depend on ``seed``, on the context values ``step`` (pass the update's number to get new lengths at
-    every update) and ``process`` (which of several processes draws, from 0), and on the number of responses.
-    """
-
-    lengths: tuple[int, ...] = (2, 3, 5, 10)
-    repeats: int = 3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lengths", tuple(self.lengths))
-        _check_lengths(self.lengths)
-        check_int("repeats", self.repeats, least=1)
-        check_int("seed", self.seed)
-
-    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
-        bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
-        ends = _shuffle(bag, self.seed, step, process).cumsum(1)
-        return _cut_behind(ends, mask)
-
-
-@dataclass(frozen=True)
-class Listed(TerminationRule):
-    """Lengths in the order of a list, the last one again and again: (1, 11, 8) cuts behind tokens 1, 12, 20, 28, ..."""
-
-    lengths: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        _check_lengths(self.lengths)
-
-    def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
-        return _cut_behind(ends.expand(len(mask), -1), mask)
-
-
-@dataclass(frozen=True)
-class Shuffled(TerminationRule):
-    """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
-
-    The number of macro actions and their lengths stay; the order depends on ``seed``, ``step``, ``process``
-    and the row, as in `RandomizedNGram`.
-    """
-
-    rule: TerminationRule | Callable[..., MacroActions]
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", as_rule(self.rule))
-
-    @property
-    def needs_outputs(self) -> bool:
-        return self.rule.needs_outputs
-
-    def prepare(self, mask: Tensor, **context: Any) -> None:
-        self.rule.prepare(mask, **context)
-
-    def check(self) -> None:
-        self.rule.check()
-
-    def metrics(self) -> dict[str, float]:
-        return self.rule.metrics()
-
-    def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
-        macro = check_segmentation(self.rule(mask, step=step, process=process, **context), mask)
-        ends = _shuffle(macro.lengths, self.seed, step, process).cumsum(1)
-        return _cut_behind(ends, mask)
-
-
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
     """``macro`` on the mask's device, if it segments ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
 
@@ -198,25 +124,3 @@ def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
             f"response {row} has {counts[1]} tokens, its macro actions cover {counts[0]}"
         )
     return macro
-
-
-def _check_lengths(lengths: tuple[int, ...]) -> None:
-    if not lengths:
-        raise InputError("lengths: expected at least one length")
-    for place, n in enumerate(lengths):
-        check_int(f"lengths[{place}]", n, least=1)
-
-
-def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
-    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a random key per entry; zeros last."""
-    name = f"{seed} {step} {process}" if process else f"{seed} {step}"  # the first process draws what one alone does
-    generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
-    keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
-    return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
-
-
-def _cut_behind(ends: Tensor, mask: Tensor) -> MacroActions:
-    """Macro actions that end behind so many tokens, ``ends`` [B,K]; those behind the whole width do not count."""
-    T = mask.shape[1]
-    starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)
-    return MacroActions.from_starts(starts.scatter_(1, ends.clamp(max=T), True)[:, :T], mask)

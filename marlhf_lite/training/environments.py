@@ -18,7 +18,8 @@ import torch
 from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from marlhf_lite.tasks.tokenization import encode_observation, encode_prompts, pad
+from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, together
 from marlhf_lite.training.rollout import Rollout, Sampling, sample
 from marlhf_lite.utils.errors import ServerError, one_line

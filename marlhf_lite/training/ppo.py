@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from peft import PeftModel
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +24,6 @@ from tqdm.auto import tqdm
 from marlhf_lite import macro
 from marlhf_lite.config.method import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
-from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.distributed import (
     full_tensor,
@@ -40,13 +38,11 @@ from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
-from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, ModelReward, score_responses
+from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses
 from marlhf_lite.training.rollout import (
     Rollout,
     generate,
     generate_in_batches,
-    longest_rollout,
-    merged_adapter,
     prompt_batches,
     sampling_of,
 )
@@ -123,7 +119,7 @@ class PPOTrainer:
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
         if isinstance(self.actor_critic, DistributedDataParallel):
-            # All processes have the same buffers, and may differ in how many passes they make (`_dry_run`).
+            # All processes have the same buffers, and may differ in how many passes they make (`dry_run`).
             self.actor_critic.broadcast_buffers = False
         spread(models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator)
         groups = self.optimizer.param_groups
@@ -161,7 +157,9 @@ class PPOTrainer:
         if resume:
             self._resume()
         if not self.micro_batch_size:
-            self.fit_micro_batch_size()
+            from marlhf_lite.training.dry_run import fit_micro_batch_size
+
+            fit_micro_batch_size(self)
         # Batches follow from the seed, so the number of updates is the position in the data.
         stream = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
         batches = islice(stream, self.updates_done, None)
@@ -263,7 +261,11 @@ class PPOTrainer:
                 _, stats = self._with_less_memory(self.forward_backward, *passed)
             steps.append(self.optimizer_step(stats))
 
-        row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator, self._diagnoses_critic())
+        row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator)
+        if self._diagnoses_critic():
+            from marlhf_lite.training.critic_metrics import diagnose_critic
+
+            row |= diagnose_critic(old.values, rollout.scores, rollout.mask, self.accelerator)
         row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
         self._finish_update(row, at_start)
         return row
@@ -282,21 +284,11 @@ class PPOTrainer:
                     generate_in_batches, self.generator, size, model, self.tokenizer, prompts, self.sampling
                 )
             if self.updates_done == 0 and isinstance(model, PeftModel):
-                self._with_less_memory(self._check_merged, rollout, alone=True)
+                from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
+
+                self._with_less_memory(check_merged, self, rollout, alone=True)
         self.models.policy.train()
         return rollout.sort_by_length()
-
-    @torch.no_grad()
-    def _check_merged(self, rollout: Rollout) -> None:
-        """Compare the merged policy, which samples, with the policy that trains, on a micro-batch."""
-        from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
-
-        part = rollout.select(slice(self.micro_batch_size)).trim()
-        with self.accelerator.autocast():
-            logprobs = self.models.policy(*self._inputs(part))[0]
-            with merged_adapter(self.models.policy.model):
-                part = replace(part, sampled_logprobs=self.models.policy(*self._inputs(part))[0])
-        check_merged(part, logprobs, self.models.policy, self.accelerator)
 
     def _check_sampled(self, rollout: Rollout, logprobs: Tensor) -> dict[str, float]:
         """Metrics of how far servers that sampled are from the policy's `logprobs` [B, T]; none without servers."""
@@ -323,8 +315,6 @@ class PPOTrainer:
     @torch.no_grad()
     def _score(self, rollout: Rollout) -> Rollout:
         logprobs = []
-        if isinstance(self.reward, ModelReward):  # what fits one model fits the other
-            self.reward.micro_batch_size = min(self.reward.micro_batch_size, self.micro_batch_size)
         with self.accelerator.autocast():  # the precision that training has
             for rows in self._micro_batches(rollout):
                 part = rollout.select(rows).trim()
@@ -529,35 +519,6 @@ class PPOTrainer:
         save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)
 
     # -- memory -------------------------------------------------------------------------------------------------------
-
-    def fit_micro_batch_size(self) -> int:
-        """Set `micro_batch_size` to the largest that fits, found by dry runs before training; returns it."""
-        share = max(self.config.batch_size // self.config.num_mini_batches // self.accelerator.num_processes, 1)
-        self.micro_batch_size = share
-        self._with_less_memory(self._dry_run, share, alone=not is_sharded(self.actor_critic))
-        self.micro_batch_size = size = min(gather_object([self.micro_batch_size]))
-        self.logger.write_line(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
-        return size
-
-    def _dry_run(self, share: int) -> None:
-        """Two micro-batches of the longest possible responses, the second on top of the first one's gradients.
-
-        Beside them lies what the optimizer will hold: Adam's two moments of each weight.
-        """
-        moments = [torch.empty_like(p) for p in [*chain(*self.parameters.values())] * 2]
-        prompt_tokens = max(map(len, encode_prompts(self.tokenizer, self.prompts)))
-        rollout = longest_rollout(
-            rows=min(2 * self.micro_batch_size, share),
-            prompt_tokens=prompt_tokens,
-            response_tokens=getattr(self.generator, "longest", int)(self.sampling.max_new_tokens),
-            token=self.tokenizer.eos_token_id,
-            device=self.accelerator.device,
-        )
-        batch = self.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))  # the most that segmentation can need
-        with self.accelerator.no_sync(self.actor_critic):  # processes may differ in how often they try
-            self.forward_backward(batch, self.objective.counts(batch))
-        del moments
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _with_less_memory(self, run: Callable, *args, alone: bool = False):
         """`run(*args)`, again with half the micro-batch where memory ran out; gradients stay the same.

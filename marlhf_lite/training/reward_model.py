@@ -12,7 +12,7 @@ from trl import RewardConfig, RewardTrainer
 
 from marlhf_lite.config.options import LengthConfig, RewardModelConfig, TrainerConfig
 from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_peft
-from marlhf_lite.tasks.tokenization import pair_dataset
+from marlhf_lite.tasks.training_rows import pair_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward

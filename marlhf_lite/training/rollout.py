@@ -336,12 +336,3 @@ def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollo
     responses = tokenizer.batch_decode(kept, skip_special_tokens=True)
     attention_mask = torch.cat([prompt_mask, mask.long()], 1)
     return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)
-
-
-def longest_rollout(rows: int, prompt_tokens: int, response_tokens: int, token: int, device) -> Rollout:
-    """A scored rollout of `rows` responses that fill every column: what needs most memory."""
-    tokens = torch.full((rows, prompt_tokens + response_tokens), token, device=device)
-    mask = torch.ones(rows, response_tokens, dtype=torch.bool, device=device)
-    logprobs, scores = torch.zeros(rows, response_tokens, device=device), torch.zeros(rows, device=device)
-    texts, scored = [""] * rows, {"ref_logprobs": logprobs, "scores": scores}
-    return Rollout(texts, texts, tokens, torch.ones_like(tokens), mask, ended=mask[:, 0], **scored)

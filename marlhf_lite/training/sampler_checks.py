@@ -1,14 +1,18 @@
 """Whether the policy that trains sampled the responses: checks of servers, and of a policy with its adapter merged."""
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from marlhf_lite.training.distributed import sum_over_processes
-from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.training.rollout import Rollout, merged_adapter
 from marlhf_lite.utils.errors import DifferentPolicy, InputError
+
+if TYPE_CHECKING:
+    from marlhf_lite.training.ppo import PPOTrainer
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
@@ -40,13 +44,19 @@ def check_sampled(
     return {"sampler_difference": difference, "sampler_beyond": float(sums["beyond"] / sums["tokens"])}
 
 
-def check_merged(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator: Accelerator) -> None:
-    """Raises `InputError` where a policy with its adapter merged, which samples, is not the policy that trains.
+@torch.no_grad()
+def check_merged(trainer: "PPOTrainer", rollout: Rollout) -> None:
+    """Compare the policy with its adapter merged, which samples, with the policy that trains, on a micro-batch.
 
-    `rollout.sampled_logprobs` are those of the first, `logprobs` [B, T] those of the second. What is not finite is left
-    to the update.
+    Raises `InputError` where they are not the same. What is not finite is left to the update.
     """
-    difference, is_rounding = _sampler_difference(rollout, logprobs, model, accelerator)
+    policy, part = trainer.models.policy, rollout.select(slice(trainer.micro_batch_size)).trim()
+    inputs = (part.tokens, part.attention_mask, part.mask.shape[1], trainer.logprob_temperature)
+    with trainer.accelerator.autocast():
+        logprobs = policy(*inputs)[0]
+        with merged_adapter(policy.model):
+            part = replace(part, sampled_logprobs=policy(*inputs)[0])
+    difference, is_rounding = _sampler_difference(part, logprobs, policy, trainer.accelerator)
     if math.isfinite(difference) and not is_rounding:
         what = f"merged into the base for sampling, it is {difference:.4f} nats a token from the policy that trains"
         raise InputError(f"the adapter of --sft: {what}: give one of other layers (--lora_target_modules all-linear)")

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
 from marlhf_lite.config import options as o
-from marlhf_lite.tasks.tokenization import sft_dataset
+from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.trl_trainers import check_head, run_trainer, shared_arguments, train_within_memory

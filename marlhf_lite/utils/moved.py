@@ -5,91 +5,21 @@ Both paths are one module object, so that classes, pickles and names in records 
 
 import importlib
 import importlib.abc
+import json
 import pkgutil
 import sys
 import warnings
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PACKAGE = "marlhf_lite"
-# Earlier path -> today's, both below the package; submodules go with their package.
-MOVED: dict[str, str] = {
-    "evaluation.judge_answers": "extras.judges.answers",
-    "evaluation.judge_prompts": "extras.judges.prompts",
-    "evaluation.judges": "extras.judges.judges",
-    "evaluation.judgments": "extras.judges.judgments",
-    "models.memory": "extras.memory.estimate",
-    "models.memory_report": "extras.memory.report",
-    "parsing.link_grammar": "extras.parsers.link_grammar",
-    "parsing.python_code": "extras.parsers.python_code",
-    "parsing.registry": "macro.catalogue",
-    "parsing.stanza": "extras.parsers.stanza",
-    "tasks.programs": "extras.programs",
-    "training.dpo": "extras.baselines.dpo",
-    "training.outputs": "training.experience",
-    "training.program_tests": "extras.programs.rewards",
-    "training.rloo_grpo": "extras.baselines.rloo_grpo",
-    "training.vllm_rollouts": "extras.vllm.rollouts",
-    # Paths that texts and lessons named before.
-    "errors": "utils.errors",
-    "evaluation.agreement": "lab.figures.agreement",
-    "evaluation.answers": "evaluation.responses",
-    "evaluation.case_study": "lab.figures.case_study",
-    "evaluation.chain": "lab.credit.chain_mdp",
-    "evaluation.checkpoints": "evaluation.responses",
-    "evaluation.gradients": "lab.credit.gradients",
-    "evaluation.samples": "evaluation.responses",
-    "experiments.chain_mdp": "lab.credit.chain_mdp",
-    "experiments.diagnosis": "lab.credit.diagnosis",
-    "experiments.learning": "lab.studies.learning",
-    "experiments.results": "lab.studies.results",
-    "experiments.study": "lab.studies.study",
-    "experiments.workspace": "experiments.context",
-    "explorer": "lab.figures.explorer",
-    "judging_widget": "lab.figures.judging",
-    "lab.corpora.tiny_umbrella": "tasks.tiny_umbrella.stories",
-    "logprobs": "models.logprobs",
-    "macro.signal_kept": "lab.credit.signal_kept",
-    "memory": "extras.memory.estimate",
-    "notebook": "lab.figures.notebook",
-    "options": "config.parser",
-    "plotting.case_study": "lab.figures.case_study",
-    "plotting.explorer": "lab.figures.explorer",
-    "plotting.judging": "lab.figures.judging",
-    "plotting.macro_actions": "lab.figures.macro_actions",
-    "plotting.notebook": "lab.figures.notebook",
-    "plotting.programs": "lab.figures.programs",
-    "plotting.reward_model": "lab.figures.reward_model",
-    "plotting.trees": "lab.figures.trees",
-    "programs": "extras.programs",
-    "records": "utils.run_folder",
-    "reward_plots": "lab.figures.reward_model",
-    "rewards": "training.rewards",
-    "roles": "models.actor_critic",
-    "rollouts": "training.rollout",
-    "rules": "macro.catalogue",
-    "spans": "lab.figures.macro_actions",
-    "study": "lab.studies.study",
-    "study_table": "lab.studies.results",
-    "tasks.gold": "tasks.tiny_tldr.gold",
-    "tasks.hub": "tasks.paper_datasets",
-    "tasks.split": "tasks.splits",
-    "tasks.tiny_tldr.corpus": "lab.corpora.tiny_tldr",
-    "tasks.tiny_umbrella.corpus": "tasks.tiny_umbrella.stories",
-    "tokens": "tasks.tokenization",
-    "training.step": "training.objective",
-    "tree_views": "lab.figures.trees",
-    "workspace": "experiments.context",
-}
-# Names that have left a module which is still there -> where they are.
-MOVED_NAMES: dict[str, str] = {
-    "parsing.LinkGrammarParser": "extras.parsers.link_grammar.LinkGrammarParser",
-    "parsing.PythonParser": "extras.parsers.python_code.PythonParser",
-    "parsing.StanzaParser": "extras.parsers.stanza.StanzaParser",
-    "training.experience.OldOutputs": "training.experience.Experience",
-}
+# Earlier path -> today's, both below the package: of modules (submodules go with their package), and of names that have
+# left a module which is still there.
+TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+MOVED, MOVED_NAMES = TABLE["modules"], TABLE["names"]
 
 
 def moved_names(module: str) -> Callable[[str], Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.lab.credit.monte_carlo import halves
-from marlhf_lite.training.metrics import quarters
+from marlhf_lite.training.critic_metrics import quarters
 from marlhf_lite.training.rollout import Rollout
 
 RESAMPLES = 2000  # of bootstraps over responses

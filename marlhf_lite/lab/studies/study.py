@@ -322,11 +322,6 @@ def check_committed(path: Path) -> None:
 
 def run_study(options: StudyCommand) -> None:
     """Run what has no result yet, then write table and figures. Raises `InputError` if a run failed."""
-    if options.audit:
-        from marlhf_lite.lab.studies.audit import write_page
-
-        print(write_page(STUDIES.parents[3]))
-        return
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])

@@ -1,0 +1,35 @@
+"""What an environment says, as token ids."""
+
+import functools
+from collections.abc import Sequence
+
+
+def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int | None = None) -> list[int]:
+    """Return the token ids of what an environment says, the first `limit` of the text, as data: none is special.
+
+    Where a chat template wrote the prompt, it is a message of a tool, or of the user where the template has no tools,
+    with all that the template puts around it. `before` holds the last token, in case it ends a turn already.
+    """
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"][:limit]
+    if not ids or not getattr(tokenizer, "expects_chats", False):
+        return ids
+    head, tail = _around_observations(tokenizer, tokenizer.chat_template)
+    return head[list(before) == head[:1] :] + ids + tail
+
+
+@functools.lru_cache
+def _around_observations(tokenizer, template: str) -> tuple[list[int], list[int]]:
+    """Token ids between an assistant's answer and an observation, and behind it; none where neither role is known."""
+    as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
+    for role in ("tool", "user"):
+        try:
+            messages = [*said, {"role": role, "content": "OBSERVATION"}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception:  # a template may raise what it likes
+            continue
+        head, found, tail = text.partition("OBSERVATION")
+        if found and "ANSWER" in head:
+            parts = (head.rpartition("ANSWER")[2], tail)
+            return tuple(tokenizer(part, **as_tokens)["input_ids"] for part in parts)
+    return [], []

@@ -1,0 +1,64 @@
+"""What PPO's critic knows of the final score (`--diagnose_critic_every`)."""
+
+from collections.abc import Mapping
+
+from accelerate import Accelerator
+from torch import Tensor
+
+from marlhf_lite.macro import MacroActions
+from marlhf_lite.training.metrics import Moments, explained_variance, moments
+from marlhf_lite.utils.precision import exact
+
+PARTS = ("", "_q1", "_q2", "_q3", "_q4")  # the whole response, and its quarters
+
+
+def quarters(mask: Tensor) -> Tensor:
+    """[B, T] int64: the quarter of the response (0 to 3) that each token lies in; −1 on padding."""
+    place = mask.cumsum(1) - 1
+    return (4 * place // mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, -1)
+
+
+def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """What `critic_metrics` are made of, by name.
+
+    Args:
+        values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
+    """
+    tokens = MacroActions.from_starts(mask, mask)  # each on its own: without the holes between turns
+    values, scores = exact(tokens.sum(values)), exact(scores)
+    mask = tokens.mask.to(values.device)
+    quarter, targets, last = quarters(mask), scores[:, None].expand_as(values), (mask.sum(1) - 1).clamp(min=0)
+    change = values.gather(1, last[:, None])[:, 0] - values[:, 0]
+    numbers = {"score": scores, "change": change, "change times score": change * scores}
+    numbers["step"] = values.diff(dim=1)[mask[:, 1:]]
+    for i, part in enumerate(PARTS):
+        inside = quarter == i - 1 if part else mask
+        numbers |= {f"target{part}": targets[inside], f"error{part}": (targets - values)[inside]}
+    return numbers
+
+
+def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
+    """What the critic knows of the final score, from the moments of `critic_numbers`.
+
+    - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens, and by quarter (…_q1 to …_q4). A blind
+      critic has 0 everywhere, a good one rises to the last quarter; a negative one is worse than a constant.
+    - value_noise: root mean square of V(s_{t+1}) − V(s_t). Where it is large and nothing is explained, the critic is
+      noisy.
+    - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
+      before the last token (`lab.credit.credit` measures s at every place, against Monte-Carlo values).
+    """
+    names = {part: (f"target{part}", f"error{part}") for part in PARTS}
+    row = {
+        f"score_explained_variance{x}": explained_variance(statistics[t], statistics[e]) for x, (t, e) in names.items()
+    }
+    covariance = statistics["change times score"].mean - statistics["score"].mean * statistics["change"].mean
+    variance = statistics["score"].variance
+    return row | {
+        "value_noise": statistics["step"].square ** 0.5,
+        "credit_seen": covariance / variance if variance else 0.0,
+    }
+
+
+def diagnose_critic(values: Tensor, scores: Tensor, mask: Tensor, accelerator: Accelerator) -> dict[str, float]:
+    """`critic_metrics` of the responses of all processes, from the tensors that `critic_numbers` takes."""
+    return critic_metrics(moments(critic_numbers(values, scores, mask), accelerator))
