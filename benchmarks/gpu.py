@@ -73,7 +73,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--ways", default=",".join(WAYS), help="ways of fine-tuning, comma-separated")
     parser.add_argument("--vllm", default=shutil.which("vllm") or "", help="the vllm program, of another environment")
-    parser.add_argument("--vllm_share", type=float, default=0.25, help="share of the card's memory for the server")
+    parser.add_argument("--vllm_share", type=float, default=0.2, help="share of the card's memory for the server")
     parser.add_argument("--port", type=int, default=8017, help="of the server")
     parser.add_argument("--n", default="1,5", help="tokens a macro action, comma-separated; 1 is PPO")
     parser.add_argument("--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown")
@@ -293,14 +293,17 @@ def run_vllm(args: argparse.Namespace) -> dict:
 
 def measure_all(args: argparse.Namespace, sizes: Iterable[int], engine: str) -> dict:
     """Measure all combinations; one that fails is recorded and does not cost the others' results."""
-    cases, runs, failures = itertools.product(args.ways.split(","), sizes), [], []
+    cases, runs, failures, left_out = itertools.product(args.ways.split(","), sizes), [], [], []
     for way, n in cases:
+        if time.monotonic() > args.deadline:
+            left_out.append(f"{way}, n={n}: no time was left")
+            continue
         try:
             runs.append(measure(args, n, way, engine=engine))
         except Exception as error:
             traceback.print_exc()
             failures.append(f"{way}, n={n}: {type(error).__name__}: {error}"[:1000])
-    return {"runs": runs, "failures": failures, "status": len(failures)}
+    return {"runs": runs, "failures": failures, "cases_left_out": left_out, "status": len(failures)}
 
 
 def run_launch_files(args: argparse.Namespace) -> dict:
