@@ -35,7 +35,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.parser import read_presets
 from marlhf_lite.extras.programs import TestRunner, read_problem
 from marlhf_lite.lab.corpora import tiny_code as code
 from marlhf_lite.lab.corpora import tiny_hh as hh
@@ -386,7 +386,7 @@ def check(recipe: Recipe, model, tokenizer, args: argparse.Namespace, rows: int 
     rng = random.Random(f"{args.name}-check-{args.seed}")
     prompts = [recipe.document(rng)[0] for _ in range(rows)]
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
-    length = EMBEDDED_DEFAULTS[args.task].get("max_response_length", 96)
+    length = read_presets(f"embedded/{args.task}", "--task").get("max_response_length", 96)
     out = model.generate(**inputs, max_new_tokens=length, do_sample=True, temperature=0.8, top_k=50)
     new = out[:, inputs["input_ids"].shape[1] :]
     measured = recipe.check(prompts, tokenizer.batch_decode(new, skip_special_tokens=True))
@@ -425,7 +425,7 @@ def parse() -> argparse.Namespace:
     for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=type(default), choices=DTYPES if name == "dtype" else None)
     args = parser.parse_args()
-    args.name = EMBEDDED_DEFAULTS[args.task]["model"]
+    args.name = read_presets(f"embedded/{args.task}", "--task")["model"]
     args.out = args.out or OUT / args.name
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**SIZES | TASKS[args.task].sizes | given)

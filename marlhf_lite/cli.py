@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from marlhf_lite import __version__
@@ -63,19 +64,19 @@ def _run(argv: Sequence[str]) -> int:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Read the options, then do the work; the exit code."""
-    from marlhf_lite.config.parser import parse
+    from marlhf_lite.config.parser import parse_and_name_presets
     from marlhf_lite.utils.threads import choose_threads
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
     if COMMANDS[name] is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
-    options = parse(name, words, COMMANDS[name])
-    is_stage = isinstance(options, commands.StageCommand)
+    options, presets = parse_and_name_presets(name, words, COMMANDS[name])
+    is_stage = name not in OTHERS
     if is_stage and not options.output_dir:
-        options.output_dir = str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        options = replace(options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
-        run_stages(options) if is_stage else OTHERS[name](options)
+        run_stages(options, presets) if is_stage else OTHERS[name](options)
     except KeyboardInterrupt:
         print(f"\nmarlhf: interrupted{_how_to_go_on(name, options) if is_stage else ''}", file=sys.stderr)
         return 130
@@ -95,7 +96,7 @@ def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
         return ""
     whole = ("checkpoints/update-*.pt", f"checkpoints/*/{LOG_POSITIONS}", f"checkpoint-*/{LOG_POSITIONS}")
     there = any(path for place in whole for path in folder.glob(f"*/{place}"))
-    goes_on = "goes on" if there or isinstance(options, commands.EvaluateCommand) else "begins this stage again"
+    goes_on = "goes on" if there or not options.stages else "begins this stage again"
     why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"
     return f"; what was recorded so far in {folder} is whole{why}: marlhf {name} --resume {folder} {goes_on}"
 
@@ -114,7 +115,7 @@ def print_presets(names: Sequence[str]) -> None:
 # The work
 
 
-def run_stages(options: commands.StageCommand) -> None:
+def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
     """Check what the options name, open the run, say where it is, and train or evaluate."""
     from marlhf_lite.experiments.inputs import find_inputs
 
@@ -124,22 +125,22 @@ def run_stages(options: commands.StageCommand) -> None:
 
     with RunLock() as lock:
         opened = context.open_context(options, inputs, lock)
-        for line in preset_lines(options):
+        for line in preset_lines(options, presets):
             context.print_main(line)
         context.print_main(f"run folder: {opened.path}")
         pipeline.run_command(opened)
 
 
-def preset_lines(options: commands.StageCommand) -> list[str]:
-    """What to print of the options that come from the preset `pretrained`; nothing for an embedded model."""
-    from marlhf_lite.config.parser import pretrained
+def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:
+    """What to print of the presets: their names, and what a model that is not embedded has from `pretrained`."""
+    from marlhf_lite.config.parser import read_presets
 
-    taken = {name: x for name, x in pretrained(options.model).items() if getattr(options, name, None) == x}
-    if not taken:
-        return []
-    said = ", ".join(f"{name} {x}" for name, x in taken.items())
-    lines = [f"{options.model}: by the preset pretrained: {said}"]
-    if options.finetune == "full" and "learning_rate" in said:
+    lines = [f"presets: {', '.join(presets)}"] if presets else []
+    values = read_presets("pretrained", "--model") if "pretrained" in presets else {}
+    taken = [f"{name} {x}" for name, x in values.items() if getattr(options, name, None) == x]
+    if taken:
+        lines.append(f"{options.model}: by the preset pretrained: {', '.join(taken)}")
+    if options.finetune == "full" and any("learning_rate" in name for name in taken):
         lines.append("these rates are for adapters and too high for --finetune full: give lower ones")
     return lines
 

@@ -132,3 +132,14 @@ def test_records_with_former_paths_are_read():
     with pytest.warns(DeprecationWarning, match="tasks.programs is now"):
         reward = import_user_code("reward", "marlhf_lite.tasks.programs:program_reward", "")
     assert reward is program_reward
+
+
+def test_a_command_says_what_it_needs():
+    """Nobody asks which class of options it is, but at the edges."""
+    asked = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "isinstance":
+                names = {getattr(x, "id", getattr(x, "attr", "")) for x in ast.walk(call.args[1])}
+                asked += [f"{path.name}:{call.lineno}" for name in names if name.endswith(("Command", "Config"))]
+    assert len(asked) <= 8, asked

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.config.parser import read_presets
 from marlhf_lite.lab.corpora import MAKERS, make_rows
 from marlhf_lite.lab.corpora.__main__ import json_lines
 from marlhf_lite.tasks.embedded import EMBEDDED, STORED
@@ -50,9 +51,9 @@ def test_task(name):
 
 
 def test_every_embedded_task_has_a_model():
-    assert set(EMBEDDED) == set(EMBEDDED_DEFAULTS)
-    for options in EMBEDDED_DEFAULTS.values():
-        assert (shipped(options["model"]) / "build.json").is_file()
+    for name in EMBEDDED:
+        model = read_presets(f"embedded/{name}", "test")["model"]
+        assert EMBEDDED_MODELS[model] == name and (shipped(model) / "build.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["tiny-hh", "tiny-webgpt"])

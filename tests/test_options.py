@@ -9,10 +9,9 @@ import yaml
 from conftest import fails
 
 from marlhf_lite.config.checked import BOUNDS
-from marlhf_lite.config.commands import COMMANDS, DEFAULTS
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
+from marlhf_lite.config.commands import COMMANDS
 from marlhf_lite.config.options import DataConfig, MacroConfig, PPOConfig
-from marlhf_lite.config.parser import parse, presets
+from marlhf_lite.config.parser import parse, parse_and_name_presets, presets, read_presets
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.utils.run_folder import RunFolder
@@ -43,7 +42,8 @@ def config(tmp_path):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_an_object_of_its_class_with_the_defaults(name):
-    assert asdict(read(command=name)) == asdict(COMMANDS[name]()) | DEFAULTS.get(name, {})
+    quick = read_presets("demo", "test") if name == "demo" else {}
+    assert asdict(read(command=name)) == asdict(COMMANDS[name]()) | quick
 
 
 def test_one_name_is_one_option():
@@ -61,7 +61,7 @@ WINS = [  # command, its words -> what it reads
     ("run", "--seed 5 --config FILE", {"seed": 5}),
     ("run", "--config FILE --seed 5", {"seed": 5}),
     ("sft", "--config FILE --preset gemma-2b/webgpt", {"sft_epochs": 3, "seed": 4}),  # keys of others are left out
-    ("demo", "--updates 7", {"updates": 7, "sft_epochs": 1.0}),  # over the demo's own defaults
+    ("demo", "--updates 7", {"updates": 7, "sft_epochs": 1.0}),  # over the demo's own preset
     ("demo", "--preset gemma-2b/tldr", {"sft_epochs": 3}),
     ("run", "--preset gemma-2b/webgpt", {"prompt_epochs": 4.0}),
     ("run", "--preset gemma-2b/webgpt --updates 3", {"prompt_epochs": None}),
@@ -70,7 +70,7 @@ WINS = [  # command, its words -> what it reads
 
 
 @pytest.mark.parametrize(("command", "words", "expected"), WINS)
-def test_flags_win_over_config_over_preset_over_defaults(config, command, words, expected):
+def test_flags_win_over_files_over_presets_over_defaults(config, command, words, expected):
     found = asdict(read(*words.replace("FILE", config(FILE)).split(), command=command))
     assert {name: found[name] for name in expected} == expected
 
@@ -119,12 +119,38 @@ def test_a_stage_takes_data_and_model_from_the_run_it_is_given(runs, config, tmp
     assert read("--sft", str(tmp_path / "adapter"), command="ppo").dataset == DataConfig().dataset
 
 
-def test_an_embedded_data_set_brings_its_model_along(runs, monkeypatch):
-    monkeypatch.setitem(EMBEDDED_DEFAULTS, "steps", {"model": "its-own", "max_response_length": 144})
-    run = runs("a", dataset="steps", model="some/model", max_response_length=7)
+@pytest.mark.parametrize("layer", range(4))
+def test_of_two_sources_the_stronger_one_wins(config, monkeypatch, layer):
+    """Four layers, each with all below it: the default, a preset, a file, a flag; also for a run that goes on."""
+    layers = [[], ["--preset", "released"], ["--config", config("score_clip: 1.5\n")], ["--score_clip", "3"]]
+    words = [word for sources in layers[: layer + 1] for word in sources]
+    for order in (words, words[2:] + words[:2]):
+        assert read(*order, command="ppo").score_clip == (0.0, 2.5, 1.5, 3.0)[layer]
+
+
+def test_presets_that_come_by_themselves_are_weaker_than_runs_and_these_than_named_ones(runs):
+    """The presets of an embedded data set, of other models and of the demo, and the order of their names."""
+    run = runs("a", dataset="tiny-steps", model="some/model", max_response_length=7)
+    for command, words, names, expected in (
+        ("demo", "", ["demo", "embedded/tiny-tldr"], {"updates": 18, "model": "tiny-gemma"}),
+        ("ppo", "--model a/b --dataset x", ["pretrained"], {"max_response_length": 128, "temperature": 1.0}),
+        ("ppo", "--model a/b --dataset tiny-hh", ["pretrained", "embedded/tiny-hh"], {"max_response_length": 136}),
+        ("ppo", f"--sft {run}", ["pretrained", "embedded/tiny-steps"], {"max_response_length": 7, "top_k": 0}),
+        ("ppo", f"--sft {run} --preset paper,lora-24gb --model some/model --dataset tiny-steps",
+         ["pretrained", "embedded/tiny-steps", "paper", "lora-24gb"], {"max_response_length": 512, "top_k": 50}),
+        ("ppo", f"--resume {run}", [], {"max_response_length": 7, "temperature": 0.8}),
+        ("compare", "", [], {}),
+        ("memory", "--model a/b", ["pretrained"], {"micro_batch_size": 8}),
+    ):  # fmt: skip
+        options, found = parse_and_name_presets(command, words.split(), COMMANDS[command])
+        assert (found, {name: getattr(options, name) for name in expected}) == (names, expected)
+
+
+def test_an_embedded_data_set_brings_its_model_along(runs):
+    run = runs("a", dataset="tiny-steps", model="some/model", max_response_length=7)
     for words, expected in (
-        ("--dataset steps", ("its-own", 144)),
-        ("--dataset steps --model a/b --max_response_length 9", ("a/b", 9)),
+        ("--dataset tiny-steps", ("tiny-gemma-steps", 176)),
+        ("--dataset tiny-steps --model a/b --max_response_length 9", ("a/b", 9)),
         (f"--sft {run}", ("some/model", 7)),  # that of the run
         ("--dataset pairs.jsonl", ("tiny-gemma", 96)),
     ):
@@ -234,3 +260,29 @@ def test_help_lists_every_option_once_with_its_type_own_ones_first(name, capsys,
     example = COMMANDS[name].__doc__.split("example: ")[1].split()
     assert example[:2] == ["marlhf", name]  # its options exist
     assert {word[2:] for word in example if word.startswith("--")} <= {f.name for f in own} | {"preset", "config"}
+
+
+# What a command says of its work
+
+
+NEEDS = {  # command -> the stages that it trains, whether it answers in the end, the part that a file of its own is
+    "demo": (("sft", "rm", "ppo"), True, ""),
+    "run": (("sft", "rm", "ppo"), True, ""),
+    "sft": (("sft",), False, "sft"),
+    "rm": (("rm",), False, "rm"),
+    "ppo": (("ppo",), False, "ppo"),
+    "dpo": (("dpo",), False, "rm"),
+    "rloo": (("rloo",), False, "ppo"),
+    "grpo": (("grpo",), False, "ppo"),
+    "evaluate": ((), True, "test"),
+    "data": ((), False, ""),
+}
+
+
+def test_what_each_command_needs():
+    found = {name: (o.stages, o.answers, o.own_part) for name in NEEDS for o in [COMMANDS[name]()]}
+    assert found == NEEDS
+    assert {name for name in NEEDS if COMMANDS[name]().trains_policy} == {"demo", "run", "ppo", "dpo", "rloo", "grpo"}
+    assert {name for name in NEEDS if COMMANDS[name]().methods} == {"demo", "run", "ppo"}
+    assert COMMANDS["run"](reward="gold").stages == ("sft", "ppo")
+    assert {name for name in NEEDS if COMMANDS[name]().runs_programs} == NEEDS.keys() - {"sft", "rm", "data"}

@@ -12,8 +12,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from marlhf_lite.cli import preset_lines
 from marlhf_lite.config.commands import COMMANDS, option_names
-from marlhf_lite.config.parser import list_presets, parse, preset_file, presets
+from marlhf_lite.config.parser import list_presets, parse, parse_and_name_presets, preset_file, presets
 from marlhf_lite.macro import kl_per_token
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.tokenization import encode_prompts
 
 TABLE_5 = (Path(__file__).parent / "data" / "table_5.txt").read_text(encoding="utf-8")  # with Appendix C.4
@@ -49,7 +50,8 @@ def given(name: str) -> dict:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_the_cards_and_the_ladder():
-    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", "pretrained"} and len(PAPER) == 12
+    own = {"demo", "pretrained", *(f"embedded/{name}" for name in EMBEDDED)}  # which come by themselves
+    assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", *own} and len(PAPER) == 12
     _, *lines = list_presets().splitlines()
     shown = [(name, given(name).get("model", "-"), given(name).get("dataset", "-")) for name in presets()]
     assert [tuple(line.split()[:3]) for line in lines] == shown
@@ -196,10 +198,11 @@ def test_the_kl_estimates_of_pretrained_are_unbiased(preset, unbiased, moved, to
 
 def test_the_run_says_which_rates_it_took_and_warns_where_all_weights_are_trained():
     def lines(*words):
-        return preset_lines(parse("run", words, COMMANDS["run"]))
+        return preset_lines(*parse_and_name_presets("run", words, COMMANDS["run"]))
 
     own = ["--model", "owner/model"]
     rates = ["--sft_learning_rate", "1e-5", "--rm_learning_rate", "1e-5", "--policy_learning_rate", "1e-5"]
-    assert lines() == [] and len(lines(*own)) == 1 and "sft_learning_rate 0.001" in lines(*own)[0]
-    assert "too high for --finetune full" in lines(*own, "--finetune", "full")[1]
-    assert len(lines(*own, "--finetune", "full", *rates, "--critic_learning_rate", "1e-5")) == 1
+    assert lines("--preset", "paper") == ["presets: embedded/tiny-tldr, paper"]
+    assert len(lines(*own)) == 2 and "sft_learning_rate 0.001" in lines(*own)[1]
+    assert "too high for --finetune full" in lines(*own, "--finetune", "full")[2]
+    assert len(lines(*own, "--finetune", "full", *rates, "--critic_learning_rate", "1e-5")) == 2

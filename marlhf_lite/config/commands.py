@@ -6,16 +6,42 @@ inherits from theirs, and a stage takes the options of its own command or those 
 """
 
 from dataclasses import Field, fields, replace
+from types import MappingProxyType
 from typing import Literal
 
 from marlhf_lite.config import method
 from marlhf_lite.config import options as o
 from marlhf_lite.config.checked import Checked, option
 
+
+class Needs:
+    """What a command says of its work; `experiments` makes ready what it needs, and asks for no class.
+
+    stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. None: it evaluates, or only reads.
+    answers: whether it answers held-out prompts in the end.
+    own_part: the part of the data that takes all rows of a file that no run before has read; "": the file is split.
+    runs_programs: whether unit tests may judge answers.
+    methods: its PPO runs, which have termination rules: names, and the options of each.
+    """
+
+    stages = ()
+    answers = False
+    own_part = ""
+    runs_programs = False
+    methods = MappingProxyType({})
+    # What a command has of options that it does not take.
+    environment, reward, report_to, vllm_urls, micro_batch_size = "", "", "", (), 0
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether it trains a policy by rewards or pairs."""
+        return bool({"ppo", "dpo", "rloo", "grpo"} & set(self.stages))
+
+
 # Commands that leave a run
 
 
-class StageCommand(o.RunConfig, o.ModelConfig, o.DataConfig):
+class StageCommand(o.RunConfig, o.ModelConfig, o.DataConfig, Needs):
     """What every command that leaves a run takes."""
 
 
@@ -25,6 +51,9 @@ class SFTCommand(o.SFTStageConfig, o.TrainerConfig, StageCommand):
     example: marlhf sft --output_dir runs/a
     """
 
+    stages = ("sft",)
+    own_part = "sft"
+
 
 class RMCommand(o.RewardModelConfig, o.SFTInputConfig, o.TrainerConfig, StageCommand):
     """Reward model from preference pairs.
@@ -32,9 +61,15 @@ class RMCommand(o.RewardModelConfig, o.SFTInputConfig, o.TrainerConfig, StageCom
     example: marlhf rm --sft runs/a --output_dir runs/b
     """
 
+    stages = ("rm",)
+    own_part = "rm"
+
 
 class PolicyCommand(o.InputConfig, o.ProgramConfig, o.CheckpointConfig, o.LoggingConfig, StageCommand):
     """What every command that trains a policy takes."""
+
+    own_part = "ppo"
+    runs_programs = True
 
 
 class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.EnvironmentConfig, PolicyCommand):
@@ -42,6 +77,8 @@ class PPOCommand(o.MacroConfig, o.PPOConfig, o.EngineConfig, o.RewardConfig, o.E
 
     example: marlhf ppo --sft runs/a --rm runs/b --n 5 --output_dir runs/c
     """
+
+    stages = ("ppo",)
 
     @property
     def methods(self) -> dict[str, "PPOCommand"]:
@@ -55,12 +92,17 @@ class DPOCommand(o.DPOStageConfig, o.SamplingConfig, o.TrainerConfig, PolicyComm
     example: marlhf dpo --sft runs/a --output_dir runs/d
     """
 
+    stages = ("dpo",)
+    own_part = "rm"
+
 
 class RLOOCommand(o.RLOOStageConfig, o.RewardConfig, PolicyCommand):
     """RLOO: groups of responses in place of a critic.
 
     example: marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e
     """
+
+    stages = ("rloo",)
 
 
 class GRPOCommand(o.GRPOStageConfig, o.RewardConfig, PolicyCommand):
@@ -69,9 +111,13 @@ class GRPOCommand(o.GRPOStageConfig, o.RewardConfig, PolicyCommand):
     example: marlhf grpo --sft runs/a --rm runs/b --output_dir runs/f
     """
 
+    stages = ("grpo",)
+
 
 class EvaluatedCommand(o.EvaluationConfig, StageCommand):
     """What every command takes that evaluates policies on held-out prompts."""
+
+    answers = True
 
 
 class EvaluateCommand(
@@ -90,6 +136,9 @@ class EvaluateCommand(
 
     policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
 
+    own_part = "test"
+    runs_programs = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reward in o.REWARDS:  # a reward model, gold scores and tests score here without being named
@@ -102,6 +151,13 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
     example: marlhf run --dataset pairs.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct
     """
 
+    own_part = ""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """SFT, the reward model where it gives the reward, and PPO."""
+        return ("sft", "rm", "ppo") if self.reward == "rm" else ("sft", "ppo")
+
     @property
     def methods(self) -> dict[str, PPOCommand]:
         """One run, called PPO where macro actions are single tokens."""
@@ -111,7 +167,7 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
 class DemoCommand(RunCommand):
     """SFT, reward model, PPO and MA-PPO from one start, compared: minutes on two cores.
 
-    To be quick it has defaults of its own: --sft_epochs 1 --rm_epochs 0.5 --updates 18 --eval_prompts 128.
+    To be quick it has a preset of its own: --sft_epochs 1 --rm_epochs 0.5 --updates 18 --eval_prompts 128.
 
     example: marlhf demo --updates 60 --seed 1
     """
@@ -190,7 +246,7 @@ class StudyCommand(o.OutputConfig):
     audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
 
 
-class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig):
+class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, Needs):
     """What a run would read: rows as tokens, counts, lengths, what is cut.
 
     example: marlhf data pairs.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct
@@ -223,8 +279,6 @@ KINDS += (
     MemoryCommand,
 )
 COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
-# Command -> defaults of its own.
-DEFAULTS = {"demo": {"sft_epochs": 1.0, "rm_epochs": 0.5, "updates": 18, "eval_prompts": 128}}
 
 
 def groups(command: type) -> dict[str, list[Field]]:

@@ -1,9 +1,13 @@
 """Command line, `--config` files, presets and earlier runs to options: they all use one set of names.
 
-Precedence, highest first: flags, `--config`, the run that `--resume` names, `--preset` (of several, later ones win),
-the runs that `--sft`, `--rm`, `--policies` or `--policy` come from, whose data and model the command takes over, what
-an embedded data set brings along (`config.embedded`), the preset `pretrained` where the model is not an embedded one,
-and the command's own `DEFAULTS`.
+Precedence, highest first:
+
+1. flags;
+2. files: `--config`, then the config.yaml of the run that `--resume` names;
+3. presets: those of `--preset` (of several, later ones win), then data and model of the runs that `--sft`, `--rm`,
+   `--policies` or `--policy` name, then those that come by themselves: `embedded/<data set>`, `pretrained` for a model
+   that is not embedded, and `demo` for that command. A run names its presets in its first lines;
+4. the defaults of the command's class.
 """
 
 import argparse
@@ -23,8 +27,8 @@ from typing import TypeVar
 import yaml
 from trl import TrlParser
 
-from marlhf_lite.config.commands import DEFAULTS, OPTIONS, StageCommand, StudyCommand, groups, option_names
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS, EMBEDDED_MODELS
+from marlhf_lite.config.commands import OPTIONS, StageCommand, StudyCommand, groups, option_names
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import (
     CheckpointConfig,
     DataConfig,
@@ -135,35 +139,56 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and where an option
     contradicts the run that a model comes from or that goes on.
     """
+    return parse_and_name_presets(name, argv, command)[0]
+
+
+def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command]) -> tuple[Command, list[str]]:
+    """Return what `parse` does, and the names of the presets that the options come from; later ones win."""
     parser = _make_parser(name, command)
     flags = parser.read_flags(argv)
     if command is StudyCommand:
         _check_study(flags)
-    layers, resume = [], flags.get("resume", "")
-    if "preset" in flags:
-        source = f"--preset {flags['preset']}"
-        layers.append(parser.read_values(read_presets(flags["preset"], source), source))
+    resume = flags.get("resume", "")
+    named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
+    strong = [*_read_presets(parser, named, f"--preset {flags.get('preset')}"), *_read_files(parser, flags), flags]
+    own: list[str] = []
+    weak: list[dict] = []
+    if not resume:
+        inherited = _inherit(parser, merge(strong))
+        own = _own_presets(name, command, merge([inherited, *strong]))
+        weak = [*_read_presets(parser, own, f"marlhf {name}"), inherited]
+    values = merge([*weak, *strong]) | ({"output_dir": resume, "overwrite": False} if resume else {})
+    options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
+        _check_unchanged(options)
+    return options, [*own, *named]
+
+
+def _read_files(parser: "OptionParser", flags: dict) -> list[dict]:
+    """Return the options of the run that `--resume` names and of `--config`, where they are given."""
+    layers = []
+    if resume := flags.get("resume"):
         layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
     if "config" in flags:
         source = f"--config {flags['config']}"
         layers.append(parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source))
-    values = merge([*layers, flags])
-    if not resume:
-        values = _inherit(parser, values)
-        values = EMBEDDED_DEFAULTS.get(values.get("dataset"), {}) | values
-        values = DEFAULTS.get(name, {}) | pretrained(values.get("model")) | values
-    options = command(**{name: values[name] for name in option_names(command) & values.keys()})
-    if resume:
-        options.output_dir, options.overwrite = resume, False
-        _check_unchanged(options)
-    return options
+    return layers
 
 
-def pretrained(model: str | None) -> dict:
-    """Return the options of the preset `pretrained` where the model is not an embedded one; else none."""
-    embedded = model is None or model in EMBEDDED_MODELS
-    return {} if embedded else read_yaml(preset_file("pretrained", "--model"), "--preset pretrained")
+def _read_presets(parser: "OptionParser", names: Iterable[str], source: str) -> list[dict]:
+    """Return the options of each preset that the command has."""
+    return [parser.read_values(read_presets(name, source), source) for name in names]
+
+
+def _own_presets(name: str, command: type, values: dict) -> list[str]:
+    """Return the presets that come by themselves: with the command, with other models, with an embedded data set."""
+    names, known = option_names(command), presets()
+    embedded = f"embedded/{values.get('dataset', DataConfig.dataset)}"
+    embedded = embedded if "dataset" in names and embedded in known else ""
+    brought = read_presets(embedded, "--dataset") if embedded else {}
+    model = values.get("model", brought.get("model", ModelConfig.model))
+    pretrained = "pretrained" if "model" in names and model not in EMBEDDED_MODELS else ""
+    return [preset for preset in (name if name in known else "", pretrained, embedded) if preset]
 
 
 def _make_parser(name: str, command: type) -> OptionParser:
@@ -241,7 +266,7 @@ def _check_unchanged(options: StageCommand) -> None:
 
 
 def _inherit(parser: OptionParser, values: dict) -> dict:
-    """Return `values`, and data and model options of the runs that a command's models come from.
+    """Return data and model options of the runs that a command's models come from, where `values` do not have them.
 
     A command may have data of its own; then theirs do not count. Raises `InputError` where such a run contradicts
     another one, or `values`.
@@ -261,7 +286,7 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
                 raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
             found.setdefault(name, value)
             origin.setdefault(name, f"--{option} {run}")
-    return found
+    return {name: value for name, value in found.items() if name not in values}
 
 
 def _has_other_rows(option: str, run: Path, theirs: dict, found: dict, origin: dict) -> bool:

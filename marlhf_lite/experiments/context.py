@@ -6,7 +6,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -16,9 +16,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel
 
-from marlhf_lite.config import commands
+from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import EngineConfig, EnvironmentConfig, GroupConfig, PPOConfig
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
@@ -117,9 +116,7 @@ def start_processes() -> None:
     ignore_warnings()
 
 
-def open_context(
-    options: commands.StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None
-) -> RunContext:
+def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None) -> RunContext:
     """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
 
     `inputs` are models of earlier stages, which the run must not overwrite; `lock` keeps other processes out of it,
@@ -131,8 +128,7 @@ def open_context(
 
     # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
-    evaluates = isinstance(options, commands.EvaluateCommand)
-    resume = bool(options.resume) or (evaluates and not options.overwrite and is_run(path))
+    resume = bool(options.resume) or (not options.stages and not options.overwrite and is_run(path))
     if not resume:
         check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
     if lock and is_run(path):
@@ -140,17 +136,17 @@ def open_context(
     model_path(options.model)
 
     # 2. Termination rules, trackers, and what contradicts itself.
-    rules = {}
-    if isinstance(options, commands.PPOCommand):
-        rules = {name: make_rule(macro, options.seed) for name, macro in options.methods.items()}
-        make_objective(options, options)
-    if isinstance(options, commands.PolicyCommand):
-        tracker_names(options.report_to)
+    rules = {name: make_rule(method, options.seed) for name, method in options.methods.items()}
+    for method in options.methods.values():
+        make_objective(method, method)
+    tracker_names(options.report_to)
     _check_finetune(options)
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
     task, notes = read_task(options, tokenizer, inputs)
+    if not task.chats:
+        options = replace(options, chat_template="none")  # what later commands take over
     dialogues = _open_environment(options)
     reward = _open_reward(options, task)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
@@ -158,7 +154,7 @@ def open_context(
 
     # 4. The base model.
     load = functools.cache(lambda: load_base(options))
-    if not (evaluates and resume):
+    if options.stages or not resume:
         load()
         _check_model(options, inputs, load(), tokenizer, task, dialogues)
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
@@ -176,16 +172,16 @@ def open_context(
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
 
 
-def _open_environment(options: commands.StageCommand) -> Dialogues | None:
+def _open_environment(options: StageCommand) -> Dialogues | None:
     """Return what `--environment` names, ready to answer; None without one."""
-    if not (isinstance(options, EnvironmentConfig) and options.environment):
+    if not options.environment:
         return None
-    if isinstance(options, EngineConfig) and options.vllm_url:
+    if options.vllm_urls:
         raise InputError("--environment: servers do not sample in turns: leave out --rollout_engine vllm")
     return make_dialogues(options)
 
 
-def make_dialogues(options: EnvironmentConfig) -> Dialogues:
+def make_dialogues(options: StageCommand | GenerateCommand) -> Dialogues:
     """Return the environment that `--environment` names, ready to answer. Raises `InputError` where it is none."""
     name = options.environment
     kind = import_user_code("environment", name, "the name of a class")
@@ -197,11 +193,11 @@ def make_dialogues(options: EnvironmentConfig) -> Dialogues:
     return Dialogues(made, name, options.max_turns, options.max_observation_length)
 
 
-def _open_reward(options: commands.StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
+def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
     """Return the reward that `--reward` names; None for a reward model, or where none is asked for."""
-    if isinstance(options, EnvironmentConfig) and options.environment and options.reward in ("", "environment"):
+    if options.environment and options.reward in ("", "environment"):
         return EnvironmentReward(options.environment)
-    function = text_reward(getattr(options, "reward", ""), task)
+    function = text_reward(options.reward, task)
     return FunctionReward(function, options.reward) if function else None
 
 
@@ -218,7 +214,7 @@ def _take(lock: RunLock, path: Path) -> None:
 
 
 def _check_model(
-    options: commands.StageCommand,
+    options: StageCommand,
     inputs: Inputs,
     base: PreTrainedModel,
     tokenizer,
@@ -226,11 +222,10 @@ def _check_model(
     dialogues: Dialogues | None,
 ) -> None:
     """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
-    if isinstance(options, commands.SFTCommand) and options.finetune == "lora":
+    if "sft" in options.stages and options.finetune == "lora":
         check_target_modules(base, options.lora_target_modules)
-    if not isinstance(options, commands.EvaluateCommand):
-        needs_head = isinstance(options, commands.RMCommand | commands.PPOCommand)
-        check_trainable(base, options, inputs.sft, needs_head)
+    if options.stages:
+        check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
     limit, response = position_limit(base), options.max_response_length
     response = dialogues.longest(response) if dialogues else response
     if limit and options.max_prompt_length + response > limit:
@@ -239,46 +234,43 @@ def _check_model(
         check_length(base, options.model, longest, response)
 
 
-def _check_finetune(options: commands.StageCommand) -> None:
+def _check_finetune(options: StageCommand) -> None:
     """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
     if options.finetune == "full" and options.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
     # All models share one frozen base, which FSDP would spread in those that train.
-    trains = not isinstance(options, commands.EvaluateCommand)
-    if trains and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+    if options.stages and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
         fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"
         raise InputError(f"--finetune lora: adapters do not train under FSDP: {fix}")
 
 
-def _answers_read(options: commands.StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
+def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data."""
     sides = {}
-    if isinstance(options, commands.SFTCommand) and not inputs.sft:
+    if "sft" in options.stages and not inputs.sft:
         sides["sft"] = ("chosen",)
     if _trains_on_pairs(options, inputs):
         sides["rm"] = ("chosen", "rejected")
     return sides
 
 
-def _trains_on_pairs(options: commands.StageCommand, inputs: Inputs) -> bool:
-    is_used = not isinstance(options, commands.RunCommand) or options.reward == "rm"
-    learns = isinstance(options, commands.RMCommand) and is_used and not inputs.rm
-    return learns or isinstance(options, commands.DPOCommand)
+def _trains_on_pairs(options: StageCommand, inputs: Inputs) -> bool:
+    return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
 def _open_engine(
-    options: commands.StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task
+    options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task
 ) -> "VLLMEngine | None":
     """Return the servers of `--rollout_engine vllm`, tried out where something is trained; None without them."""
-    if not (isinstance(options, EngineConfig) and options.vllm_url):
+    if not options.vllm_urls:
         return None
     from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     engine = VLLMEngine(options.vllm_urls, path)
-    if isinstance(options, commands.PPOCommand):
+    if options.methods:
         first = load_policy(load(), inputs.sft, trainable=False) if inputs.sft else new_policy(load(), options)
         prompts = list(task.splits["ppo"]["prompt"])
-        if isinstance(options, commands.RunCommand):  # which answers held-out prompts in the end
+        if options.answers:
             prompts += task.held_out(options.eval_prompts)["prompt"]
         sampling = sampling_of(options, options.max_response_length)
         if options.finetune == "lora" or PartialState().is_main_process:  # one sends weights for all
@@ -288,18 +280,18 @@ def _open_engine(
     return engine
 
 
-def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
+def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
     """Raise `InputError` for what vLLM cannot serve, batches that cannot be divided, and pairs that are missing."""
-    state, has_servers = PartialState(), isinstance(options, EngineConfig) and bool(options.vllm_url)
-    if has_servers and isinstance(options, PPOConfig) and options.logprobs_at_temperature and options.temperature != 1:
-        fix = "leave it out, or add --temperature 1"
-        raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
+    state = PartialState()
+    for method in options.methods.values():
+        if options.vllm_urls and method.logprobs_at_temperature and method.temperature != 1:
+            fix = "leave it out, or add --temperature 1"
+            raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
+        count_updates(method, len(task.splits["ppo"]), state)
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
         if size := getattr(options, flag, None):
             split_batch(size, options.per_device_train_batch_size, f"--{flag}")
-    if isinstance(options, PPOConfig):
-        count_updates(options, len(task.splits["ppo"]), state)
-    if isinstance(options, GroupConfig):
+    if {"rloo", "grpo"} & set(options.stages):
         from marlhf_lite.extras.baselines.rloo_grpo import check_groups
 
         check_groups(options, state.num_processes)
@@ -307,14 +299,14 @@ def _check_training(options: commands.StageCommand, inputs: Inputs, task: Task) 
         functions = "train PPO with --reward package.module:function"
         hint = f"{functions}, or tests" if task.tests else f"give a file with chosen and rejected, or {functions}"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")
-    if type(options) is commands.SFTCommand and options.sft_epochs and not len(task.splits["sft"]):
+    if options.stages == ("sft",) and options.sft_epochs and not len(task.splits["sft"]):
         hint = (
             "give rows with prompt and completion, or messages, or pairs; --sft_epochs 0 takes the base model as it is"
         )
         raise InputError(f"{task.name}: it has prompts alone, and no answers for SFT to learn from: {hint}")
 
 
-def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> None:
+def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
         print_main(f"as --{taken[0]} has it: --model {options.model}; data: --dataset {task.name}")
     reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
@@ -331,13 +323,13 @@ def _print_start(options: commands.StageCommand, inputs: Inputs, task: Task) -> 
         print_main(f"prompts and answers {by}")
 
 
-def _notes(options: commands.StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
+def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
     """What is no fault, and may still not be what was meant."""
     if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
         yield f"{options.model} has read only {read}: on other data, scores mean little"
     if getattr(options, "termination", "").startswith("sentence"):
         yield from note_on_sentences(task)
-    if isinstance(options, commands.EvaluateCommand) and reward and task.gold:
+    if not options.stages and reward and task.gold:
         yield f"--reward {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
     for stage, part in (("sft", "sft"), ("rm", "rm"), ("dpo", "rm")):
         batch, rows = getattr(options, f"{stage}_batch_size", None), len(task.splits[part])

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 import datasets
 
-from marlhf_lite.config import commands
-from marlhf_lite.config.options import DataConfig, ModelConfig, ProgramConfig
+from marlhf_lite.config.commands import DataCommand, StageCommand
+from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.parsing import split_sentences
@@ -26,7 +26,7 @@ FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, wo
 NO_LIMIT = 10**9
 
 
-def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | None = None) -> tuple[Task, list[str]]:
+def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | None = None) -> tuple[Task, list[str]]:
     """Load the data, with unit tests where programs may be judged by them; return them, and notes on how they are read.
 
     The tokenizer is set up for chats. A stage with a file of its own, which no run that it takes a model from has read,
@@ -37,12 +37,10 @@ def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | Non
     task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **source)
     if task.chats:
         expect_chats(tokenizer)
-    else:
-        options.chat_template = "none"  # what later commands take over
     runs = [RunFolder.open(run) for run in filter(None, map(run_of, (inputs or Inputs()).folders))]
     if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
-    if isinstance(options, ProgramConfig) and any("tests" in rows.column_names for rows in task.splits.values()):
+    if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
         from marlhf_lite.extras.programs.rewards import with_tests
 
         task = with_tests(task, options, options.bad_rows)
@@ -50,17 +48,12 @@ def read_task(options: DataConfig | ModelConfig, tokenizer, inputs: Inputs | Non
     return task, [*notes, *(_note_on_prompts(chat) if task.chats else ())]
 
 
-def _own_part(options: DataConfig, runs: Sequence[RunFolder], task: Task) -> str:
+def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
     """Return the part that takes all rows: that of a stage whose file is its own; else an empty name."""
-    if isinstance(options, commands.RunCommand | commands.DataCommand):
-        return ""
-    if isinstance(options, commands.SFTCommand):  # a file of pairs is for later stages too
+    if options.own_part == "sft":  # a file of pairs is for later stages too
         return "sft" if set(task.splits["test"].column_names) == {"prompt", "chosen"} else ""
-    if not runs or any(same_data(run.config, asdict(options)) for run in runs):
-        return ""
-    if isinstance(options, commands.EvaluateCommand):
-        return "test"
-    return "rm" if isinstance(options, commands.RMCommand | commands.DPOCommand) else "ppo"
+    is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
+    return options.own_part if is_new else ""
 
 
 def for_one_stage(task: Task, part: str) -> Task:
@@ -155,9 +148,9 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
 
 
-def _note_on_known_rows(options: DataConfig, runs: Sequence[RunFolder]) -> Iterator[str]:
+def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunFolder]) -> Iterator[str]:
     """Yield a note where an earlier stage has trained on all rows of the file whose prompts are used now."""
-    for run in {run.path: run for run in runs}.values() if isinstance(options, commands.PolicyCommand) else ():
+    for run in {run.path: run for run in runs}.values() if options.trains_policy else ():
         if same_data(run.config, asdict(options)) and not _rows_left(run):
             yield f"{run.path} has trained on all rows of {options.dataset}: these prompts are among them"
 

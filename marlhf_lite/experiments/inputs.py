@@ -5,9 +5,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from marlhf_lite.config.commands import DPOCommand, RunCommand, StageCommand
-from marlhf_lite.config.embedded import EMBEDDED_DEFAULTS
-from marlhf_lite.config.options import GroupConfig
+from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.config.parser import named_folders
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
@@ -30,15 +28,14 @@ class Inputs:
 
 def find_inputs(options: StageCommand) -> Inputs:
     """Find what --sft, --rm and --policies name. Raises `InputError` where one is missing that the command needs."""
-    values, makes_them = asdict(options), isinstance(options, RunCommand)
+    values, stages = asdict(options), options.stages
     if values.get("from_checkpoint") and not values["resume"]:
         hint = "add --resume with the run's folder, or leave it out"
         raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
-    brought = EMBEDDED_DEFAULTS.get(values["dataset"], {})
-    if "environment" in brought and isinstance(options, DPOCommand | GroupConfig):
+    if values["dataset"] == "tiny-guess" and options.trains_policy and not options.methods:
         hint = "its environment answers in turns: train it with marlhf ppo or run"
         raise InputError(f"--dataset {values['dataset']}: {hint}")
-    needed = {"sft": "sft" in values and not makes_them, "rm": values.get("reward") == "rm" and not makes_them}
+    needed = {"sft": "sft" in values and "sft" not in stages, "rm": options.reward == "rm" and "rm" not in stages}
     folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
     check_dataset(values["dataset"])
     return Inputs(**folders, policies=_policies(values.get("policies", "")))

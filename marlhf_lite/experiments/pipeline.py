@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, set_seed
 
 from marlhf_lite.config import commands
-from marlhf_lite.config.options import BatchConfig, ModelConfig
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers, name_function
@@ -68,18 +68,18 @@ class Trained(NamedTuple):
 
 def run_command(context: RunContext) -> None:
     """Do what the command of this context is for, and print where its result is."""
-    options, sft, rm = context.options, context.inputs.sft, context.inputs.rm
-    if isinstance(options, commands.RunCommand):
+    stages, sft, rm = context.options.stages, context.inputs.sft, context.inputs.rm
+    if len(stages) > 1:
         run_all(context)
-    elif isinstance(options, commands.EvaluateCommand):
+    elif not stages:
         evaluate(context, context.inputs.policies, sft, rm)
-    elif isinstance(options, commands.SFTCommand):
+    elif stages == ("sft",):
         print_main(f"adapter: {sft_stage(context)}")
-    elif isinstance(options, commands.RMCommand):
+    elif stages == ("rm",):
         print_main(f"adapter: {rm_stage(context, sft)}")
-    elif isinstance(options, commands.PPOCommand):
+    elif stages == ("ppo",):
         print_main(f"policy: {ppo_stage(context, sft, rm).policy}")
-    elif isinstance(options, commands.DPOCommand):
+    elif stages == ("dpo",):
         print_main(f"policy: {dpo_stage(context, sft, make_reward(context, rm) if rm else None).policy}")
     else:
         print_main(f"policy: {group_stage(context, sft, make_reward(context, rm)).policy}")
@@ -254,9 +254,8 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is loaded already."""
     if context.reward is not None:
         return context.reward
-    options = context.options
-    batch = options.micro_batch_size if isinstance(options, BatchConfig) else 0
-    return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch or 16)
+    batch = context.options.micro_batch_size or 16
+    return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
@@ -296,7 +295,7 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
     options, prompts = context.options, context.task.splits["ppo"]["prompt"]
-    method = "rloo" if isinstance(options, commands.RLOOCommand) else "grpo"
+    (method,) = options.stages
 
     def train(context: RunContext) -> Trained:
         def make(model: PeftModel, logger: RunLogger) -> Trainer:

@@ -25,9 +25,10 @@ from pathlib import Path
 import filelock
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.commands import COMMANDS, OPTIONS, PPOCommand, StudyCommand, option_names
+from marlhf_lite.config.commands import COMMANDS, OPTIONS, StudyCommand, option_names
+from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
-from marlhf_lite.config.parser import merge, parse, pretrained, read_presets
+from marlhf_lite.config.parser import merge, parse, read_presets
 from marlhf_lite.lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.tasks.embedded import EMBEDDED
@@ -232,7 +233,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
     reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
     stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
     given = with_todays_names(merge([study.shared, own])) | {"seed": seed}
-    if pretrained(given.get("model")):
+    if given.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
         given = PAPER_SAMPLING | given
     words = {
         stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
@@ -272,12 +273,12 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
 def _parse(stage: str, *words: str) -> dict:
     """Options of a command that its result depends on. Raises `InputError` for a faulty one."""
     options = parse(stage, words, COMMANDS[stage])
-    if isinstance(options, PPOCommand):
-        make_rule(options)
-        if options.objective:
+    for method in options.methods.values():
+        make_rule(method)
+        if method.objective:
             from marlhf_lite.training.objectives import make_objective  # transformers takes seconds
 
-            make_objective(options, options)
+            make_objective(method, method)
     if stage in ("rloo", "grpo"):
         from marlhf_lite.extras.baselines.rloo_grpo import check_groups  # trl takes seconds
 
