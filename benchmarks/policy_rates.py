@@ -37,9 +37,9 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
     if marlhf(f"{words} --output_dir {place}".split()):
         raise SystemExit(1)
     rows = RunFolder.open(place / "ppo").metrics()
-    names = {"reward": "rm_score_mean", "kl": "kl_k1", "tokens": "response_length"}
+    names = {"reward": "score_mean", "kl": "kl_k1", "tokens": "response_length"}
     found = {name: float(np.mean([row[key] for row in rows[-LAST:]])) for name, key in names.items()}
-    return found | {"rewards": [row["rm_score_mean"] for row in rows]}
+    return found | {"rewards": [row["score_mean"] for row in rows]}
 
 
 def choose(cells: dict[str, dict]) -> float | None:

@@ -9,7 +9,7 @@ def made_up(method, seed, scores, curve=(), prompts="p"):
         "tokens": [5.0] * len(scores),
     }
     rows = [
-        {"update": u, "rm_score_mean": s, "gold_mean": s, "generated_tokens": 10 * u, "seconds": 2.0}
+        {"update": u, "score_mean": s, "gold_mean": s, "generated_tokens": 10 * u, "seconds": 2.0}
         for u, s in enumerate(curve, 1)
     ]
     return {"method": method, "seed": seed, "final": final, "curve": rows}

@@ -34,7 +34,7 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 METHODS = ("rloo", "grpo")
 GROUP_KEYS = set(
-    "update rm_score_mean rm_score_std gold_mean response_length eos_rate generated_tokens tokens_per_second seconds "
+    "update score_mean score_std gold_mean response_length eos_rate generated_tokens tokens_per_second seconds "
     "tokens policy_loss policy_grad_norm entropy clip_fraction".split()
 )
 DPO_KEYS = set(
@@ -288,7 +288,7 @@ def test_scores_belong_to_the_sampled_tokens(make, model_reward, often_ends, met
         prompts = [ids[m.bool()].tolist() for ids, m in zip(rollout.tokens, rollout.attention_mask)]
         encoded = encode_prompts(tokenizer, rollout.prompts)
         assert prompts == [p + r for p, r in zip(encoded, kept)]
-        assert row["rm_score_mean"] == pytest.approx(model_reward(rollout).mean().item(), abs=1e-5)
+        assert row["score_mean"] == pytest.approx(model_reward(rollout).mean().item(), abs=1e-5)
         assert row["response_length"] == pytest.approx(rollout.lengths.float().mean().item())
         assert row["eos_rate"] == pytest.approx(rollout.ended.float().mean().item())
         assert row["tokens"] == int(rollout.lengths.sum())

@@ -180,7 +180,7 @@ def test_what_is_newer_than_it_is_removed(make, stored, copied):
     for name in ("metrics.jsonl", "samples.jsonl"):
         with open(copied.path / name, "ab") as file:
             file.write(b'{"update": 4}\n{"upda')
-    (copied.path / "tests.jsonl").write_text('{"update": 4, "rm_score_mean": 9}\n')
+    (copied.path / "tests.jsonl").write_text('{"update": 4, "score_mean": 9}\n')
     make(copied).train(resume=True)
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (copied.path / name).read_bytes() == (stored.path / name).read_bytes()

@@ -247,7 +247,7 @@ def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert [run.config["n"] for run in runs] == ["1", "5"]
     token, macro = (run.metrics()[0] for run in runs)
     assert token["macro_length"] == 1 < macro["macro_length"] <= 5
-    assert token["rm_score_mean"] == pytest.approx(macro["rm_score_mean"])  # the same start and the same first rollout
+    assert token["score_mean"] == pytest.approx(macro["score_mean"])  # the same start and the same first rollout
     assert (tmp_path / "out" / "figures" / "gold_curves.png").is_file()
 
 
@@ -392,7 +392,7 @@ def test_ppo_starts_from_the_base_model(prompts, capsys):
     adapter = load_file("out/sft/adapter_model.safetensors")
     assert all(not weight.any() for name, weight in adapter.items() if "lora_B" in name)
     (row,) = RunFolder.open("out/ma-ppo").metrics()
-    assert abs(row["kl_k1"]) < 1e-5 and row["rm_score_mean"] < 0
+    assert abs(row["kl_k1"]) < 1e-5 and row["score_mean"] < 0
 
 
 def test_a_minimum_length_from_training_to_the_exported_model_and_a_critic_of_zero(prompts):

@@ -31,7 +31,7 @@ def answers(seed=0, prompts=6, samples=4):
 def run(seed):
     draw = np.random.default_rng(seed)
     done = [(u, u / 20) for u in range(1, 21)]
-    return [{"update": u, "rm_score_mean": x + draw.normal(0, 0.02), "gold_mean": 1 - (x - 0.6) ** 2} for u, x in done]
+    return [{"update": u, "score_mean": x + draw.normal(0, 0.02), "gold_mean": 1 - (x - 0.6) ** 2} for u, x in done]
 
 
 def raters(count):

@@ -164,7 +164,7 @@ def test_all_responses_are_as_long_as_can_be_or_eos_alone(make, tokenizer, how, 
 def test_identical_rewards(make, how):
     """No spread: whitened scores are 0, not NaN, and only KL and the critic are left to train on."""
     for row in make(reward=FunctionReward(lambda p, r: [2.0] * len(r)), updates=2, **how).train():
-        assert (row["rm_score_std"], row["rm_score_mean"], row["skipped_steps"]) == (0, 2, 0)
+        assert (row["score_std"], row["score_mean"], row["skipped_steps"]) == (0, 2, 0)
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
 
 
@@ -208,7 +208,7 @@ def test_a_reward_that_is_wrong_is_named(make, run, function, named):
 @pytest.mark.parametrize("kind", [list, tuple, torch.tensor, lambda x: (s for s in x), lambda x: map(int, x)])
 def test_numbers_of_any_kind_will_do(make, kind):
     row = make(reward=FunctionReward(lambda p, r: kind([1, 2, 3, 4])), updates=1).train()[0]
-    assert row["rm_score_mean"] == 2.5
+    assert row["score_mean"] == 2.5
 
 
 def in_place(function):

@@ -66,7 +66,7 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
         gaps = [(a - b)[m].double() for a, b, m in zip(*logs, drawn.mask)]
         kl, k3 = [float(x.sum()) for x in gaps], [float(((-x).exp() - 1 + x).sum()) for x in gaps]
     row = test(rounded, gold=shorter, seed=7)(moved)
-    for score, function in (("rm_score", rounded), ("gold", shorter)):
+    for score, function in (("score", rounded), ("gold", shorter)):
         ours, theirs = (function(PROMPTS, rows[name].responses) for name in ("policy", "reference"))
         wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a, b in zip(ours, theirs)]
         assert score == "gold" or (0.5 in wins and set(wins) != {0.5})

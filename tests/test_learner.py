@@ -225,8 +225,8 @@ def test_metrics_against_loops(moved, batch):
     expected = {
         "kl_k1": sum(map(sum, logs)) / 6,
         "kl_k3": sum(math.exp(-x) - 1 + x for row in logs for x in row) / 6,
-        "rm_score_mean": batch.scores.mean().item(),
-        "rm_score_std": batch.scores.std(correction=0).item(),
+        "score_mean": batch.scores.mean().item(),
+        "score_std": batch.scores.std(correction=0).item(),
         "response_length": tokens / 6,
         "eos_rate": batch.ended.float().mean().item(),
         "macro_actions": steps_ / 6,

@@ -104,7 +104,7 @@ def test_the_figure_of_the_answer_has_four_panels_and_one_legend():
 def test_updates_to_the_final_score_of_a_method():
     curves = {"PPO": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0], "MA-PPO": [0.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]}
     results = [
-        {"method": name, "seed": seed, "options": {}, "curve": [{"rm_score_mean": x} for x in curve]}
+        {"method": name, "seed": seed, "options": {}, "curve": [{"score_mean": x} for x in curve]}
         for name, curve in curves.items()
         for seed in (0, 1)
     ]

@@ -20,7 +20,7 @@ SHIFT = {"PPO": 0.0, "MA-PPO": 0.2, "PPO lam^(1/5)": 0.1}
 
 def run(method, seed):
     rows = [
-        {"update": u, "rm_score_mean": SHIFT[method] + RNG.normal() * 0.1 + 9 * (u < 3), "kl_k1": u / 10}
+        {"update": u, "score_mean": SHIFT[method] + RNG.normal() * 0.1 + 9 * (u < 3), "kl_k1": u / 10}
         | {"score_explained_variance": 0.1, "response_length": 64.0, "value_noise": 0.05}
         for u in range(1, 6)
     ]
@@ -34,7 +34,7 @@ def results():
 
 def means(results, method):
     rows = [r["curve"] for r in results if r["method"] == method]
-    return np.array([[row["rm_score_mean"] for row in curve[2:]] for curve in rows]).mean(1)
+    return np.array([[row["score_mean"] for row in curve[2:]] for curve in rows]).mean(1)
 
 
 def test_a_difference_is_paired_by_seed_and_of_these_updates_alone(results):

@@ -29,7 +29,7 @@ def run(seed, gain, actions, updates=60):
         advantage, q = 0.4 - 0.2 * done + noise.normal(0, 0.02), 1 - 0.3 * done + noise.normal(0, 0.03)
         row = {"update": update, "kl_k1": kl, "response_length": 20 + 5 * done, "advantage_rms": advantage, "q_rms": q}
         row |= {"advantage_norm": advantage * actions**0.5, "q_norm": q * actions**0.5}
-        row["rm_score_mean"] = None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07)
+        row["score_mean"] = None if update == 20 else -1.2 + 0.9 * done + noise.normal(0, 0.07)
         row["gold_mean"] = None if update % 2 else -0.9 + 0.6 * done - 0.05 * max(0, kl - 4) ** 2
         rows.append(row)
     return rows
@@ -72,7 +72,7 @@ def test_every_figure_is_labelled_captioned_and_in_place(name, tmp_path):
 def test_seeds_show_mean_band_and_each():
     ax = plots.reward_curves(SEEDS, smooth=3)
     for name, runs in SEEDS.items():
-        each = np.stack([smoothed(values(rows, "rm_score_mean")[1], 3) for rows in runs])
+        each = np.stack([smoothed(values(rows, "score_mean")[1], 3) for rows in runs])
         ((x, y),) = lines(ax, name)
         assert y == pytest.approx(each.mean(0))
         assert [line[1, -1] for line in lines(ax, name, bold=False)] == pytest.approx(each[:, -1])
@@ -83,7 +83,7 @@ def test_seeds_show_mean_band_and_each():
 
 
 def rows(*pairs):
-    return [{"update": update, "rm_score_mean": score} for update, score in pairs]
+    return [{"update": update, "score_mean": score} for update, score in pairs]
 
 
 def test_seeds_are_averaged_over_the_updates_that_all_have_and_of_two_rows_the_last_counts():

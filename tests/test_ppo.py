@@ -16,7 +16,7 @@ from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 
 KEYS = set(
-    "update rm_score_mean rm_score_std kl_k1 kl_k3 response_length eos_rate clip_fraction entropy policy_loss "
+    "update score_mean score_std kl_k1 kl_k3 response_length eos_rate clip_fraction entropy policy_loss "
     "value_loss explained_variance advantage_norm advantage_rms q_norm q_rms policy_grad_norm critic_grad_norm "
     "macro_actions macro_length tokens_per_second seconds seconds_generation seconds_scoring seconds_macro "
     "seconds_training".split()
@@ -40,7 +40,7 @@ def test_reward_rises(make):
         warmup_updates=1,
         kl_coef=0.0,
     )
-    scores = [row["rm_score_mean"] for row in trainer.train()]
+    scores = [row["score_mean"] for row in trainer.train()]
     assert sum(scores[-3:]) / 3 > 0.15 + sum(scores[:3]) / 3
 
 
@@ -56,7 +56,7 @@ def test_same_seed_same_run(base, sft, rm, tokenizer, options):
 
     first = history(0)
     assert first == history(0)
-    assert first[0]["rm_score_mean"] != history(1)[0]["rm_score_mean"]
+    assert first[0]["score_mean"] != history(1)[0]["score_mean"]
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
 
     def held_out(models):
         seen.append(models)
-        return {"rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75, "kl": -1.5, "kl_k3": 1.5}
+        return {"score_mean": 0.5, "score_sft": 0.25, "score_win_rate": 0.75, "kl": -1.5, "kl_k3": 1.5}
 
     make(run=run, held_out=held_out, eval_every=2, updates=3).train()
     assert seen == [roles, roles] and [row["update"] for row in run.tests()] == [2, 3]

@@ -356,7 +356,7 @@ def launched(tmp_path_factory, tiny, sft):
 
 def test_a_run_on_two_processes_learns(launched):
     rows = RunFolder.open(launched / "run" / "ppo").metrics()
-    scores = [row["rm_score_mean"] for row in rows]
+    scores = [row["score_mean"] for row in rows]
     assert len(rows) == 12 and sum(scores[-3:]) / 3 > 0.03 + sum(scores[:3]) / 3
     assert rows[-1]["generated_tokens"] == sum(row["tokens"] for row in rows)
 

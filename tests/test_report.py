@@ -12,8 +12,7 @@ from marlhf_lite.experiments.reports import run_report
 def history(scores, **more):
     names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
     return [
-        {"update": i + 1, "rm_score_mean": score} | dict.fromkeys(names, 1.0 + i) | more
-        for i, score in enumerate(scores)
+        {"update": i + 1, "score_mean": score} | dict.fromkeys(names, 1.0 + i) | more for i, score in enumerate(scores)
     ]
 
 

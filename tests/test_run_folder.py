@@ -191,3 +191,16 @@ def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
 def test_a_full_disk_is_no_silent_loss(run):
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     fails(lambda: run.log("metrics", [{"update": 1}]), "No space left", "free some disk space, then --resume")
+
+
+def test_metrics_of_earlier_versions_have_todays_names(tmp_path):
+    """A run that goes on has rows of both; the file stays as it is."""
+    run = RunFolder.create(tmp_path / "run", {})
+    old = {"update": 1, "rm_score_mean": 0.5, "rm_score_std": 1.0, "kl_k1": 0.0}
+    run.log("metrics", [old, {"update": 2, "score_mean": 0.75}])
+    run.log("tests", [{"update": 1, "rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75}])
+    written = (run.path / "metrics.jsonl").read_bytes()
+    first = {"update": 1, "score_mean": 0.5, "score_std": 1.0, "kl_k1": 0.0}
+    assert run.metrics() == [first, {"update": 2, "score_mean": 0.75}]
+    assert run.tests() == [{"update": 1, "score_mean": 0.5, "score_sft": 0.25, "score_win_rate": 0.75}]
+    assert (run.path / "metrics.jsonl").read_bytes() == written

@@ -50,7 +50,7 @@ def test_a_stranger_runs_the_examples_from_an_empty_folder(installed, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = map(json.loads, (tmp_path / "run" / "ma-ppo" / "metrics.jsonl").read_text().splitlines())
-    assert 1 < row["macro_actions"] <= 2 and row["rm_score_mean"] <= 0
+    assert 1 < row["macro_actions"] <= 2 and row["score_mean"] <= 0
 
 
 def test_a_protocol_names_them(folder):

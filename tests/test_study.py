@@ -332,9 +332,9 @@ def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(pl
     later = [row["rm_score"] for row in read_lines(answers)][1:]  # the protocol begins at the second prompt
     assert found["SFT"]["final"]["rm_score"] == pytest.approx(later, rel=1e-3, abs=1e-4)
     assert [row["update"] for row in found["PPO"]["curve"]] == [1, 2]
-    assert found["PPO"]["curve"][0].keys() >= {"rm_score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
+    assert found["PPO"]["curve"][0].keys() >= {"score_mean", "gold_mean", "kl_k1", "advantage_norm", "q_rms"}
     first, *_, last = found["DPO"]["curve"]
-    assert "rm_score_mean" not in first and "rm_score_mean" in last  # of tests on held-out prompts
+    assert "score_mean" not in first and "score_mean" in last  # of tests on held-out prompts
     assert found["SFT"]["curve"] == [] and set(found["SFT"]["final"]["kl"]) == {0.0}
     best, one = (np.array(found[name]["final"]["rm_score"]) for name in ("best-of-3", "SFT"))
     assert (best >= one).all() and "kl" not in found["best-of-3"]["final"]  # the first of the three is SFT's own

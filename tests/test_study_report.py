@@ -105,7 +105,7 @@ def test_where_no_reward_model_trained_its_score_is_left_out(results, figures_ap
     rows = study_table(rewarded)
     assert "gold_gain" in rows[1] and not any(key.startswith("rm_score") for key in rows[1])
     names = study_figures(STUDY, rewarded, rows)
-    assert "gold_mean" in names and "rm_score_mean" not in names
+    assert "gold_mean" in names and "score_mean" not in names
 
 
 def test_results_that_cannot_be_compared(results):
@@ -121,7 +121,7 @@ def test_tables_show_every_seed_and_each_group_has_figures(results, tmp_path):
     assert "(2.50; 13.50)" in lines["PPO"] and "1.50 [-4.85, 7.85] (1.00; 2.00)" in lines["PPO"]
     assert "(6; never)" in costs and "| SFT |" in scores and "| SFT |" not in costs
     assert json.loads((tmp_path / "summary.json").read_text())["methods"][0]["seeds"] == [0, 1]
-    kinds = ("final_scores", "differences", "costs", "rm_score_mean", "gold_mean")
+    kinds = ("final_scores", "differences", "costs", "score_mean", "gold_mean")
     drawn = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert drawn == sorted(f"{group}_{kind}.png" for group in "ab" for kind in kinds)
 

@@ -56,6 +56,6 @@ def test_wandb_writes_into_the_run(train, tmp_path, monkeypatch):
     wandb.teardown()  # its service writes the file, and ends here
     [path] = run.path.glob("wandb/offline-run-*/run-*.wandb")
     row, text = run.metrics()[-1], path.read_bytes()
-    for name in ("rm_score_mean", "kl_k1", "test/rm_score_win_rate", "kl_coef", "tiny"):
+    for name in ("score_mean", "kl_k1", "test/score_win_rate", "kl_coef", "tiny"):
         assert name.encode() in text
-    assert json.dumps(row["rm_score_mean"]).encode()[:8] in text and b"environment" not in text
+    assert json.dumps(row["score_mean"]).encode()[:8] in text and b"environment" not in text

@@ -46,6 +46,7 @@ class HeldOutEvaluation:
         ours, metrics = self._answers(models.policy, models, "policy"), {}
         for name in (name for name in SCORES if name in ours):
             scores, base = ours[name], self.start[name]
+            name = name.removeprefix("rm_")  # as in training, the score may be a function's
             metrics |= {f"{name}_mean": scores.mean(), f"{name}_sft": base.mean()}
             metrics[f"{name}_win_rate"] = (np.sign(scores - base) / 2 + 0.5).mean()
         metrics |= ours[[*KLS, "tokens", "ended"]].astype(float).mean()

@@ -30,7 +30,7 @@ def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence]
     trained. The figures are reward curves, score distributions and L2 norms.
     """
     summary = summarise(rows)
-    curves = {name: [row["rm_score_mean"] for row in history] for name, history in histories.items()}
+    curves = {name: [row["score_mean"] for row in history] for name, history in histories.items()}
     if "PPO" in curves:
         target = final_score(curves["PPO"])
         for row in summary:

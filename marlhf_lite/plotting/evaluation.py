@@ -121,8 +121,8 @@ def score_quantiles(
 def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
     """Draw gold score against reward model score over training: where the path turns down, only the proxy improves.
 
-    Not in the paper. Rows have `update`, `rm_score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
+    Not in the paper. Rows have `update`, `score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
     """
-    ax = panels(runs, [("rm_score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
+    ax = panels(runs, [("score_mean", "gold_mean")], (1, 1), 0.68, smooth)[0, 0]
     caption(ax.figure, "A run is a path through its updates to a large dot. Right but down: over-optimisation.")
     return ax

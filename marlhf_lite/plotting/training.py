@@ -43,7 +43,7 @@ STYLE = {
 
 
 @plt.rc_context(STYLE)
-def reward_curves(runs: Runs, metric: str = "rm_score_mean", smooth: int = 5, ax: Axes | None = None) -> Axes:
+def reward_curves(runs: Runs, metric: str = "score_mean", smooth: int = 5, ax: Axes | None = None) -> Axes:
     """Draw a metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
 
     One run: every update, faint, and the mean of the last `smooth`. Several: each run so averaged, thin; their mean;

@@ -18,7 +18,7 @@ from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
 DISTANCES = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")  # to the reference, in nats a response
-SHOWN = ("rm_score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
+SHOWN = ("score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
 LOG_POSITIONS = "logs.json"  # written last into a checkpoint: the size of each log
 
 

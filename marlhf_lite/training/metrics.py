@@ -89,8 +89,8 @@ def update_metrics(
     statistics = moments(numbers, accelerator)
     macro_length = statistics["step length"].mean
     row = {
-        "rm_score_mean": statistics["score"].mean,
-        "rm_score_std": statistics["score"].variance ** 0.5,
+        "score_mean": statistics["score"].mean,
+        "score_std": statistics["score"].variance ** 0.5,
         "kl_k1": statistics["k1"].mean,
         "kl_k3": statistics["k3"].mean,
         "response_length": statistics["tokens"].mean,

@@ -168,7 +168,7 @@ class PPOTrainer:
         with tqdm(total=self.total_updates, initial=self.updates_done, desc=self.name, disable=hidden) as bar:
             while not stop and self.updates_done < self.total_updates:
                 row = self._update_or_save(next(batches))
-                bar.set_postfix({k: f"{row[k]:z.2f}" for k in ("rm_score_mean", "gold_mean", "kl_k3") if k in row})
+                bar.set_postfix({k: f"{row[k]:z.2f}" for k in ("score_mean", "gold_mean", "kl_k3") if k in row})
                 bar.update()
                 stop = self._is_beyond_kl_ceiling(row)
                 self._evaluate(last=stop or self.updates_done == self.total_updates)

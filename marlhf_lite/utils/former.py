@@ -1,6 +1,6 @@
-"""Names that options had earlier, in run folders, protocols and results that were written then."""
+"""Names that options and metrics had earlier, in run folders, protocols and results that were written then."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 # Option of earlier versions -> what gives the same now.
 FORMER = {
@@ -9,6 +9,13 @@ FORMER = {
     "critic_lam": "--objective vc_ppo=LAMBDA",
     "loss_mean": "--objective released",
 }
+# Metric of earlier versions -> its name now: the score may be a function's.
+METRICS = {f"rm_score_{part}": f"score_{part}" for part in ("mean", "std", "sft", "win_rate")}
+
+
+def with_todays_metrics(names: Iterable[str]) -> list[str]:
+    """Return names of metrics as they are now."""
+    return [METRICS.get(name, name) for name in names]
 
 
 def with_todays_names(options: Mapping) -> dict:

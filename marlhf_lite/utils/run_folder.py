@@ -17,7 +17,7 @@ import yaml
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.former import with_todays_names
+from marlhf_lite.utils.former import with_todays_metrics, with_todays_names
 from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
@@ -134,8 +134,8 @@ class RunFolder:
             raise InputError(f"{self.path}: not recorded ({error}): free some disk space, then --resume") from error
 
     def metrics(self) -> list[dict]:
-        """Read the rows of metrics.jsonl; none if nothing was logged yet. See `read_lines` for broken lines."""
-        return read_lines(self.path / METRICS)
+        """Read the rows of metrics.jsonl, by today's names; none if nothing was logged yet. See `read_lines`."""
+        return _read_metrics(self.path / METRICS)
 
     def samples(self) -> list[dict]:
         """Read the rows of samples.jsonl; see `metrics`."""
@@ -143,7 +143,7 @@ class RunFolder:
 
     def tests(self) -> list[dict]:
         """Read the rows of tests.jsonl; see `metrics`."""
-        return read_lines(self.path / TESTS)
+        return _read_metrics(self.path / TESTS)
 
     def position(self) -> dict[str, int]:
         """Size of each log in bytes, which a checkpoint stores."""
@@ -162,6 +162,10 @@ class RunFolder:
         for name, size in self.position().items():
             if size < position.get(name, 0):
                 raise InputError(f"{name} has {size} bytes instead of {position[name]} or more: it was edited")
+
+
+def _read_metrics(path: Path) -> list[dict]:
+    return [dict(zip(with_todays_metrics(row), row.values(), strict=True)) for row in read_lines(path)]
 
 
 def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:

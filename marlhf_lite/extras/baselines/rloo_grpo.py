@@ -38,7 +38,7 @@ NAMES = {
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip_fraction",
     "completions/mean_length": "response_length",
-} | {name: name for name in ("rm_score_mean", "rm_score_std", "gold_mean", "eos_rate", *SHARES)}
+} | {name: name for name in ("score_mean", "score_std", "gold_mean", "eos_rate", *SHARES)}
 
 
 def check_groups(config: GroupConfig, processes: int = 1) -> None:
@@ -83,8 +83,8 @@ class SampledReward:
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
         scores = torch.tensor(gather_object(rollout.scores.tolist()))  # a deviation is no mean over processes
         row = {
-            "rm_score_mean": scores.mean().item(),
-            "rm_score_std": scores.std(correction=0).item(),
+            "score_mean": scores.mean().item(),
+            "score_std": scores.std(correction=0).item(),
             "eos_rate": rollout.ended.float().mean().item(),
         }
         if self.gold is not None:

@@ -37,7 +37,7 @@ from marlhf_lite.utils.run_folder import environment
 
 RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
 LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")  # presets of estimators, explained in `gradients`
-CURVE = ("update", "rm_score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
+CURVE = ("update", "score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
 
 
 @dataclass(frozen=True)

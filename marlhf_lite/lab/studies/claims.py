@@ -54,7 +54,7 @@ def claims() -> dict[str, str]:
     for first, last in ((21, 45), (51, 60)):
         found = _between(stored_results("tuned_steps"), "gold_mean", first, last)
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
-    found = _between(stored_results("sentiment_all"), "rm_score_mean", 26, 30)
+    found = _between(stored_results("sentiment_all"), "score_mean", 26, 30)
     texts["sentiment_all: MA-PPO - PPO, score in updates 26 to 30"] = interval(found, "+.2f")
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))

@@ -24,7 +24,7 @@ LEGEND = (
 def curve_of(run: Mapping) -> list[Mapping]:
     """The updates in which the policy learned, without a critic's warm-up. A reward by rule is its own gold score."""
     updates = run["curve"][run["options"].get("critic_warmup", 0) :]
-    return [{"gold_mean": row.get("rm_score_mean")} | row for row in updates]
+    return [{"gold_mean": row.get("score_mean")} | row for row in updates]
 
 
 def updates_to(run: Mapping, threshold: float, window: int) -> int | None:
@@ -53,11 +53,11 @@ def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], refer
     """Return the ratio of updates of two methods [A, B], A over B, to the final score of `reference` with that seed.
 
     This is how the paper measures speed. The reference gets there by construction; a method that never does counts
-    with all its updates. Scores are rewards of training batches (`rm_score_mean`).
+    with all its updates. Scores are rewards of training batches (`score_mean`).
     """
     runs, logs = by_method(results), []
     for seed in sorted(runs[reference]):
-        curves = {name: [row["rm_score_mean"] for row in curve_of(runs[name][seed])] for name in {*ratio, reference}}
+        curves = {name: [row["score_mean"] for row in curve_of(runs[name][seed])] for name in {*ratio, reference}}
         goal = final_score(curves[reference])
         reached = {name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()}
         logs.append(math.log(reached[ratio[0]] / reached[ratio[1]]))

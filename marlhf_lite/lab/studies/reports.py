@@ -102,7 +102,7 @@ def study_figures(study, results: Sequence[Mapping], rows: Sequence[Mapping]) ->
     return drawn
 
 
-METRICS = {"rm_score": "rm_score_mean", "gold": "gold_mean"}  # score -> its metric while training
+METRICS = {"rm_score": "score_mean", "gold": "gold_mean"}  # score -> its metric while training
 
 
 def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[str, str]) -> dict:

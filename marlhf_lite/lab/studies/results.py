@@ -23,7 +23,7 @@ from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_tldr import gold as tldr_gold
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.former import with_todays_names
+from marlhf_lite.utils.former import with_todays_metrics, with_todays_names
 from marlhf_lite.utils.jsonl import read_lines, to_jsonable, write_atomically
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
@@ -34,7 +34,7 @@ EXPLAINED = "score_explained_variance"  # the metric that tells whether there is
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
 # Metrics of an update, columns of the answers, and what is kept of the first answers.
 CURVE = (
-    "update rm_score_mean gold_mean kl_k1 response_length advantage_norm advantage_rms q_norm q_rms "
+    "update score_mean gold_mean kl_k1 response_length advantage_norm advantage_rms q_norm q_rms "
     "explained_variance score_explained_variance value_noise credit_seen macro_length accuracy generated_tokens "
     "seconds share_compile_error share_runtime_error share_timeout share_unsupported share_failed share_passed"
 ).split()
@@ -60,7 +60,7 @@ def read_result(path: Path) -> dict | None:
     """Read a result file; None if there is none. Raises `InputError` where it is damaged."""
     try:
         result = json.loads(gzip.decompress(path.read_bytes()))
-        columns = result["curve"]
+        columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     except FileNotFoundError:
         return None
@@ -144,9 +144,9 @@ def _curve(training: Path) -> list[dict]:
     tests = {row["update"]: row for row in run.tests()}
     rows = [{name: row[name] for name in CURVE if name in row} for row in run.metrics()]
     for row in rows:
-        if "rm_score_mean" not in row:
+        if "score_mean" not in row:
             test = tests.get(row["update"], {})
-            row |= {"rm_score_mean": test.get("rm_score_mean"), "gold_mean": test.get("gold_mean")}
+            row |= {"score_mean": test.get("score_mean"), "gold_mean": test.get("gold_mean")}
     return rows
 
 
@@ -288,7 +288,7 @@ def _cost(curve: Sequence[Mapping]) -> dict:
 def _costs_to_target(found: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
     costs = []
     for seed in (seed for seed in sorted(found) if seed in target and found[seed]["curve"] and target[seed]["curve"]):
-        scores, goal = ([row.get("rm_score_mean") for row in run["curve"]] for run in (found[seed], target[seed]))
+        scores, goal = ([row.get("score_mean") for row in run["curve"]] for run in (found[seed], target[seed]))
         updates = updates_to_reach(scores, final_score(goal))
         costs.append(_cost(found[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
     return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS} if costs else {}
