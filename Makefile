@@ -41,7 +41,7 @@ HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis notebooks book handout pdf badges clean distclean
+.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book handout pdf badges clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,9 @@ diagnosis: $(STAMP) ## Measure what critic and estimators get of the credit, see
 	$(BIN)/marlhf sft --output_dir runs/diagnosis/sft
 	$(BIN)/marlhf rm --sft runs/diagnosis/sft --output_dir runs/diagnosis/rm
 	$(BIN)/python -m marlhf_lite.lab.credit.diagnosis --sft runs/diagnosis/sft --rm runs/diagnosis/rm $(ARGS)
+
+tables: $(STAMP) ## Write the tables of docs/results.md and README.md anew, from the stored results
+	$(BIN)/python -m marlhf_lite.lab.studies.result_tables
 
 notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back; CHECK=1 only compares
 ifdef CHECK
