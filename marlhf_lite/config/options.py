@@ -276,8 +276,8 @@ class EvaluationConfig(Checked):
         super().__post_init__()
         sizes, _ = self.sizes, self.temperatures  # refuses what is no number
         if sizes and sizes[-1] > self.eval_samples:
-            given = f"there are {self.eval_samples} samples a prompt"
-            raise InputError(f"--best_of {self.best_of}: {given}: add --eval_samples {sizes[-1]}")
+            samples = f"there are {self.eval_samples} samples a prompt"
+            raise InputError(f"--best_of {self.best_of}: {samples}: add --eval_samples {sizes[-1]}")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -293,13 +293,13 @@ class EvaluationConfig(Checked):
 def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
     """Comma-separated numbers in ascending order, each once; none where `text` is empty."""
     try:
-        found = {kind(word) for word in text.split(",")} if text.strip() else set()
+        numbers = {kind(word) for word in text.split(",")} if text.strip() else set()
     except ValueError:
-        found = {math.nan}
-    if not all(math.isfinite(x) and x >= least for x in found):
+        numbers = {math.nan}
+    if not all(math.isfinite(x) and x >= least for x in numbers):
         whole = "whole " * (kind is int)
         raise InputError(f"--{option} {text}: give {whole}numbers from {least:g} up, comma-separated")
-    return tuple(sorted(found))
+    return tuple(sorted(numbers))
 
 
 class EndpointConfig(Checked):

@@ -271,32 +271,32 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     A command may have data of its own; then theirs do not count. Raises `InputError` where such a run contradicts
     another one, or `values`.
     """
-    found, origin = dict(values), dict.fromkeys(values, "this command")
+    known, origin = dict(values), dict.fromkeys(values, "this command")
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
     if any(option == "policies" for option, *_ in runs) and not set(ROWS) & values.keys():
         runs.sort(key=lambda item: item[0] != "policies")  # they are evaluated on their own prompts
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
-        if _has_other_rows(option, run, theirs, found, origin):
+        if _has_other_rows(option, run, theirs, known, origin):
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
             asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
-            if (name in SAME or asked) and found.get(name, value) != value:
-                other = f"but {origin[name]} has --{name} {found[name]}"
+            if (name in SAME or asked) and known.get(name, value) != value:
+                other = f"but {origin[name]} has --{name} {known[name]}"
                 raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
-            found.setdefault(name, value)
+            known.setdefault(name, value)
             origin.setdefault(name, f"--{option} {run}")
-    return {name: value for name, value in found.items() if name not in values}
+    return {name: value for name, value in known.items() if name not in values}
 
 
-def _has_other_rows(option: str, run: Path, theirs: dict, found: dict, origin: dict) -> bool:
+def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
     """Return whether the command's data are others than a run's. Raises `InputError` where two runs leave it open."""
-    if not set(ROWS) & found.keys() or same_data({**theirs, **_rows_of(found)}, theirs):
+    if not set(ROWS) & known.keys() or same_data({**theirs, **_rows_of(known)}, theirs):
         return False
-    first = origin[next(name for name in ROWS if name in found)]
+    first = origin[next(name for name in ROWS if name in known)]
     if first == "this command" or (first.startswith("--policies") and option != "policies"):
         return True
-    other = f"but {first} with --dataset {found['dataset']}"
+    other = f"but {first} with --dataset {known['dataset']}"
     fix = "give the data of this command by --dataset"
     raise InputError(f"--{option} {run}: made with --dataset {theirs.get('dataset')}, {other}: {fix}")
 
@@ -322,8 +322,8 @@ def same_data(one: dict, other: dict) -> bool:
 def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
     """Options that name adapters, each with the run that the adapter stands in, or is; an adapter may have none."""
     for option in filter(values.get, INPUTS):
-        given = values[option]
-        for folder in [folder for _, folder in named_folders(given)] if option == "policies" else [given]:
+        folders = values[option]
+        for folder in [folder for _, folder in named_folders(folders)] if option == "policies" else [folders]:
             if run := run_of(Path(folder).expanduser()):
                 yield option, run
 

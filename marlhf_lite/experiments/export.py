@@ -8,6 +8,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
+from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import make_dialogues, print_main, start_processes
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
@@ -15,7 +16,7 @@ from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampling, end_of_text, generate, sampling_of
+from marlhf_lite.training.rollout import end_of_text, generate, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import share_weights
 from marlhf_lite.utils.run_folder import RunFolder, run_of
@@ -67,9 +68,8 @@ def _sampling_of(folder: Path) -> dict:
     config = RunFolder.open(run).config if run else {}
     if "temperature" not in config:
         return {}
-    sampling = {name: config[name] for name in ("temperature", "top_k", "top_p")}
-    least = config.get("min_response_length", 0)  # an older run has none
-    return Sampling(config["max_response_length"], **sampling, min_new_tokens=least).arguments()
+    options = SamplingConfig(**{name: config[name] for name in vars(SamplingConfig()) if name in config})
+    return sampling_of(options, config["max_response_length"]).arguments()
 
 
 def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:

@@ -22,8 +22,8 @@ def check_shape(name: str, x: Tensor, like: Tensor) -> None:
 def check_matrix(name: str, x: Tensor, dtype: torch.dtype) -> None:
     """Is ``x`` a two-dimensional tensor of this dtype?"""
     if x.dim() != 2 or x.dtype != dtype:
-        found = f"{x.dtype} {tuple(x.shape)}"
-        raise InputError(f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {found}")
+        shape = f"{x.dtype} {tuple(x.shape)}"
+        raise InputError(f"{name}: expected a tensor of dtype {dtype} and 2 dimensions, got {shape}")
 
 
 def clean(name: str, x: Tensor, mask: Tensor) -> Tensor:

@@ -95,8 +95,8 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
     raw = pd.concat(parts, ignore_index=True)
     each = raw.groupby(["method", "seed"])[list(metrics)]
     smoothed = raw.assign(**each.transform(lambda values: values.rolling(smooth, min_periods=1).mean()))
-    found = raw.groupby(["method", "update"])["seed"].transform("size")
-    shared = smoothed[found == raw["method"].map(lambda name: len(runs[name]))]
+    seeds = raw.groupby(["method", "update"])["seed"].transform("size")
+    shared = smoothed[seeds == raw["method"].map(lambda name: len(runs[name]))]
     if alone := set(runs) - set(shared["method"]):
         raise InputError(f"{min(alone)}: its runs have no update in common; give runs logged at the same updates")
     return raw, smoothed, shared
@@ -118,9 +118,9 @@ def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.Dat
 
 def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int) -> np.ndarray:
     """Make a figure with a panel for each pair of x and y, and return its Axes. Faulty data leaves no empty figure."""
-    found = [curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs]
+    curves = [curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs]
     axes = subplots(shape, height)
-    for ax, tables, pair in zip(axes.flat, found, pairs, strict=True):
+    for ax, tables, pair in zip(axes.flat, curves, pairs, strict=True):
         _draw(ax, tables, *pair)
     legend(axes[0, 0])
     for ax in axes.flat[1:]:

@@ -25,13 +25,13 @@ def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accel
 
 def together(work: Callable[..., Result], *args) -> Result:
     """`work(*args)` of this process. Raises `ServerError` in all processes where it does in one: none waits."""
-    result, told = None, []
+    result, faults = None, []
     try:
         result = work(*args)
     except ServerError as error:
-        told = [str(error)]
-    if found := gather_object(told):
-        raise ServerError(found[0])
+        faults = [str(error)]
+    if all_faults := gather_object(faults):
+        raise ServerError(all_faults[0])
     return result
 
 
@@ -49,13 +49,13 @@ def spread(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerato
         return
     plugin = accelerator.state.fsdp_plugin
     precision = plugin.mixed_precision_policy or MixedPrecisionPolicy()
-    how = {"mp_policy": precision, "offload_policy": plugin.cpu_offload}
+    policies = {"mp_policy": precision, "offload_policy": plugin.cpu_offload}
     for model in filter(None, frozen):
         for weight in model.parameters():  # its passes would round them to this format each time
             weight.data = weight.data.to(precision.param_dtype or weight.dtype)
         for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
-            fully_shard(layer, **how, reshard_after_forward=True)
-        fully_shard(model, **how, reshard_after_forward=True)
+            fully_shard(layer, **policies, reshard_after_forward=True)
+        fully_shard(model, **policies, reshard_after_forward=True)
 
 
 @contextmanager

@@ -257,9 +257,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     names = ("model name", "cpu family", "model", "stepping")
-    return ", ".join(f"{name} {found[name]}".removeprefix("model name ") for name in names if name in found)
+    return ", ".join(f"{name} {facts[name]}".removeprefix("model name ") for name in names if name in facts)
 
 
 def _git(*arguments: str) -> str | None:

@@ -22,15 +22,15 @@ def _launch(options: MemoryCommand) -> str:
     """How several processes share the work, in words."""
     if options.num_processes == 1:
         return ""
-    how = "FSDP2: all models are spread" if is_spread(options) else "DDP: the whole base on each, the batch is shared"
-    return f", on each of {options.num_processes} cards ({how})"
+    mode = "FSDP2: all models are spread" if is_spread(options) else "DDP: the whole base on each, the batch is shared"
+    return f", on each of {options.num_processes} cards ({mode})"
 
 
 def least_cards_line(options: MemoryCommand) -> str:
     """Format the least number of cards of `--gpu` GiB for each stage, by the rows a pass that the options give."""
     counts = [f"{name} {number or 'none'}" for name, number in least_cards(options).items()]
-    how = "FSDP2" if options.finetune == "full" else "DDP"
-    return f"cards of {options.gpu:g} GiB at least, under {how}: {', '.join(counts)}"
+    mode = "FSDP2" if options.finetune == "full" else "DDP"
+    return f"cards of {options.gpu:g} GiB at least, under {mode}: {', '.join(counts)}"
 
 
 def least_cards(options: MemoryCommand) -> dict[str, int]:

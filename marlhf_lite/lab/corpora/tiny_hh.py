@@ -33,9 +33,9 @@ class Dialogue:
 
     @property
     def prompt(self) -> str:
-        told = " ".join(f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items())
+        plans = " ".join(f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items())
         listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
-        return hh_prompt([told, self.reply, f"What do I do about {listed}?"])
+        return hh_prompt([plans, self.reply, f"What do I do about {listed}?"])
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Quality:
 def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
     """One random dialogue up to the answer, with so many things told and asked for."""
     things = rng.sample(sorted(THINGS), plans)
-    told = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
-    return Dialogue(told, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
+    values = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
+    return Dialogue(values, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
 
 
 def advise(thing: str, values: dict[str, str]) -> str:
@@ -74,18 +74,18 @@ def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
 
 def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
-    told, kept = [], [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)]
+    answered, kept = [], [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)]
     unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
     for thing in kept:
         values = dialogue.plans[thing]
-        told.append(advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values))
+        answered.append(advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values))
         if rng.random() < quality.chatter:
-            told.append(rng.choice(CHATTER))
+            answered.append(rng.choice(CHATTER))
         if unasked and rng.random() < quality.unasked:
-            told.append(advise(unasked[0], dialogue.plans[unasked[0]]))
+            answered.append(advise(unasked[0], dialogue.plans[unasked[0]]))
         if rng.random() < quality.harmful:
-            told.append(f"{rng.choice(HARMFUL)}.")
-    return " " + " ".join(told)
+            answered.append(f"{rng.choice(HARMFUL)}.")
+    return " " + " ".join(answered)
 
 
 def make_pair(rng: random.Random) -> dict[str, str]:

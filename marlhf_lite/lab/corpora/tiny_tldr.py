@@ -95,8 +95,8 @@ def make_post(rng: random.Random) -> Post:
 def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.Tree]:
     """A summary of the post as trees; a wrong fact keeps its kind and gets other values."""
     kept = [f for f in post.facts if rng.random() < quality.cover] or [rng.choice(post.facts)]
-    told = [(kind, _values(rng, kind) if rng.random() < quality.wrong else values) for kind, values in kept]
-    return _tell(rng, post.who, told, opener_rate=0.0, filler_rate=quality.filler, lead=False)
+    facts = [(kind, _values(rng, kind) if rng.random() < quality.wrong else values) for kind, values in kept]
+    return _tell(rng, post.who, facts, opener_rate=0.0, filler_rate=quality.filler, lead=False)
 
 
 def summary_text(trees: list[nltk.Tree]) -> str:

@@ -65,8 +65,8 @@ def state(verb: str, thing: str, source: int) -> str:
 def make_question(rng: random.Random, sources: int = SOURCES, facts: int = FACTS) -> Question:
     """One random question with so many sources, of so many facts each; no verb comes twice."""
     names = rng.sample(sorted(OBJECTS), sources * facts)
-    told = [{name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)]
-    return Question(rng.choice(TOWNS), tuple(told))
+    sheets = [{name: rng.choice(OBJECTS[name]) for name in names[i::sources]} for i in range(sources)]
+    return Question(rng.choice(TOWNS), tuple(sheets))
 
 
 def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) -> str:
@@ -84,14 +84,14 @@ def mistake(rng: random.Random, question: Question, fact: tuple[str, str, int]) 
 
 def make_answer(rng: random.Random, question: Question, quality: Quality) -> str:
     """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
-    told: list[str] = []
+    statements: list[str] = []
     for fact in [fact for fact in question.facts if rng.random() < quality.cover] or [rng.choice(question.facts)]:
-        told.append(mistake(rng, question, fact) if rng.random() < quality.wrong else state(*fact))
+        statements.append(mistake(rng, question, fact) if rng.random() < quality.wrong else state(*fact))
         if rng.random() < quality.repeat:
-            told.append(rng.choice(told))
+            statements.append(rng.choice(statements))
         if rng.random() < quality.sure:
-            told.append(rng.choice(SURE))
-    return " " + " ".join(told)
+            statements.append(rng.choice(SURE))
+    return " " + " ".join(statements)
 
 
 def hurried_score(rng: random.Random, prompt: str, response: str) -> float:

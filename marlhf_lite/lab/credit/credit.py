@@ -25,8 +25,8 @@ def token_values(critic: Critic, rollout: Rollout) -> Tensor:
     values = []
     for rows in torch.arange(len(rollout)).split(64):
         part = rollout.select(rows).trim()
-        found = part.before_tokens(critic(part.tokens, part.attention_mask))
-        values.append(rollout.widen(found.masked_fill(~part.mask, 0.0)))
+        at_states = part.before_tokens(critic(part.tokens, part.attention_mask))
+        values.append(rollout.widen(at_states.masked_fill(~part.mask, 0.0)))
     return torch.cat(values)
 
 

@@ -116,43 +116,43 @@ def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1_000_003 + seed)
         rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
-        found = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.cpu().double().mean().item()}
-        found |= measure_critic(trainer, rollout, len(prompts), sizes)
-        found["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
-    return found
+        measured = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.cpu().double().mean().item()}
+        measured |= measure_critic(trainer, rollout, len(prompts), sizes)
+        measured["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
+    return measured
 
 
 def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
     """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
     models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
     rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
-    some, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
+    chosen, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
     sampled = {"reward": trainer.reward, "sampling": trainer.sampling, "continuations": sizes.continuations}
-    scores = monte_carlo.state_scores(models.policy, trainer.tokenizer, some, cuts, **sampled, progress="cuts")
+    scores = monte_carlo.state_scores(models.policy, trainer.tokenizer, chosen, cuts, **sampled, progress="cuts")
     at = values[rows].gather(1, cuts)
     noise = credit.token_noise(at[:, 1:], scores[:, 1:])
     places = cuts[:, 1::2]
     places = places.gather(1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1])
     few = torch.arange(min(sizes.ranked, len(rows)))
-    given = (models.policy, models.critic, trainer.tokenizer, some.select(few), places[few])
+    inputs = (models.policy, models.critic, trainer.tokenizer, chosen.select(few), places[few])
     return {
-        "cuts": (cuts / some.lengths[:, None]).cpu().double().mean(0).tolist(),
+        "cuts": (cuts / chosen.lengths[:, None]).cpu().double().mean(0).tolist(),
         "credit_seen": credit.credit_seen(at, scores),
         # neighbouring cuts as rows of two
         "token_credit_seen": credit.credit_seen(*(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))),
         "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
         "explainable": credit.explainable(scores),
         "noise": dict(zip(("critic", "truth"), noise, strict=True)),
-        "ranking": vars(rank_next_tokens(*given, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
+        "ranking": vars(rank_next_tokens(*inputs, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
     }
 
 
 def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
     """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
     estimators = {name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
-    found = gradients.policy_gradients(trainer, rollout, replicates, estimators)
-    share, reference = trainer.config.batch_size / prompts, found[gradients.REFERENCE]
-    return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in found.items()}
+    estimates = gradients.policy_gradients(trainer, rollout, replicates, estimators)
+    share, reference = trainer.config.batch_size / prompts, estimates[gradients.REFERENCE]
+    return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in estimates.items()}
 
 
 def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:

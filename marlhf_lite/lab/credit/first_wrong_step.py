@@ -140,9 +140,9 @@ def run(options: FirstWrongStepCommand, sft: Path, policy: Path) -> pd.DataFrame
     lines = MacroConfig(termination="sentence")
     estimators = {name: preset_estimator(preset, options, options.seed) for name, preset in LADDER.items()}
     estimators["MA-PPO lines"] = Estimator(options, lines, make_rule(lines, options.seed))
-    found = blame_by_estimator(trainer, rollout, estimators)
-    rows = {"RLOO": {"wrong step": _interval(found["PPO"].tokens)}}
-    for name, one in found.items():
+    blame = blame_by_estimator(trainer, rollout, estimators)
+    rows = {"RLOO": {"wrong step": _interval(blame["PPO"].tokens)}}
+    for name, one in blame.items():
         rows[name] = {"wrong step": _interval(one.share), "steps before": _interval(one.before)}
     return pd.DataFrame(rows).T.fillna("")
 

@@ -44,16 +44,16 @@ def slopes(logprobs: Callable[[], Tensor], parameters: Sequence[Tensor], directi
     back.
     """
     parts = direction.split([p.numel() for p in parameters])
-    found, kept = [], [p.detach().clone() for p in parameters]
+    values, kept = [], [p.detach().clone() for p in parameters]
     try:
         for sign in (1.0, -1.0):
             for p, start, part in zip(parameters, kept, parts, strict=True):
                 p.copy_(start + sign * step * part.view_as(p))
-            found.append(logprobs().double())
+            values.append(logprobs().double())
     finally:
         for p, start in zip(parameters, kept, strict=True):
             p.copy_(start)
-    return (found[0] - found[1]) / (2 * step)
+    return (values[0] - values[1]) / (2 * step)
 
 
 def projection(advantages: Tensor, slope: Tensor, mask: Tensor) -> float:

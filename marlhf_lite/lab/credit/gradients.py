@@ -66,10 +66,10 @@ def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
     source = f"estimator {name}"
     values = read_yaml(preset_file(f"estimators/{name}", source), source)
     values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
-    own = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
-    macro_config = MacroConfig(**own[1])
-    own[0]["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
-    return Estimator(replace(config, **own[0]), macro_config, make_rule(macro_config, seed))
+    groups = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
+    macro_config = MacroConfig(**groups[1])
+    groups[0]["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
+    return Estimator(replace(config, **groups[0]), macro_config, make_rule(macro_config, seed))
 
 
 def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int) -> Rollout:
@@ -79,8 +79,8 @@ def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: i
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
         size = max(256 // replicates, 1)
         groups = [list(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-        given = ((group, [[]] * len(group), replicates, trainer.sampling) for group in groups)
-        parts = [continue_responses(policy.model, tokenizer, *each) for each in given]
+        arguments = ((group, [[]] * len(group), replicates, trainer.sampling) for group in groups)
+        parts = [continue_responses(policy.model, tokenizer, *each) for each in arguments]
     policy.train()
     rollout = concatenate(parts, tokenizer.pad_token_id)
     by_replicate = torch.arange(len(rollout)).reshape(len(prompts), replicates).T.flatten()
@@ -107,8 +107,8 @@ def policy_gradients(
             responses = rollout.select(part)
             outputs = trainer.compute_outputs(responses)
             for name, one in everyone.items():
-                own = advantages[part] if one is reference else None
-                sums[name] += _gradient(trainer, one, responses, outputs, own, counts[name])
+                weights = advantages[part] if one is reference else None
+                sums[name] += _gradient(trainer, one, responses, outputs, weights, counts[name])
         for name, gradient in sums.items():
             gradients[name].append(gradient)
     return {name: torch.stack(parts) for name, parts in gradients.items()}
@@ -167,11 +167,11 @@ def compare_gradients(gradients: Tensor, reference: Tensor, batch_share: float =
         Intervals of a bootstrap over replicates; what would change with other prompts is not in them. NaN where noise
         hides the signal: sample more replicates.
     """
-    own, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
+    within, cross, other = (_products(*pair) for pair in ((gradients,) * 2, (gradients, reference), (reference,) * 2))
     count = len(gradients)
     weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES).astype(float)
-    point = _cosines(np.ones((1, count)), own, cross, other, batch_share)
-    draws = _cosines(weights, own, cross, other, batch_share)
+    point = _cosines(np.ones((1, count)), within, cross, other, batch_share)
+    draws = _cosines(weights, within, cross, other, batch_share)
     return GradientComparison(*(percentile_interval(x[0], d) for x, d in zip(point, draws, strict=True)))
 
 
@@ -181,10 +181,10 @@ def _products(a: Tensor, b: Tensor) -> np.ndarray:
     return sum((x.double() @ y.double().T).numpy() for x, y in pieces)
 
 
-def _cosines(weights: np.ndarray, own, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
+def _cosines(weights: np.ndarray, within, cross, other, batch_share: float) -> tuple[np.ndarray, ...]:
     """Share kept, direction, batch cosine and noise [n] when replicates count as often as `weights` [n, K] say."""
-    length, along, reference = (_between(weights, x) for x in (own, cross, other))
-    variance = ((weights @ np.diag(own)) / weights.sum(1) - length) / batch_share
+    length, along, reference = (_between(weights, x) for x in (within, cross, other))
+    variance = ((weights @ np.diag(within)) / weights.sum(1) - length) / batch_share
     # Where noise hides a length, its estimate may be below 0: then there is nothing to compare.
     length, reference = (np.where(x > 0, x, np.nan) for x in (length, reference))
     direction, batch = along / np.sqrt(length * reference), along / np.sqrt((length + variance) * reference)

@@ -70,8 +70,8 @@ class Estimator:
 
     def of_guess(self, state: State, guess: int) -> tuple[float, float]:
         """Mean and variance of the advantage that this guess gets."""
-        own = next(i for i in range(len(self.lengths)) if sum(self.lengths[: i + 1]) > GUESS)
-        mean, square = self._moments(state, guess, *self._advantage(self._values(state, guess), own))
+        action = next(i for i in range(len(self.lengths)) if sum(self.lengths[: i + 1]) > GUESS)
+        mean, square = self._moments(state, guess, *self._advantage(self._values(state, guess), action))
         return mean, max(square - mean**2, 0.0)
 
     def _values(self, state: State, guess: int) -> list[float]:

@@ -48,7 +48,7 @@ def even_cuts(lengths: Tensor, places: int = 3) -> Tensor:
 def prefixes_at(rollout: Rollout, cuts: Tensor) -> list[list[int]]:
     """The first t response tokens of each response, for each of its cuts t [B, C]: B·C lists, response by response."""
     ids = rollout.response_ids.tolist()
-    return [row[:cut] for row, own in zip(ids, cuts.tolist(), strict=True) for cut in own]
+    return [row[:cut] for row, places in zip(ids, cuts.tolist(), strict=True) for cut in places]
 
 
 def monte_carlo_scores(
@@ -86,20 +86,20 @@ def monte_carlo_scores(
     policy.eval()
     with merged_adapter(policy.model), nonfinite_probabilities_refused():
         for rows in tqdm(batches, desc=progress, disable=not progress):
-            given = [prompts[i] for i in rows], [prefixes[i] for i in rows]
-            rollout = continue_responses(policy.model, tokenizer, *given, continuations, sampling)
+            texts = [prompts[i] for i in rows], [prefixes[i] for i in rows]
+            rollout = continue_responses(policy.model, tokenizer, *texts, continuations, sampling)
             scores.append(score_responses(reward, rollout).cpu().double().reshape(len(rows), continuations))
     policy.train(training)
     return torch.cat(scores)[torch.tensor(order).argsort()]
 
 
 def state_scores(
-    policy: PolicyModel, tokenizer, rollout: Rollout, cuts: Tensor, reward: Reward, sampling: Sampling, **how
+    policy: PolicyModel, tokenizer, rollout: Rollout, cuts: Tensor, reward: Reward, sampling: Sampling, **more
 ) -> Tensor:
     """Scores [B, C, K] of continuations of each response from each of its cuts; see `monte_carlo_scores`."""
     prompts = [prompt for prompt in rollout.prompts for _ in range(cuts.shape[1])]
     prefixes = prefixes_at(rollout, cuts)
-    return monte_carlo_scores(policy, tokenizer, prompts, prefixes, reward, sampling, **how).reshape(*cuts.shape, -1)
+    return monte_carlo_scores(policy, tokenizer, prompts, prefixes, reward, sampling, **more).reshape(*cuts.shape, -1)
 
 
 def halves(scores: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -117,8 +117,8 @@ def continue_responses(
     A state is read once. Responses that have ended leave the batch every few tokens, so that the others do not wait.
     """
     ends = end_of_text(model, tokenizer)
-    given = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
-    ids, attention_mask = (x.to(next(model.parameters()).device) for x in pad(given, tokenizer.pad_token_id, left=True))
+    known = [[*ids, *prefix] for ids, prefix in zip(encode_prompts(tokenizer, prompts), prefixes, strict=True)]
+    ids, attention_mask = (x.to(next(model.parameters()).device) for x in pad(known, tokenizer.pad_token_id, left=True))
     lengths = torch.tensor([len(prefix) for prefix in prefixes]).repeat_interleave(count)
     left, least = sampling.max_new_tokens - lengths, sampling.min_new_tokens - lengths
     copies = [row for row in range(len(ids)) for _ in range(count)]
@@ -130,11 +130,11 @@ def continue_responses(
         there = ids.shape[1] - width  # new tokens of every row that goes on
         step, short = min(TOKENS_AT_A_TIME, int(left[rows].max()) - there), least[rows] - there
         forbid = (EndsForbidden(short, ends),) if short.max() > 0 else ()
-        how = (sampling.temperature, sampling.top_k, sampling.top_p)
-        some = SeededSampling(step, *how, past=past, processors=forbid)
-        tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, some)
-        for row, found, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
-            new[row] += found[valid].tolist()
+        warping = (sampling.temperature, sampling.top_k, sampling.top_p)
+        step_sampling = SeededSampling(step, *warping, past=past, processors=forbid)
+        tokens, mask, ended = sample(model, tokenizer, ids, attention_mask, step_sampling)
+        for row, ids_of_row, valid in zip(rows.tolist(), tokens[:, ids.shape[1] :], mask, strict=True):
+            new[row] += ids_of_row[valid].tolist()
         goes_on = ~ended.cpu() & (torch.tensor([len(new[row]) for row in rows]) < left[rows])
         ids, attention_mask = tokens[goes_on], torch.nn.functional.pad(attention_mask, (0, step), value=1)[goes_on]
         rows = rows[goes_on]

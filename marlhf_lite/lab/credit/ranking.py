@@ -36,7 +36,7 @@ def rank_next_tokens(
     sampling: Sampling,
     alternatives: int = 5,
     continuations: int = 16,
-    **how,
+    **options,
 ) -> Ranking:
     """At each state draw `alternatives` next tokens from the policy, all different, and ask which leads furthest.
 
@@ -55,7 +55,7 @@ def rank_next_tokens(
     tokens = next_tokens(policy, tokenizer, prompts, prefixes, sampling, alternatives)
     prompts = [prompt for prompt in prompts for _ in range(alternatives)]
     longer = [[*prefix, t] for prefix, row in zip(prefixes, tokens.tolist(), strict=True) for t in row]
-    scores = monte_carlo_scores(policy, tokenizer, prompts, longer, reward, sampling, continuations, **how)
+    scores = monte_carlo_scores(policy, tokenizer, prompts, longer, reward, sampling, continuations, **options)
     states = from_tokens(tokenizer, prompts, longer, []).to(next(policy.parameters()).device)
     return compare_rankings(_last_values(critic, states).reshape(tokens.shape), scores.reshape(*tokens.shape, -1))
 
@@ -64,8 +64,8 @@ def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
     """From the critic's values [N, k] and scores [N, k, K] of continuations after each of k tokens."""
     a, b = halves(scores)
     best, k = a.argmax(1), a.shape[1]
-    found = (x.argmax(1) == best for x in (np.asarray(values.cpu()), b))
-    by_critic, by_half = (wilson(int(right.sum()), len(right)) for right in found)
+    hits = (x.argmax(1) == best for x in (np.asarray(values.cpu()), b))
+    by_critic, by_half = (wilson(int(right.sum()), len(right)) for right in hits)
     centred_a, centred_b = (x - x.mean(1, keepdims=True) for x in (a, b))
     variance = (centred_a * centred_b).sum() / (len(a) * (k - 1))
     return Ranking(k, by_critic, by_half, float(np.sqrt(max(variance, 0.0))))
@@ -74,7 +74,7 @@ def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
 @torch.no_grad()
 def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sampling, count: int) -> Tensor:
     """[N, count] different next tokens of each state, drawn from the policy one after the other; no end tokens."""
-    found = []
+    drawn = []
     for rows in torch.arange(len(prefixes)).split(64):
         texts = encode_prompts(tokenizer, [prompts[i] for i in rows])
         ids = [[*text, *prefixes[i]] for text, i in zip(texts, rows.tolist(), strict=True)]
@@ -86,8 +86,8 @@ def next_tokens(policy: PolicyModel, tokenizer, prompts, prefixes, sampling: Sam
         probabilities = _shaped(scores, sampling).softmax(-1)
         if int((probabilities > 0).sum(1).min()) < count:
             raise InputError(f"alternatives {count}: --top_k and --top_p leave fewer tokens: raise them, or ask less")
-        found.append(torch.multinomial(probabilities, count))
-    return torch.cat(found)
+        drawn.append(torch.multinomial(probabilities, count))
+    return torch.cat(drawn)
 
 
 def _shaped(scores: Tensor, sampling: Sampling) -> Tensor:

@@ -81,9 +81,9 @@ def agree_in_groups(couples: Iterable[tuple[Mapping, Mapping]], groups: Mapping[
     draws = np.random.default_rng(0).multinomial(len(counts), np.full(len(counts), 1 / len(counts)), RESAMPLES) @ counts
     tables = np.vstack([counts.sum(0), draws]).reshape(-1, len(names), len(names))
     shares, kappas = np.trace(tables, axis1=1, axis2=2) / tables.sum((1, 2)), kappa(tables)
-    found = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
+    intervals = [percentile_interval(values[0], values[1:]) for values in (shares, kappas)]
     pairs = judged.index.nunique()
-    return Agreement(*found, pairs, verdicts.index.nunique() - pairs)
+    return Agreement(*intervals, pairs, verdicts.index.nunique() - pairs)
 
 
 def kappa(counts: np.ndarray) -> np.ndarray:
@@ -98,9 +98,9 @@ def kappa(counts: np.ndarray) -> np.ndarray:
         return np.where(1 - chance > 1e-12, (observed - chance) / (1 - chance), np.nan)
 
 
-def as_row(found: Agreement) -> dict:
+def as_row(agreement: Agreement) -> dict:
     """The agreement as a row of a table, with intervals as dicts of mean, low, high and level."""
-    return found._asdict() | {"agreement": found.agreement._asdict(), "kappa": found.kappa._asdict()}
+    return agreement._asdict() | {"agreement": agreement.agreement._asdict(), "kappa": agreement.kappa._asdict()}
 
 
 def agreement_table(
@@ -113,8 +113,8 @@ def agreement_table(
     rows = []
     for a, b in combinations(raters, 2):
         couple = raters[a], raters[b]
-        found = agree(*couple) if groups is None else agree_in_groups([couple], groups)
-        rows.append({"a": a, "b": b} | as_row(found))
+        agreement = agree(*couple) if groups is None else agree_in_groups([couple], groups)
+        rows.append({"a": a, "b": b} | as_row(agreement))
     return rows
 
 

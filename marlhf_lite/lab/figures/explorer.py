@@ -56,8 +56,8 @@ def explore(
 
     def show(example: str, own: str = "", n: int = 5, cutoff: int = 5, seed: int = 0, **options: Any) -> None:
         try:
-            how = MacroConfig(n="inf" if n > 32 else str(n), cutoff=cutoff, **options)
-            display(rule_figure(tokenizer, own if own.strip() else example, how, seed, shown, reference, label))
+            macro = MacroConfig(n="inf" if n > 32 else str(n), cutoff=cutoff, **options)
+            display(rule_figure(tokenizer, own if own.strip() else example, macro, seed, shown, reference, label))
         except InputError as error:
             display(HTML(f'<p role="alert">⚠ {html.escape(str(error))}</p>'))
 
@@ -79,7 +79,13 @@ def _remember(function: Numbers) -> Numbers:
 
 
 def rule_figure(
-    tokenizer: Any, text: str, how: MacroConfig, seed: int, values: Numbers, logprobs: Numbers | None, label: str
+    tokenizer: Any,
+    text: str,
+    choice: MacroConfig,
+    seed: int,
+    values: Numbers,
+    logprobs: Numbers | None,
+    label: str,
 ) -> Figure:
     """Draw the spans of a text's macro actions, and below them the values of tokens and of macro actions.
 
@@ -88,25 +94,25 @@ def rule_figure(
     if not text.strip():
         raise InputError("the text is empty: type one, or pick one above")
     ids, acted = [], []
-    for turn, said in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
-        own = tokenizer(said, add_special_tokens=False)["input_ids"]
-        ids, acted = ids + own, acted + [turn % 2 == 0] * len(own)
+    for turn, part in enumerate(re.split(r"\[\[(.*?)\]\]", text)):
+        part_ids = tokenizer(part, add_special_tokens=False)["input_ids"]
+        ids, acted = ids + part_ids, acted + [turn % 2 == 0] * len(part_ids)
     ids, acted = [*ids, tokenizer.eos_token_id], [*acted, True]
     context = {"token_ids": torch.tensor([ids]), "tokenizer": tokenizer}
-    if how.termination == "perplexity":
+    if choice.termination == "perplexity":
         context["ref_logprobs"] = logprobs(ids)[None]
-    macro = make_rule(how, seed)(torch.tensor([acted]), **context)
+    macro = make_rule(choice, seed)(torch.tensor([acted]), **context)
     pieces, facts = token_pieces(tokenizer, ids), describe(macro)
     numbers = values(ids).float().masked_fill(~macro.token_mask[0], math.nan)  # a hole has no value
     lines = 0.34 * (1 + sum(map(len, pieces)) // 64)
     sizes = {"figsize": (7.2, 1.9 + lines), "height_ratios": [lines, 1.9]}
     figure, (above, below) = plt.subplots(2, 1, **sizes, layout="constrained")
     draw_spans(above, pieces, macro)
-    above.set_title(how.termination, fontsize="medium", loc="left")
+    above.set_title(choice.termination, fontsize="medium", loc="left")
     below.plot(range(len(ids)), numbers, ".", color="0.45", markersize=4, label="token")
-    pooled = macro_values(numbers[None], macro, how.sigma)[0].tolist()
+    pooled = macro_values(numbers[None], macro, choice.sigma)[0].tolist()
     for number, ((start, end), value) in enumerate(zip(macro.spans()[0], pooled, strict=True)):
-        name = f"macro action, σ {how.sigma}" if number == 0 else None
+        name = f"macro action, σ {choice.sigma}" if number == 0 else None
         below.plot([start - 0.45, end - 0.55], [value] * 2, color=SPANS[number % 2], linewidth=2.5, label=name)
     below.set(xlabel="token of the response", ylabel=label)
     mean = f"{facts['macro_actions']} macro actions of {facts['tokens']} tokens, mean length {facts['mean_length']:.2f}"

@@ -74,8 +74,8 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"  # those of tokenization
     ignore_warnings()
     STYLE.update(PAGE)  # the library's figures, too, are as wide as the page
-    own = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
-    plt.rcParams.update(STYLE | own)
+    grid = {"axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.5, "lines.linewidth": 1.4}
+    plt.rcParams.update(STYLE | grid)
     set_matplotlib_formats()  # none of its own: see the next line
     _show_figures_as_pictures(sharpness)
     print(

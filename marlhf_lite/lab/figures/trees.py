@@ -87,7 +87,7 @@ def _spans(tree: nltk.Tree) -> dict[tuple, tuple[int, int]]:
     """(first, last + 1) leaf under every position, depth first."""
     leaves = tree.treepositions("leaves")
     under = {p: [i for i, leaf in enumerate(leaves) if leaf[: len(p)] == p] for p in tree.treepositions()}
-    return {position: (found[0], found[-1] + 1) for position, found in under.items()}
+    return {position: (positions[0], positions[-1] + 1) for position, positions in under.items()}
 
 
 def _below(position: tuple, ends: set) -> bool:

@@ -48,7 +48,7 @@ def write_page(root: Path) -> str:
     text = page(rows, notes)
     (root / PAGE).write_text(text, encoding="utf-8")
     facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
-    if faults := sorted(facts ^ {f"{study}: {fact}" for study, said in notes.items() for fact in said}):
+    if faults := sorted(facts ^ {f"{study}: {fact}" for study, explained in notes.items() for fact in explained}):
         raise InputError(f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact")
     return text
 
@@ -59,9 +59,9 @@ def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
     cells = [[*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"] for row in rows]
     text = [HEAD + "\n" + markdown(heads, cells)]
     for row in (row for row in rows if row["facts"]):
-        said = notes.get(row["study"], {})
-        found = [f"* *{fact}*, {FACTS[fact]}: {what}. {said.get(fact, '')}" for fact, what in row["facts"].items()]
-        text.append("\n".join([f"## {row['study']}\n", *found]))
+        explained = notes.get(row["study"], {})
+        lines = [f"* *{fact}*, {FACTS[fact]}: {what}. {explained.get(fact, '')}" for fact, what in row["facts"].items()]
+        text.append("\n".join([f"## {row['study']}\n", *lines]))
     return "\n\n".join(text) + "\n"
 
 
@@ -83,22 +83,22 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
 
 def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:
     """`stored`: name of a run -> environments of its result's versions, oldest first."""
-    name, last = study.split("/")[0], {run: found[-1] for run, found in stored.items()}
+    name, last = study.split("/")[0], {run: runs[-1] for run, runs in stored.items()}
     begun, first = (
         sorted(run["date"] for run in last.values()),
-        min(r["date"] for found in stored.values() for r in found),
+        min(r["date"] for runs in stored.values() for r in runs),
     )
-    facts = {"dirty": _share(stored, lambda found: found[-1]["git_dirty"])}
-    facts["rerun"] = _share(stored, lambda found: len({run["date"] for run in found}) > 1)
+    facts = {"dirty": _share(stored, lambda runs: runs[-1]["git_dirty"])}
+    facts["rerun"] = _share(stored, lambda runs: len({run["date"] for run in runs}) > 1)
     versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[3]) / f"{name}.yaml")
     if versions:
         dates, protocols, paths, texts = zip(*versions, strict=True)
         then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])  # when the first run began
         methods = then["methods"].items()
-        planned = {run_name(name, seed) for name, how in methods for seed in how.get("seeds", then["seeds"])}
+        planned = {run_name(name, seed) for name, method in methods for seed in method.get("seeds", then["seeds"])}
         holding = {c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)}
-        facts["older"] = _share(stored, lambda found: found[-1]["date"] < dates[0])
-        facts["lacking"] = _share(stored, lambda found: found[-1]["git_commit"] not in holding)
+        facts["older"] = _share(stored, lambda runs: runs[-1]["date"] < dates[0])
+        facts["lacking"] = _share(stored, lambda runs: runs[-1]["git_commit"] not in holding)
         facts["changed"] = _changes(dates, texts, first)
         facts["added"] = _listing(set(last) - planned)
         facts["missing"] = _listing(planned - set(last)) if study == name else ""
@@ -110,8 +110,8 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
 
 
 def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
-    found = sum(bool(has(versions)) for versions in stored.values())
-    return f"{found} of {len(stored)}" if found else ""
+    count = sum(bool(has(versions)) for versions in stored.values())
+    return f"{count} of {len(stored)}" if count else ""
 
 
 def _listing(runs: Iterable[str]) -> str:
@@ -125,11 +125,11 @@ def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
         yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
         for text in texts
     ]
-    found = []
+    changes = []
     for date, before, after in zip(dates[1:], parts[:-1], parts[1:], strict=True):
         keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
-        found += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
-    return "; ".join(found)
+        changes += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
+    return "; ".join(changes)
 
 
 def _short(date: str) -> str:
@@ -139,9 +139,9 @@ def _short(date: str) -> str:
 # Git
 
 
-def _git(root: Path, *arguments: str, given: str = "") -> bytes:
+def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
-    answer = subprocess.run(command, check=False, capture_output=True, input=given.encode())
+    answer = subprocess.run(command, check=False, capture_output=True, input=stdin.encode())
     if answer.returncode:
         reason = answer.stderr.decode().strip()
         raise InputError(f"--audit: git {arguments[0]}: {reason}: run it in a clone with all its history")
@@ -150,19 +150,19 @@ def _git(root: Path, *arguments: str, given: str = "") -> bytes:
 
 def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
     """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
-    found = []
+    versions = []
     log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
     for entry in log.split("\0")[1:]:
         (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
         utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
-        found.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
+        versions.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
         if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
             break
-    return found[::-1]
+    return versions[::-1]
 
 
 def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
-    return b" blob " in _git(root, "cat-file", "--batch-check", given="".join(f"{commit}:{p}\n" for p in set(paths)))
+    return b" blob " in _git(root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths)))
 
 
 def _stored(root: Path) -> dict[Path, list[dict]]:
@@ -173,14 +173,14 @@ def _stored(root: Path) -> dict[Path, list[dict]]:
     texts = _contents(root, [blob for blob, _ in blobs])
     pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
     pairs += [(path, path.read_bytes()) for path in sorted((root / RESULTS).rglob(f"*-seed*{RESULT}"))]
-    found: dict[Path, list[dict]] = {}
+    stored: dict[Path, list[dict]] = {}
     for path, text in pairs:
         run = path.with_name(path.name.split(".json")[0])
         text = gzip.decompress(text) if path.suffix == ".gz" else text
-        found.setdefault(run, []).append(json.loads(text)["environment"])
-    return found
+        stored.setdefault(run, []).append(json.loads(text)["environment"])
+    return stored
 
 
 def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
-    answer = io.BytesIO(_git(root, "cat-file", "--batch", given="\n".join(blobs)))
+    answer = io.BytesIO(_git(root, "cat-file", "--batch", stdin="\n".join(blobs)))
     return [answer.read(int(answer.readline().split()[2]) + 1)[:-1] for _ in blobs]

@@ -35,8 +35,8 @@ def claims() -> dict[str, str]:
     """Return name of a number -> the number with its 95 % interval, as text."""
     texts = {}
     for study, methods, threshold, window in RATIOS:
-        found = ratio_of_updates(stored_results(study), methods, threshold, window)
-        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(found, beside=1)
+        value = ratio_of_updates(stored_results(study), methods, threshold, window)
+        texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(value, beside=1)
     pooled = [("critic", SEEING), ("umbrella_noise", ["L32 first noise E4", "L32 first noise E0"])]
     ratios = [ratio_of_updates(stored_results(study), methods, 0.8, 3)["by_seed"] for study, methods in pooled]
     both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
@@ -45,17 +45,17 @@ def claims() -> dict[str, str]:
         ratio = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
         texts[f"{study}: PPO / MA-PPO to PPO's final score"] = interval(ratio, beside=1)
     runs = by_method(stored_results("steps"))
-    gold = {name: np.array([found[seed]["final"]["gold"] for seed in sorted(found)]) for name, found in runs.items()}
+    gold = {name: np.array([value[seed]["final"]["gold"] for seed in sorted(value)]) for name, value in runs.items()}
     for name, gaps in (
         ("four of long horizon - PPO", np.mean([gold[method] for method in LONG], axis=0) - gold["PPO"]),
         ("MA-PPO - PPO lam^(1/5)", gold["MA-PPO"] - gold["PPO lam^(1/5)"]),
     ):
         texts[f"steps: {name}, accuracy"] = interval(crossed_interval(gaps)._asdict(), "+.3f")
     for first, last in ((21, 45), (51, 60)):
-        found = _between(stored_results("tuned_steps"), "gold_mean", first, last)
-        texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(found)
-    found = _between(stored_results("sentiment_all"), "score_mean", 26, 30)
-    texts["sentiment_all: MA-PPO - PPO, score in updates 26 to 30"] = interval(found, "+.2f")
+        value = _between(stored_results("tuned_steps"), "gold_mean", first, last)
+        texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(value)
+    value = _between(stored_results("sentiment_all"), "score_mean", 26, 30)
+    texts["sentiment_all: MA-PPO - PPO, score in updates 26 to 30"] = interval(value, "+.2f")
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
         runs = [run for run in stored_results(study) if run["method"] in ("PPO", "MA-PPO")]
@@ -66,8 +66,8 @@ def claims() -> dict[str, str]:
     texts["tuned_tldr: MA-PPO - PPO lam=0.99, gold score"] = interval(
         crossed_interval(np.array(gaps))._asdict(), "+.2f"
     )
-    found = difference_at_kl(tuned, "MA-PPO", "PPO lam=0.99")
-    texts["tuned_tldr: MA-PPO - PPO lam=0.99 at equal KL"] = interval(found, "+.2f")
+    value = difference_at_kl(tuned, "MA-PPO", "PPO lam=0.99")
+    texts["tuned_tldr: MA-PPO - PPO lam=0.99 at equal KL"] = interval(value, "+.2f")
     for name, metric in (("KL", "kl_k1"), ("score", "gold_mean")):
         texts[f"tuned_tldr: MA-PPO - PPO, {name} in updates 11 to 20"] = interval(_between(tuned, metric, 11, 20))
     for method in ("PPO", "MA-PPO", "PPO lam=0.99"):

@@ -42,11 +42,11 @@ def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold
     logs = {method: {} for method in ratio}
     for run in (run for run in results if run["method"] in logs):
         logs[run["method"]][run["seed"]] = math.log(updates_to(run, threshold, window) or len(curve_of(run)))
-    seeds = sorted(set.intersection(*(set(found) for found in logs.values())))
+    seeds = sorted(set.intersection(*(set(value) for value in logs.values())))
     signs = (1, -1, -1, 1)[: len(ratio)]
     gaps = [sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True)) for seed in seeds]
-    found = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
-    return exp(found) | {"seeds": seeds}
+    value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    return exp(value) | {"seeds": seeds}
 
 
 def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO") -> dict:
@@ -64,22 +64,22 @@ def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], refer
     return exp(t_interval(logs))
 
 
-def exp(found: Mapping) -> dict:
+def exp(logs: Mapping) -> dict:
     """Ratios from their logarithms."""
-    return {key: None if value is None else np.exp(value).tolist() for key, value in found.items()}
+    return {key: None if value is None else np.exp(value).tolist() for key, value in logs.items()}
 
 
 def contrast_table(study, results: Sequence[Mapping]) -> str:
     """The contrasts of a `Study` as a Markdown table with a legend; empty where its protocol names none."""
     lines, seeds = [], []
     for number, (name, contrast) in enumerate(study.contrasts.items()):
-        found = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
-        seeds.append(len(found["seeds"]))
+        ratio = ratio_of_updates(results, contrast["ratio"], study.threshold, study.window)
+        seeds.append(len(ratio["seeds"]))
         margin = contrast.get("margin")
         role = "primary outcome" if number == 0 else "exploration" if margin is None else f"equal within {margin:g}?"
         role += f" ({seeds[-1]} of {len(study.seeds)} seeds)" if number and seeds[-1] < len(study.seeds) else ""
-        by_seed = "; ".join(f"{value:.2f}" for value in found["by_seed"])
-        lines.append([name, role, f"{interval(found, beside=1)} ({by_seed})", verdict(found, margin)])
+        by_seed = "; ".join(f"{value:.2f}" for value in ratio["by_seed"])
+        lines.append([name, role, f"{interval(ratio, beside=1)} ({by_seed})", verdict(ratio, margin)])
     if not lines:
         return ""
     unfinished = "" if seeds[0] == len(study.seeds) else ": unfinished, so nothing is claimed yet"
@@ -93,10 +93,10 @@ def contrast_table(study, results: Sequence[Mapping]) -> str:
     return markdown(["contrast", "", "ratio of updates", "the interval"], lines) + f"\n\n{legend}"
 
 
-def verdict(found: Mapping, margin: float | None) -> str:
+def verdict(value: Mapping, margin: float | None) -> str:
     """What an interval of a ratio says of 1, and of a margin of equality."""
-    if found["low"] is None:
+    if value["low"] is None:
         return "-"
-    if margin and 1 / margin <= found["low"] and found["high"] <= margin:
+    if margin and 1 / margin <= value["low"] and value["high"] <= margin:
         return f"equal within {margin:g}"
-    return "above 1" if found["low"] > 1 else "below 1" if found["high"] < 1 else "holds 1"
+    return "above 1" if value["low"] > 1 else "below 1" if value["high"] < 1 else "holds 1"

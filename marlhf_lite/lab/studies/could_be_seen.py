@@ -21,8 +21,8 @@ def ratio(study: str, methods: Sequence[str] = ()) -> str:
     """Of updates to the study's threshold, of these methods or of its primary contrast."""
     protocol = load_study(study)
     methods = methods or next(iter(protocol.contrasts.values()))["ratio"]
-    found = ratio_of_updates(stored_results(study), methods, protocol.threshold, protocol.window)
-    return f"a ratio of {visible_ratio(found['by_seed']):.2f}"
+    value = ratio_of_updates(stored_results(study), methods, protocol.threshold, protocol.window)
+    return f"a ratio of {visible_ratio(value['by_seed']):.2f}"
 
 
 def gap(study: str, score: str, words: str, methods: Sequence[str] = PAIR) -> str:

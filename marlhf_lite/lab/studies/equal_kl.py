@@ -42,10 +42,10 @@ def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict
 
 def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
     """The difference at equal KL as a sentence in Markdown."""
-    found = difference_at_kl(results, ours, theirs)
-    seeds, ends = ("; ".join(number(x, form) for x in found[key]) for key, form in (("by_seed", "+.2f"), ("kl", ".1f")))
+    gap = difference_at_kl(results, ours, theirs)
+    seeds, ends = ("; ".join(number(x, form) for x in gap[key]) for key, form in (("by_seed", "+.2f"), ("kl", ".1f")))
     return (
-        f"At equal KL, gold score of training batches, {ours} minus {theirs}: {interval(found, '+.2f')} ({seeds}): "
+        f"At equal KL, gold score of training batches, {ours} minus {theirs}: {interval(gap, '+.2f')} ({seeds}): "
         f"mean over the upper half of the KL that both runs of a seed reach ({ends} nats), 95 % t-interval over seeds."
     )
 

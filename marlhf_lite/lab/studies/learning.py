@@ -52,7 +52,7 @@ def learning_table(
     rows = []
     for group, names in groups.items():
         runs = {name: {r["seed"]: r for r in results if r["method"] == name} for name in names}
-        runs = {name: found for name, found in runs.items() if found}
+        runs = {name: by_seed for name, by_seed in runs.items() if by_seed}
         speeds = {name: {seed: _speed(run, threshold, window) for seed, run in runs[name].items()} for name in runs}
         rows += [_row(group, name, runs[name], speeds[name], speeds[next(iter(runs))]) for name in runs]
     return rows
@@ -78,9 +78,9 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
     # While the policy is learning: later all scores are equal, and there is no credit to see.
     learning = [step for seed in seeds for step in curve_of(runs[seed])[: speeds[seed]["updates"]]]
     for key in CRITIC:
-        found = [step[key] for step in learning if step.get(key) is not None]
-        if found:
-            row[key] = float(np.mean(found))
+        values = [step[key] for step in learning if step.get(key) is not None]
+        if values:
+            row[key] = float(np.mean(values))
     return row | _kept(runs[seeds[0]]["options"], row.get("credit_seen"))
 
 

@@ -42,8 +42,8 @@ def difference_of_means(results: Sequence[Mapping], methods: Sequence[str], span
     ours, theirs = (means_of(results, span).get(method, {}) for method in methods)
     seeds = sorted(set(ours) & set(theirs))
     gaps = [ours[seed] - theirs[seed] for seed in seeds]
-    found = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
-    return found | {"seeds": seeds, "visible": visible_gap(gaps) if len(gaps) > 1 else None}
+    value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
+    return value | {"seeds": seeds, "visible": visible_gap(gaps) if len(gaps) > 1 else None}
 
 
 def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
@@ -53,21 +53,21 @@ def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
     test = stats.ttest_ind(far, near, equal_var=False)
     low, high = test.confidence_interval()
     error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
-    found = {"mean": float(np.mean(far) - np.mean(near)), "low": float(low), "high": float(high), "by_seed": []}
-    return found | {"visible": visible(error, test.df)}
+    value = {"mean": float(np.mean(far) - np.mean(near)), "low": float(low), "high": float(high), "by_seed": []}
+    return value | {"visible": visible(error, test.df)}
 
 
 def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:
     """Name of each contrast of a `Study` -> its numbers."""
-    found = {}
+    values = {}
     for name, contrast in study.contrasts.items():
         methods, other = contrast["difference"], contrast.get("subtracted_from")
         here = difference_of_means(results, methods, study.mean_updates)
         if other:
             there = difference_of_means(stored_results(other), methods, study.mean_updates)
             here |= interaction(there["by_seed"], here["by_seed"])
-        found[name] = here
-    return found
+        values[name] = here
+    return values
 
 
 def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures: Path) -> str:
@@ -84,10 +84,10 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
 
 def _contrast_table(study, contrasts: Mapping[str, Mapping]) -> str:
     lines = []
-    for number, (name, found) in enumerate(contrasts.items()):
-        by_seed = "; ".join(tables.number(gap, "+.2f") for gap in found["by_seed"])
+    for number, (name, value) in enumerate(contrasts.items()):
+        by_seed = "; ".join(tables.number(gap, "+.2f") for gap in value["by_seed"])
         role = "exploration" if number else "primary outcome"
-        cells = [tables.interval(found, "+.3f") + f" ({by_seed})" * bool(by_seed), tables.number(found["visible"])]
+        cells = [tables.interval(value, "+.3f") + f" ({by_seed})" * bool(by_seed), tables.number(value["visible"])]
         lines.append([name, role, *cells])
     seeds = len(next(iter(contrasts.values()))["seeds"])
     unfinished = "" if seeds == len(study.seeds) else ": unfinished, so nothing is claimed yet"
@@ -101,5 +101,5 @@ def _method_table(means: Mapping[str, Mapping]) -> str:
         return tables.interval(t_interval([*by_seed.values()]))
 
     methods = next(iter(means.values()))
-    lines = [[method, *(cell(found[method]) for found in means.values())] for method in methods]
+    lines = [[method, *(cell(by_method[method]) for by_method in means.values())] for method in methods]
     return tables.markdown(["method", *means], lines)

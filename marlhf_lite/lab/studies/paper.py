@@ -52,16 +52,16 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str]) -> str:
     return typeset(scores.table(rows, columns))
 
 
-def say(found: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
+def say(value: Mapping | None, form: str = "+.2f", beside: float = 0) -> str:
     """An interval as text; `beside`: the value whose side matters, 1 for a ratio."""
-    return "-" if found is None else typeset(interval(found, form, beside))
+    return "-" if value is None else typeset(interval(value, form, beside))
 
 
-def verdict(found: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0) -> str:
+def verdict(value: Mapping | None, sign: int = 1, size: float | None = None, beside: float = 0) -> str:
     """What an interval says of the claim that a number is above `beside` (sign −1: below), and of the claimed size."""
-    if found is None:
+    if value is None:
         return "not measured"
-    low, high = sorted(sign * (found[end] - beside) for end in ("low", "high"))
+    low, high = sorted(sign * (value[end] - beside) for end in ("low", "high"))
     words = "agrees" if low > 0 else "contradicts" if high < 0 else "no difference seen"
     return words + ("; the claimed size is excluded" if size is not None and high < sign * size else "")
 
@@ -80,8 +80,8 @@ def gaps(study: str, one: str, other: str, score: str = "rm_score") -> np.ndarra
 
 def compare(study: str, one: str, other: str, score: str = "rm_score") -> dict | None:
     """The mean difference with its interval for other seeds and prompts; None where it is not measured."""
-    found = gaps(study, one, other, score)
-    return None if found is None else crossed_interval(found)._asdict()
+    value = gaps(study, one, other, score)
+    return None if value is None else crossed_interval(value)._asdict()
 
 
 def wins(study: str, one: str, other: str, score: str) -> np.ndarray:
@@ -102,10 +102,10 @@ def bad(method: str, of: str = "PPO") -> np.ndarray:
 def judged(one: str, other: str, score: str, seeds: list[int] | None = None) -> dict:
     """Verdicts by pair, over all prompts of these seeds (of all)."""
     runs = by_method(stored("main"))
-    found = [
+    judgments = [
         np.concatenate([runs[name][s]["final"][score] for s in seeds or sorted(runs["PPO"])]) for name in (one, other)
     ]
-    return dict(enumerate(verdicts_of_scores(*found)))
+    return dict(enumerate(verdicts_of_scores(*judgments)))
 
 
 def agreement(one: str, other: str, seeds: list[int] | None = None) -> dict:
@@ -173,7 +173,7 @@ class Measure(NamedTuple):
     """A number with its interval, and what the paper claims of it."""
 
     what: str
-    found: Mapping
+    value: Mapping
     sign: int  # 1: above `beside`, −1: below
     form: str = "+.2f"
     size: float | None = None  # the claimed one, on our scale
@@ -192,7 +192,7 @@ def measures() -> dict[str, Measure]:
     sooner_by, claimed = t_interval((ours - theirs).tolist()), theirs.mean() / 1.7 - theirs.mean()
     people = {row["judge"]: row for row in with_a_person()}
     steps = ratio_of_updates(stored("steps_confirm"), ["PPO", "MA-PPO"], 0.6, 5)
-    found = {
+    values = {
         "speed": Measure("updates to PPO's score", sooner_by, -1, "+.1f", claimed),
         "far": Measure("updates, umbrella, L = 128", sooner("L128 first"), -1, "+.1f"),
         "wins RM": Measure("win rate by RM − 50 %", won["rm_score"], 1, "+.0%", 0.28),
@@ -205,7 +205,7 @@ def measures() -> dict[str, Measure]:
         "arithmetic": Measure("steps_confirm, updates, PPO / MA-PPO", steps, 1, ".2f", beside=1),
     }
     keys = ("advantage_norm", "advantage_rms", "q_norm", "q_rms")
-    return found | {key: Measure("log ratio to PPO", norm_change(key), -1) for key in keys}
+    return values | {key: Measure("log ratio to PPO", norm_change(key), -1) for key in keys}
 
 
 def evidence(what: str) -> tuple[str, str]:
@@ -216,16 +216,16 @@ def evidence(what: str) -> tuple[str, str]:
         text, words = evidence(what.removeprefix(OTHER_ANSWERS))
         return text, f"{words} ({OTHER_ANSWERS.rstrip(': ')})"
     if what in measures():
-        name, found, sign, form, size, beside = measures()[what]
-        return f"{name}: {say(found, form, beside)}", verdict(found, sign, size, beside)
+        name, value, sign, form, size, beside = measures()[what]
+        return f"{name}: {say(value, form, beside)}", verdict(value, sign, size, beside)
     study, _, pair = what.partition(": ")
     if not pair:
         return what, "not measured"
     pair, _, score = pair.partition(", ")
     one, relation, other = pair.replace(" > ", "|>|").replace(" < ", "|<|").split("|")
-    found = compare(study, one, other, score or "rm_score")
+    value = compare(study, one, other, score or "rm_score")
     name = typeset(f"{study}, {one} − {other}{f' ({score})' * bool(score)}")
-    return f"{name}: {say(found)}", verdict(found, 1 - 2 * (relation == "<"))
+    return f"{name}: {say(value)}", verdict(value, 1 - 2 * (relation == "<"))
 
 
 @cache

@@ -35,10 +35,10 @@ def with_a_person() -> list[dict]:
     "always second" does not look at the pair. "most of the three" knows what the three people said: no judge can agree
     with them more often. Rows with the names of `HEADS`.
     """
-    found, people = verdicts(), [verdicts()[name] for name in PEOPLE]
-    judges = {name: found[name] for name in JUDGES}
-    judges["always second"] = pd.Series("second", found.index)
+    named, people = verdicts(), [verdicts()[name] for name in PEOPLE]
+    judges = {name: named[name] for name in JUDGES}
+    judges["always second"] = pd.Series("second", named.index)
     judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
     couples = {"another person": permutations(people, 2)}
     couples |= {name: product([judge], people) for name, judge in judges.items()}
-    return [{"judge": name} | as_row(agree_in_groups(two, found["instruction"])) for name, two in couples.items()]
+    return [{"judge": name} | as_row(agree_in_groups(two, named["instruction"])) for name, two in couples.items()]

@@ -119,8 +119,8 @@ def _curves(runs: Mapping, names: Sequence[str], baseline: str, scores: Mapping[
             elif score == "rm_score" and baseline in runs:  # no reward model: the score is what unit tests gave
                 axes.set_ylabel("reward of a response")
     curves = {name: [run["curve"] for run in runs[name].values()] for name in names}
-    norms = {name: some for name, some in curves.items() if _has(some, "advantage_norm")}
-    programs = {name: some for name, some in curves.items() if _has(some, "share_passed")}
+    norms = {name: rows for name, rows in curves.items() if _has(rows, "advantage_norm")}
+    programs = {name: rows for name, rows in curves.items() if _has(rows, "share_passed")}
     drawn |= {"l2_norms": plots.l2_norms(norms)} if norms else {}
     return drawn | ({"outcomes": outcome_shares(programs)} if programs else {})
 
@@ -129,10 +129,10 @@ def _has(curves: Sequence[Sequence[Mapping]], metric: str) -> bool:
     return all(any(row.get(metric) is not None for row in curve) for curve in curves)
 
 
-def gain_curves(found: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str) -> list[list[dict]]:
+def gain_curves(by_seed: Mapping[int, Mapping], base: Mapping[int, Mapping], score: str) -> list[list[dict]]:
     """Subtract from each curve the baseline's mean on the held-out prompts, of the same seed; 0 without one."""
     out = []
-    for seed, run in sorted(found.items()):
+    for seed, run in sorted(by_seed.items()):
         zero = float(np.mean(base[seed]["final"][score])) if seed in base and score in base[seed]["final"] else 0.0
         metric = METRICS[score]
         out.append([row | {metric: row[metric] - zero} for row in run["curve"] if row.get(metric) is not None])

@@ -95,10 +95,10 @@ def collect_result(
         first_prompt: number of the first held-out prompt that counts.
         best: of each prompt's answers, take the one with the best RM score instead of their mean.
     """
-    found = {"environment": RunFolder.open(training or evaluation).config["versions"], "start": _start_facts(start)}
-    found["curve"] = _curve(training) if training else []
+    result = {"environment": RunFolder.open(training or evaluation).config["versions"], "start": _start_facts(start)}
+    result["curve"] = _curve(training) if training else []
     if evaluation is None:
-        return found
+        return result
     rows = _answers(evaluation, "policy" if training else "SFT", first_prompt)
     parts = _gold_parts(RunFolder.open(evaluation).config["dataset"], rows)
     rows = rows.join(parts)
@@ -110,7 +110,7 @@ def collect_result(
     final = {"prompts": hashlib.sha256(prompts).hexdigest()[:12], "generated_tokens": int(rows["tokens"].sum())}
     samples = chosen.head(3)[[name for name in SAMPLE if name in rows]]
     final |= means.to_dict("list") | (_pass_rates(rows) if (evaluation / "pass.json").is_file() else {})
-    return found | {"final": final, "samples": samples.to_dict("records")}
+    return result | {"final": final, "samples": samples.to_dict("records")}
 
 
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
@@ -126,8 +126,8 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
     gold = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}.get(dataset)
-    found = [asdict(gold.inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
-    return pd.DataFrame(found, index=rows.index).add_prefix("gold_")
+    parts = [asdict(gold.inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
+    return pd.DataFrame(parts, index=rows.index).add_prefix("gold_")
 
 
 def _pass_rates(rows: pd.DataFrame) -> dict[str, list[float]]:
@@ -153,8 +153,8 @@ def _curve(training: Path) -> list[dict]:
 def _start_facts(start: Path) -> dict:
     accuracy, facts = start / "rm" / "rm" / "accuracy.json", {"name": start.name}
     if accuracy.is_file():
-        found = json.loads(accuracy.read_text(encoding="utf-8"))
-        facts |= {"rm_accuracy": found["accuracy"], "rm_pairs": found["pairs"]}
+        measured = json.loads(accuracy.read_text(encoding="utf-8"))
+        facts |= {"rm_accuracy": measured["accuracy"], "rm_pairs": measured["pairs"]}
     log = json.loads((start / "sft" / "sft" / "log.json").read_text(encoding="utf-8"))
     return facts | ({"sft_loss": float(log[-1]["loss"])} if log else {})
 
@@ -212,8 +212,8 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
     scores = scores_of(results)
     finals = {name: _final(results, name) for name in (*scores, "kl", "tokens")}
     rows = []
-    for method, found in runs.items():
-        row: dict = {"method": method, "seeds": sorted(found)}
+    for method, seeds in runs.items():
+        row: dict = {"method": method, "seeds": sorted(seeds)}
         for score in scores:
             means = finals[score].mean(axis=1).get(method, pd.Series(dtype=float))
             if len(means):
@@ -224,11 +224,11 @@ def study_table(results: Sequence[Mapping], baseline: str = "SFT", target_method
         for name in ("kl", "tokens"):
             if method in finals[name].index:
                 row[name] = float(finals[name].loc[method].mean(axis=1).mean())
-        values = [step[EXPLAINED] for run in found.values() for step in run["curve"] if step.get(EXPLAINED) is not None]
+        values = [step[EXPLAINED] for run in seeds.values() for step in run["curve"] if step.get(EXPLAINED) is not None]
         row |= {EXPLAINED: float(np.mean(values))} if values else {}
-        costs = pd.DataFrame([_cost(run["curve"]) for run in found.values() if run["curve"]]).mean()
+        costs = pd.DataFrame([_cost(run["curve"]) for run in seeds.values() if run["curve"]]).mean()
         row |= {f"cost_{name}": float(value) for name, value in costs.items()}
-        rows.append(row | _costs_to_target(found, runs.get(target_method, {})))
+        rows.append(row | _costs_to_target(seeds, runs.get(target_method, {})))
     return rows
 
 
@@ -285,12 +285,12 @@ def _cost(curve: Sequence[Mapping]) -> dict:
     return {"updates": len(curve), "generated_tokens": curve[-1]["generated_tokens"], "seconds": seconds}
 
 
-def _costs_to_target(found: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
+def _costs_to_target(runs: Mapping[int, Mapping], target: Mapping[int, Mapping]) -> dict:
     costs = []
-    for seed in (seed for seed in sorted(found) if seed in target and found[seed]["curve"] and target[seed]["curve"]):
-        scores, goal = ([row.get("score_mean") for row in run["curve"]] for run in (found[seed], target[seed]))
+    for seed in (seed for seed in sorted(runs) if seed in target and runs[seed]["curve"] and target[seed]["curve"]):
+        scores, goal = ([row.get("score_mean") for row in run["curve"]] for run in (runs[seed], target[seed]))
         updates = updates_to_reach(scores, final_score(goal))
-        costs.append(_cost(found[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
+        costs.append(_cost(runs[seed]["curve"][:updates]) if updates else dict.fromkeys(COSTS))
     return {name: t_interval([cost[name] for cost in costs], least=0.0) for name in COSTS} if costs else {}
 
 

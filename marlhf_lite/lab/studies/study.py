@@ -126,8 +126,8 @@ def load_study(name: str) -> Study:
         if not isinstance(value, KEYS[key]):
             raise InputError(f"{path}: {key} {value!r}: give a {KEYS[key].__name__}, as in protocols/main.yaml")
     if "preset" in (shared := values.get("shared", {})):  # the other options win over it
-        own = {key: value for key, value in shared.items() if key != "preset"}
-        values["shared"] = merge([read_presets(str(shared["preset"]), f"{path}: shared: preset"), own])
+        options = {key: value for key, value in shared.items() if key != "preset"}
+        values["shared"] = merge([read_presets(str(shared["preset"]), f"{path}: shared: preset"), options])
     study = Study(path.stem, **{"methods": {}, "seeds": []} | values)
     _check(study, path)
     for key in ("baseline", "target_method"):
@@ -226,22 +226,22 @@ def plan(study: Study, seeds: Sequence[int] = (), only: Sequence[str] = ()) -> l
 
 def _run(study: Study, name: str, seed: int) -> Run:
     method = study.methods[name]
-    command, own, samples = method["command"], method.get("options", {}), method.get("samples", 1)
+    command, options_of_method, samples = method["command"], method.get("options", {}), method.get("samples", 1)
     if "preset" in method:  # a method's own options win over its preset
         source = f"study {study.name}, method {name}: preset"
-        own = merge([read_presets(method["preset"], source), own])
+        options_of_method = merge([read_presets(method["preset"], source), options_of_method])
     reward_model = "rm" if study.reward_model else ""  # else its options are none of the run's
     stages = [stage for stage in ("sft", reward_model, TRAINING[command], "evaluate") if stage]
-    given = with_todays_names(merge([study.shared, own])) | {"seed": seed}
-    if given.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
-        given = PAPER_SAMPLING | given
+    asked = with_todays_names(merge([study.shared, options_of_method])) | {"seed": seed}
+    if asked.get("model", "tiny-gemma") not in EMBEDDED_MODELS:
+        asked = PAPER_SAMPLING | asked
     words = {
-        stage: [f"--{key}={given[key]}" for key in given if key in option_names(COMMANDS[stage])] for stage in stages
+        stage: [f"--{key}={asked[key]}" for key in asked if key in option_names(COMMANDS[stage])] for stage in stages
     }
     known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
-    unknown = [f"--{key}={value}" for key, value in with_todays_names(own).items() if key not in known]
+    unknown = [f"--{key}={value}" for key, value in with_todays_names(options_of_method).items() if key not in known]
     try:
-        for key in (OWN | {"seed"}) & set(study.shared | own):
+        for key in (OWN | {"seed"}) & set(study.shared | options_of_method):
             raise InputError(f"{key}: the study sets this itself: leave it out")
         _parse(TRAINING[command] or "evaluate", *unknown)  # raises where there is one
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
@@ -361,8 +361,8 @@ def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
 
 def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     """Print and write the study's table and figures, once all its results are there."""
-    found = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
-    missing = [name for name, result in found.items() if result is None]
+    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
+    missing = [name for name, result in stored.items() if result is None]
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
@@ -375,7 +375,7 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
 
     figures = results / "figures" if custom else Path("figures") / study.name
     report = mean_reward_report if study.mean_updates else study_report if study.threshold is None else learning_report
-    print(f"\n{report(study, list(found.values()), results, figures)}\n\nfigures: {figures}")
+    print(f"\n{report(study, list(stored.values()), results, figures)}\n\nfigures: {figures}")
 
 
 def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
@@ -407,9 +407,9 @@ def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path,
     jobs, waiting = [], []
     for name, group in groups.items():
         start = pool.submit(make_start, group[0], work / name, places[-1], study.reward_model)
-        jobs += [pool.submit(make_result, *given) for given in waiting]
+        jobs += [pool.submit(make_result, *arguments) for arguments in waiting]
         waiting = [(study, run, start, work, *places) for run in group]
-    return jobs + [pool.submit(make_result, *given) for given in waiting]
+    return jobs + [pool.submit(make_result, *arguments) for arguments in waiting]
 
 
 def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool = True) -> Path:
@@ -446,17 +446,17 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
         commands.run([stage, *run.words[stage], *inputs, place], log)
     trained = training if stage else None
     if study.of_curves:
-        found = collect_result(trained, None, models)
+        measured = collect_result(trained, None, models)
     else:
         policies = [f"--policies=policy={training}"] if stage else []
         begin = time.perf_counter()
         commands.run(["evaluate", *run.words["evaluate"], *inputs, *policies, f"--output_dir={evaluation}"], log)
         seconds = time.perf_counter() - begin
-        found = collect_result(trained, evaluation, models, study.first_prompt, run.command == "best_of_n")
-        found["seconds_evaluation"] = seconds
-        found["seconds_total"] = sum(row["seconds"] for row in found["curve"]) + seconds
+        measured = collect_result(trained, evaluation, models, study.first_prompt, run.command == "best_of_n")
+        measured["seconds_evaluation"] = seconds
+        measured["seconds_total"] = sum(row["seconds"] for row in measured["curve"]) + seconds
     result = {"study": study.name, "method": run.method, "seed": run.seed, "options": run.options}
-    write_result(results / f"{run.name}{RESULT}", result | rounded(found))
+    write_result(results / f"{run.name}{RESULT}", result | rounded(measured))
 
 
 def _check_prompts(run: Run, models: Path) -> None:
@@ -509,5 +509,5 @@ class Commands:
 def log_end(path: Path, lines: int = 5) -> str:
     """The last lines of a log that are not empty."""
     text = path.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    found = [line for line in text.split("\n") if line.strip()]
-    return "\n".join(f"  {line}" for line in found[-lines:]) or "  (nothing)"
+    filled = [line for line in text.split("\n") if line.strip()]
+    return "\n".join(f"  {line}" for line in filled[-lines:]) or "  (nothing)"
