@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from marlhf_lite.lab.figures.gradient_signal import critic_table, gradient_record, ratio_table
 from marlhf_lite.lab.studies.answer import answer_table
 from marlhf_lite.lab.studies.contrasts import curve_of, ratio_of_updates
 from marlhf_lite.lab.studies.results import EXPLAINED, stored_results, t_interval
@@ -30,6 +31,11 @@ from marlhf_lite.utils.tables import interval, markdown, number
 TABLES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "result_tables.yaml"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)", re.S)
 PAGES = (Path("README.md"), Path("docs") / "results.md")
+MADE_ELSEWHERE = {
+    "answer": answer_table,
+    "signal": lambda: ratio_table(gradient_record()),
+    "critics": lambda: critic_table(gradient_record()),
+}
 NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
 
@@ -42,7 +48,7 @@ def write_tables(text: str) -> str:
 def table(spec: Mapping) -> str:
     """Return a table as Markdown. See `result_tables.yaml`."""
     if "is" in spec:
-        return {"answer": answer_table}[spec["is"]]()
+        return MADE_ELSEWHERE[spec["is"]]()
     columns, lines = spec["columns"], []
     for label, row in spec["rows"].items():
         cells = row["cells"] if isinstance(row, dict) and "cells" in row else columns.values()
