@@ -151,17 +151,17 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     resume = flags.get("resume", "")
     named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
     strong = [*_read_presets(parser, named, f"--preset {flags.get('preset')}"), *_read_files(parser, flags), flags]
-    own: list[str] = []
+    automatic: list[str] = []
     weak: list[dict] = []
     if not resume:
         inherited = _inherit(parser, merge(strong))
-        own = _own_presets(name, command, merge([inherited, *strong]))
-        weak = [*_read_presets(parser, own, f"marlhf {name}"), inherited]
+        automatic = _automatic_presets(name, command, merge([inherited, *strong]))
+        weak = [*_read_presets(parser, automatic, f"marlhf {name}"), inherited]
     values = merge([*weak, *strong]) | ({"output_dir": resume, "overwrite": False} if resume else {})
     options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
         _check_unchanged(options)
-    return options, [*own, *named]
+    return options, [*automatic, *named]
 
 
 def _read_files(parser: "OptionParser", flags: dict) -> list[dict]:
@@ -180,7 +180,7 @@ def _read_presets(parser: "OptionParser", names: Iterable[str], source: str) -> 
     return [parser.read_values(read_presets(name, source), source) for name in names]
 
 
-def _own_presets(name: str, command: type, values: dict) -> list[str]:
+def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
     """Return the presets that come by themselves: with the command, with other models, with an embedded data set."""
     names, known = option_names(command), presets()
     embedded = f"embedded/{values.get('dataset', DataConfig.dataset)}"
