@@ -46,9 +46,9 @@ def steps(counts, tail, seed):
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-@pytest.mark.parametrize("counts", [[5, 1, 0, 3], [600, 1, 0, 599], [1], [0]])
-def test_gae_matches_the_recursion(counts, gamma, lam):
-    rewards, values, mask = steps(counts, 2, seed=sum(counts))
+@pytest.mark.parametrize(("counts", "tail"), [([5, 1, 0, 3], 2), ([600, 1, 0, 599], 0), ([1], 0), ([0], 2)])
+def test_gae_matches_the_recursion(counts, tail, gamma, lam):
+    rewards, values, mask = steps(counts, tail, seed=sum(counts))  # tail 0: a row that fills the batch
     advantages, returns = gae(rewards, values, mask, gamma, lam)
     rows = [ref.gae(r[:n].tolist(), v[:n].tolist(), gamma, lam) for r, v, n in zip(rewards, values, counts)]
     S = mask.shape[1]

@@ -29,8 +29,7 @@ from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
 
 TABLES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "result_tables.yaml"
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)", re.S)
-PAGES = (Path("README.md"), Path("docs") / "results.md")
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(\n<!-- end -->)", re.S)
 MADE_ELSEWHERE = {
     "answer": answer_table,
     "signal": lambda: ratio_table(gradient_record()),
@@ -42,7 +41,7 @@ NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 def write_tables(text: str) -> str:
     """Return a page with every marked table made anew."""
     specs = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
-    return MARKED.sub(lambda match: f"{match[1]}{table(specs[match[2]])}{match[3]}", text)
+    return MARKED.sub(lambda match: f"{match[1]}{table(specs[match[2]])}{match[4]}", text)
 
 
 def table(spec: Mapping) -> str:
@@ -140,6 +139,15 @@ def written(value, form: str) -> str:
     return interval(value, form) if value.get("low") is not None else number(middle, form)
 
 
+def main() -> None:
+    """Write the tables of docs/results.md anew, and the first of them in README, too."""
+    page, readme = Path("docs") / "results.md", Path("README.md")
+    before = page.read_text(encoding="utf-8")
+    after = write_tables(before)
+    page.write_text(after, encoding="utf-8")
+    old, new = (MARKED.search(text)[3] for text in (before, after))
+    readme.write_text(readme.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(write_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    main()
