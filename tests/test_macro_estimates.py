@@ -30,6 +30,8 @@ def test_kl_rewards():
     new, old = torch.full((2, 3), NAN), torch.full((2, 3), math.inf)
     new[0, :2], old[0, :2] = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     assert kl_rewards(new, old, mask, 0.1).tolist() == [pytest.approx([-0.05, 0.1, 0.0]), [0.0, 0.0, 0.0]]
+    k3 = [-0.1 * (math.exp(-d) - 1 + d) for d in (0.5, -1.0)]
+    assert kl_rewards(new, old, mask, 0.1, "k3").tolist() == [pytest.approx([*k3, 0.0]), [0.0, 0.0, 0.0]]
     assert (kl_rewards(new, old, mask, 0) == 0).all()
     assert kl_rewards(new.bfloat16(), old.double(), mask, 0.1).dtype == torch.float32
 

@@ -68,6 +68,8 @@ def test_masks_come_from_lengths(either):
     rollout = answer(either, rows)
     pad_counts = either.pad_token_id != e  # a pad token that a model samples is a token like any other
     assert rollout.lengths.tolist() == [3, 1, 5, 5, 5]
+    columns = torch.arange(rollout.tokens.shape[1]).expand_as(rollout.tokens)  # a score is read at the last token
+    assert (rollout.at_last_token(columns) - rollout.prompt_width).tolist() == [2, 0, 4, 4, 4]
     assert rollout.ended.tolist() == [True, True, True, False, not pad_counts]
     assert rollout.mask.tolist() == [[t < n for t in range(5)] for n in (3, 1, 5, 5, 5)]
     assert torch.equal(rollout.attention_mask[:, rollout.prompt_width :].bool(), rollout.mask)
