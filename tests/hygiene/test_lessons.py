@@ -16,7 +16,7 @@ import figure_code  # noqa: E402
 import times  # noqa: E402
 
 # Lessons that do not yet have all of this: take a number out as soon as its lesson has.
-PENDING = {"07", "08"}
+PENDING = {"07"}
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
 QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
 CARD = re.compile(r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M)
@@ -67,6 +67,14 @@ def test_pages_in_outputs_are_those_of_figures():
                 assert b64decode(picture) == page.with_suffix(".png").read_bytes(), f"{path.name}: old {name}.png"
                 counted += 1
     assert counted >= 4
+
+
+def test_the_spine_is_read_in_ninety_minutes():
+    """The first course of docs/start.md: its sections, which all exist, have at most 6,000 words."""
+    pieces = times.spine()
+    headings = [text for kind, text in pieces if kind == "markdown" and text.startswith("## ")]
+    assert len(headings) == sum(map(len, times.SPINE.values()))
+    assert times.words(pieces) <= 6000 and 60 <= times.minutes(pieces) <= 95
 
 
 def test_what_counts_as_code_of_figures():
