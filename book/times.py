@@ -16,7 +16,7 @@ WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a 
 
 # Seconds of one processor core for a whole lesson in the profile cpu, on a machine of 2026: user and system time of
 # `make notebooks` with OMP_NUM_THREADS=1.
-PROCESSOR = {"00": 31, "01": 13, "02": 61, "03": 28, "04": 15, "05": 10, "06": 16, "07": 362}
+PROCESSOR = {"00": 31, "01": 13, "02": 61, "03": 28, "04": 15, "05": 10, "06": 16, "07": 305}
 PROCESSOR |= {"08": 169, "09": 90, "10": 145, "11": 72, "12": 136, "13": 49, "14": 20, "15": 20, "16": 11, "17": 30}
 LINE = re.compile(r"\*\*(?:Study time|Time)\*\*.*?\s+(?=\*\*Paper\*\*)", re.S)  # of times, at the top of a lesson
 COURSES = {  # lessons of which the core is read; 01a is lesson 01 up to its pause, 01b the rest

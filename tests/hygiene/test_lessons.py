@@ -15,8 +15,6 @@ sys.path.insert(0, str(ROOT / "book"))
 import figure_code  # noqa: E402
 import times  # noqa: E402
 
-# Lessons that do not yet have all of this: take a number out as soon as its lesson has.
-PENDING = {"07"}
 ANSWER = r"\n\n<details><summary>Answer</summary>\n\n\S.*?\n</details>$"
 QUESTION = re.compile(r"^\*\*Checkpoint\.\*\* \S.*?" + ANSWER, re.M | re.S)
 CARD = re.compile(r"^\| equation \| what it does \| code \|\n\|---\|---\|---\|\n((?:\|.*\|\n?)+)", re.M)
@@ -32,8 +30,6 @@ def core(path: Path) -> str:
 
 @every_lesson
 def test_code_of_figures_and_tables_is_little_of_the_core(path):
-    if path.name[:2] in PENDING:
-        pytest.skip("pending")
     part, whole = figure_code.measure(path)
     assert part <= max(figure_code.LIMIT * whole, figure_code.FEW), f"{part} of {whole} lines"
 
@@ -41,8 +37,6 @@ def test_code_of_figures_and_tables_is_little_of_the_core(path):
 @every_lesson
 def test_checkpoints_and_card(path):
     """docs/teaching.md tells how both are written."""
-    if path.name[:2] in PENDING:
-        pytest.skip("pending")
     text, minutes = core(path), times.measure(path).core
     questions = len(QUESTION.findall(text))
     assert questions == text.count("**Checkpoint.**"), "an answer to hide and show stands below each question"
