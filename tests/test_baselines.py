@@ -19,6 +19,7 @@ from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
 from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
+from marlhf_lite.extras import baselines
 from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
@@ -225,15 +226,16 @@ def test_gradient_is_that_of_the_equations(make, base, sft, model_reward, method
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
 def test_start_away_from_the_reference_is_refused(work, sft, method, monkeypatch):
-    name = "dpo_trainer" if method == "dpo" else "group_trainer"
-    make = getattr(pipeline, name)
+    kinds = (baselines.dpo, "dpo_trainer"), (baselines.rloo_grpo, "group_trainer")
+    module, name = kinds[method != "dpo"]
+    make = getattr(module, name)
 
     def drifted(*arguments):
         trainer = make(*arguments)
         nudge(trainer.model, 5, 0.5)
         return trainer
 
-    monkeypatch.setattr(pipeline, name, drifted)
+    monkeypatch.setattr(module, name, drifted)
     with pytest.raises(InputError, match="does not start from the reference"):
         STAGES[method](work(method=method), sft, FunctionReward(early_letters))
 
