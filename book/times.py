@@ -31,8 +31,8 @@ SPINE = {
     "04": ["2", "4", "5"],
     "05": ["2"],
     "08": ["2"],
-    "13": ["8"],
     "15": ["1"],
+    "13": ["8"],
 }
 SESSION = 90  # minutes of a session in class, where a core takes twice its study time
 SESSIONS = {  # what is taught in class, and what is read at home before it: together the course "one day"
