@@ -108,6 +108,11 @@ def rounded(minutes: float) -> int:
     return 5 * -int(-minutes // 5)
 
 
+def hours_of(minutes: int) -> str:
+    """Minutes as hours and minutes."""
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
 def measure(path: Path) -> Times:
     """Each part is rounded up, so that printed times add up."""
     found = parts(path)
@@ -146,10 +151,10 @@ def with_tables(path: Path, times: dict[str, Times]) -> str:
     for number, row in times.items():
         cells = f" {row.core} | {row.all} | {row.processor} |"
         text = re.sub(rf"^(\| \[{number}_[^|]*\|[^|]*\|).*$", lambda m, cells=cells: m[1] + cells, text, flags=re.M)
-    totals = {"the spine": rounded(minutes(spine()))}
-    totals |= {name: study(lessons, times) for name, lessons in COURSES.items()}
-    for name, total in totals.items():
-        hours = f"{total // 60} h {total % 60:02} min"
+    totals = {"the spine": hours_of(rounded(minutes(spine())))}
+    totals |= {name: hours_of(study(lessons, times)) for name, lessons in COURSES.items()}
+    totals["a term"] += f"; all sections: {hours_of(sum(row.all for row in times.values()))}"
+    for name, hours in totals.items():
         text = re.sub(rf"^(\| {name} \|[^|]*\|)[^|]*\|", lambda m, hours=hours: f"{m[1]} {hours} |", text, flags=re.M)
     for name, (*taught, read) in sessions(times).items():
         row, cells = rf"^(\| {name} \|[^|]*\|)(?: \d+ \|){{3}}([^|]*\|) \d+ \|$", "".join(f" {x} |" for x in taught)
