@@ -171,6 +171,11 @@ class NoStats(Objective):
         return outputs.values.sum()
 
 
+class Misspelled(Objective):
+    def estimates(self, rewards, values, batch):
+        return rewards, rewards
+
+
 class Wrong(Objective):
     def estimate(self, rewards, values, batch):
         return rewards.no_such_method()
@@ -199,6 +204,7 @@ def test_wrong_names_of_rules(folder, name, parts):
         ("mine:number", ["int"]),
         ("mine:gap", ["no subclass of marlhf_lite.training.objective.Objective"]),
         ("mine:Threes", ["no subclass"]),
+        ("mine:Misspelled", ["changes no equation", "estimate"]),
         ("vapo=0", ["alpha above 0"]),
         ("vc_ppo=1.5", ["from 0 to 1"]),
         ("vc_ppo=x", ["from 0 to 1"]),

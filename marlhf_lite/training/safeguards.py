@@ -97,7 +97,8 @@ def check_moved(
         if not count and not still[role]:
             raise InputError(
                 f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a higher "
-                f"--{role}_learning_rate"
+                f"--{role}_learning_rate; with an --objective of your own, build its loss on `outputs` (`old` has no "
+                "gradient)"
             )
 
 

@@ -50,8 +50,9 @@ def named_errors(option: str, name: str) -> Iterator[None]:
         if not name or should_reduce_batch_size(error):
             raise
         if isinstance(error, InputError):
-            raise InputError(f"--{option} {name}: {error}") from error
-        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: correct it") from error
+            raise InputError(f"--{option} {name}: {error}{line_of(name, error)}") from error
+        mend = "end its arguments with **context" if "unexpected keyword argument" in str(error) else "correct it"
+        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {mend}") from error
 
 
 def line_of(name: str, error: Exception) -> str:
