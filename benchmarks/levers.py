@@ -29,7 +29,7 @@ from unittest import mock
 
 import torch
 from cells import RESULTS, Cells
-from synthetic import SHAPES, check_lengths, options, shaped_trainer, write_model
+from synthetic import SHAPES, check_lengths, options, shaped_trainer, size_arguments, write_models
 from update import ratio
 
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_tokenizer
@@ -165,15 +165,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", default="2M", choices=tuple(SHAPES))
     parser.add_argument("--pairs", type=int, default=12, help="updates of each side")
     parser.add_argument("--no_compile", action="store_true", help="leave out what takes longest")
-    for name, default in {
-        "batch": 32,
-        "micro_batch": 16,
-        "prompt": 32,
-        "response": 64,
-        "threads": 1,
-        "seed": 0,
-    }.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+    size_arguments(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_levers.json")
     return parser.parse_args()
 
@@ -184,8 +176,7 @@ def main() -> None:
     cells = Cells(args.out, args)
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top)
-        for shape in SHAPES:
-            write_model(folder / shape, SHAPES[shape], args.seed)
+        write_models(folder, args.seed)
         cells.measure("padding", padding, args)
         for way in WAYS:
             cells.measure(f"step/{way}", step, args, folder, way)

@@ -56,6 +56,22 @@ def write_model(folder: Path, shape: Shape, seed: int = 0) -> Path:
     return folder
 
 
+def write_models(folder: Path, seed: int) -> None:
+    """A model of each of `SHAPES`, in a folder of its name."""
+    for name, shape in SHAPES.items():
+        write_model(folder / name, shape, seed)
+
+
+def size_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a benchmark of updates that say how large one is, with the same defaults everywhere."""
+    parser.add_argument("--batch", type=int, default=32, help="responses in an update")
+    parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
+    parser.add_argument("--response", type=int, default=64, help="tokens in every response")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+
+
 def make_prompts(shape: Shape, count: int, tokens: int, seed: int = 0) -> list[str]:
     """Texts of exactly so many tokens each, of words drawn at random."""
     rng, words = random.Random(seed), range(len(SPECIAL), shape.vocabulary)

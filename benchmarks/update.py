@@ -31,7 +31,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from cells import RESULTS, Cells
 from passes import CASES, count_passes, passes_table
-from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_trainer, write_model
+from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_trainer, size_arguments, write_models
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
@@ -184,12 +184,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", default=["2M", "30M", "parsing"], help="what to profile")
     parser.add_argument("--updates", type=int, default=5, help="profiled in each setting")
     parser.add_argument("--pairs", type=int, default=40, help="updates of each side in the A/B comparison")
-    parser.add_argument("--batch", type=int, default=32, help="responses in an update")
-    parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
-    parser.add_argument("--response", type=int, default=64, help="tokens in every response")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
+    size_arguments(parser)
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_update.json")
     return parser.parse_args()
 
@@ -201,8 +196,7 @@ def main() -> None:
     cells = Cells(args.out, args)
     with tempfile.TemporaryDirectory() as top:
         folder = Path(top)
-        for shape in SHAPES:
-            write_model(folder / shape, SHAPES[shape], args.seed)
+        write_models(folder, args.seed)
         found = {s: cells.measure(f"profile/{s}", profile, args, folder, s) for s in args.settings}
         peak = cells.measure("peak", lambda: {"gflops": peak_gflops()})["gflops"]
         print(f"one large matrix product: {peak:.0f} GFLOP/s\n\n{profile_table(found, peak)}\n")
