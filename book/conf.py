@@ -21,11 +21,11 @@ copyright = "marlhf_lite contributors; MIT licence, for text and code"
 html_title = "MA-RLHF, taught and reproduced"
 extensions = ["myst_nb", "sphinx.ext.mathjax"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md"]
+include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md", "data/pandalm/*.md"]
 include_patterns += ["notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
 exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
 exclude_patterns += ["docs/exam_answers.md", "notebooks/solutions"] if STUDENTS else []
-suppress_warnings = ["toc.not_included"]  # result tables are reached from docs/results
+suppress_warnings = ["toc.not_included"]  # result tables and the note of the data are reached by links
 
 nb_execution_mode = "off"
 nb_render_markdown_format = "myst"  # tables and formulas in outputs
