@@ -17,7 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses, pad
+from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts, encode_responses, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
     Sampling,
@@ -121,7 +122,7 @@ def test_no_prompt_ends_with_eos(name, form, first, texts):
     first = plain.convert_tokens_to_ids(first)
     prompts = [first + ids for ids in plain(texts.prompts, add_special_tokens=False)["input_ids"]]
     assert encode_prompts(tokenizer, texts.prompts) == prompts
-    answers = [ids + [plain.eos_token_id] for ids in plain(texts.responses, add_special_tokens=False)["input_ids"]]
+    answers = encode_responses(plain, texts.responses, 99)
     whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
     sides = {"chosen": texts.responses, "rejected": texts.responses}
     rows = datasets.Dataset.from_dict({"prompt": texts.prompts} | sides)
@@ -130,6 +131,22 @@ def test_no_prompt_ends_with_eos(name, form, first, texts):
     )
     rollout = from_texts(tokenizer, texts.prompts, texts.responses, limit=99)
     assert [row[m.bool()].tolist() for row, m in zip(rollout.tokens, rollout.attention_mask, strict=True)] == whole
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "word_piece"])
+def test_no_space_comes_between_prompt_and_answer(name):
+    """Where the tokenizer puts a space before each text: tokens are those of the whole, and so is what users read."""
+    tokenizer = small_tokenizer(name)
+    prompts = ["def f(x):\n", "The cat:", "The cat ", "The cat\n\n"]
+    for answer in ("    return x", " care", "moved", "\n\nThe old cat", "\tx = 1", "«é»", ""):
+        for prompt, ids, row in zip(prompts, *encode_answers(tokenizer, prompts, [answer] * 4, 99), strict=True):
+            whole = tokenizer(prompt + answer, add_special_tokens=False)["input_ids"]
+            assert tokenizer.decode(ids + row[:-1]) == tokenizer.decode(whole), (prompt, answer)
+            if whole[: len(ids)] == ids and name == "metaspace":
+                assert row[:-1] == whole[len(ids) :]
+            (response,) = from_tokens(tokenizer, [prompt], [row], [tokenizer.eos_token_id]).responses
+            assert response == answer or name == "merged_spaces"
+            assert encode_observation(tokenizer, answer, []) == row[:-1]
 
 
 def test_from_texts(either, texts):

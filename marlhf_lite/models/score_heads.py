@@ -56,6 +56,8 @@ def ensure_classifier(causal_lm: PreTrainedModel) -> None:
         return
     family = next(kind for kind in type(causal_lm).__mro__[1:] if issubclass(kind, PreTrainedModel))
     name = type(causal_lm).__name__.removesuffix("ForCausalLM") + "ForSequenceClassification"
+    # In the family's module, whose text tells transformers what the class can do (mixtures of experts).
     attributes = {"base_model_prefix": causal_lm.base_model_prefix, "config_class": config}
+    attributes["__module__"] = family.__module__
     kind = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)
     transformers.AutoModelForSequenceClassification.register(config, kind, exist_ok=True)

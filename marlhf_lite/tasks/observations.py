@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Sequence
 
+from marlhf_lite.tasks.tokenization import encode_behind
+
 
 def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int | None = None) -> list[int]:
     """Return the token ids of what an environment says, the first `limit` of the text, as data: none is special.
@@ -10,7 +12,7 @@ def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int |
     Where a chat template wrote the prompt, it is a message of a tool, or of the user where the template has no tools,
     with all that the template puts around it. `before` holds the last token, in case it ends a turn already.
     """
-    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"][:limit]
+    ids = encode_behind(tokenizer, [text])[0][:limit]
     if not ids or not getattr(tokenizer, "expects_chats", False):
         return ids
     head, tail = _around_observations(tokenizer, tokenizer.chat_template)

@@ -19,7 +19,7 @@ from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.tasks.observations import encode_observation
-from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, together
 from marlhf_lite.training.rollout import Rollout, Sampling, sample
 from marlhf_lite.utils.errors import ServerError, one_line
@@ -89,7 +89,7 @@ class Dialogues:
         """Note what the policy said, and what the environment answers."""
         if not dialogues:
             return
-        texts = tokenizer.batch_decode(replies, skip_special_tokens=True)
+        texts = decode_behind(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
         for one, ids, said, (text, reward, done) in zip(dialogues, replies, texts, answers, strict=True):
             one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": said, "reward": reward})
@@ -147,7 +147,7 @@ def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
             mask[row, slice(*turn["span"])] = True
     return Rollout(
         prompts=prompts,
-        responses=tokenizer.batch_decode([one.ids for one in dialogues], skip_special_tokens=True),
+        responses=decode_behind(tokenizer, [one.ids for one in dialogues]),
         tokens=torch.cat([ids, tokens], 1),
         attention_mask=torch.cat([prompt_mask, read], 1),
         mask=mask,
