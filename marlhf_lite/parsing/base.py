@@ -116,27 +116,33 @@ def cut(tree: nltk.Tree, bounds: Sequence[int], most: int) -> Iterator[tuple[int
 # Sentences, by rule: nltk's own splitter needs a download.
 
 ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof sr jr st mt vs e.g i.e cf al approx dept est fig ltd corp vol pp ca u.s u.k jan feb mar apr jun "
-    "jul aug sep sept oct nov dec".split()
+    "mr mrs ms dr prof sr jr st mt vs cf al approx dept est fig ltd corp vol pp ca ph.d gen gov sen rep col lt capt "
+    "sgt rev hon jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
 OFTEN_LAST = frozenset("etc a.m p.m inc co".split())  # abbreviations that may also end a sentence
-# Unicode's Sentence_Terminal beside `.!?…`: Armenian, Arabic, Syriac, Hindi, Burmese, Ethiopic, Khmer and double marks,
-# before white space; and those of Chinese and Japanese, which need none.
-_SPACED = "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u17d4\u17d5\u203c\u203d"
-_SPACED += "\u2047-\u2049\uff0e"
-_UNSPACED = "\u3002\uff01\uff1f\uff61"
-_CLOSING = "[\"'”’)\\]}»*_」』）】》〉]*"
-_END = re.compile(rf"(?P<stop>[.!?…{_SPACED}]+){_CLOSING}(?=\s)|(?P<wide>[{_UNSPACED}]+){_CLOSING}|(?P<line>[\n\r])")
+# Unicode's Sentence_Terminal beside `.!?…`: double marks before white space; those of Armenian, Arabic, Syriac, Hindi,
+# Burmese, Ethiopic, Khmer, Chinese and Japanese, which need none, for they stand in no word; the wide full stop, which
+# stands in numbers.
+_DOUBLE = "\u203c\u203d\u2047-\u2049"
+_UNSPACED = "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u17d4\u17d5"
+_UNSPACED += "\u3002\uff01\uff1f\uff61"
+_EAST = "\u3041-\u30ff\u3400-\u9fff"  # kana and Chinese characters: many write .!? between them without a space
+_CLOSING = "[\"'”’“«»‹›)\\]}*_」』）】》〉]*"
+_END = re.compile(
+    rf"(?P<stop>[.!?…{_DOUBLE}]+){_CLOSING}(?=\s)|(?P<line>[\n\r])|"
+    rf"(?P<wide>[{_UNSPACED}]+|(?<=[{_EAST}])(?:\.|[!?]+)(?=[{_EAST}])|\uff0e(?![0-9\uff10-\uff19])){_CLOSING}"
+)
+_DOTTED = re.compile(r"[^\W\d_]\.[^\W\d_]")  # e.g, U.S, z.B
 _WORD = re.compile(r"[^\s(\[{\"'“‘«]+$")
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
     """Return `(start, end)` in characters of every sentence, without the white space around it.
 
-    A sentence ends at a line break, at `。`, `！` or `？`, and at `.`, `!`, `?`, `…` or what ends sentences in other
-    scripts before white space (all with closing quotes and brackets), unless the full stop belongs to an abbreviation,
-    an initial or the number of a list item, or dots are followed by lower case. An abbreviation that does end its
-    sentence is missed.
+    A sentence ends at a line break, at `。`, `！`, `？` or what ends sentences in other scripts, and at `.`, `!`, `?`,
+    `…` before white space or between characters of Chinese and Japanese (all with closing quotes and brackets), unless
+    the full stop belongs to an abbreviation, an initial or the number of a list item, or dots are followed by lower
+    case. An abbreviation that does end its sentence is missed.
     """
     edges = [0]
     for match in _END.finditer(text):
@@ -160,4 +166,6 @@ def _goes_on(text: str, start: int, match: re.Match) -> bool:
     if word.isdigit() and text[start : match.start()].strip() == word:
         return True  # the number of a list item, as in "1. First"
     initial = len(word) == 1 and word.isalpha() and word != "i"
-    return initial or word in ABBREVIATIONS or (word in OFTEN_LAST and before_lower_case)
+    if word in OFTEN_LAST:
+        return before_lower_case
+    return initial or word in ABBREVIATIONS or bool(_DOTTED.fullmatch(word))
