@@ -140,7 +140,14 @@ STOPS = [  # a row -> what the error names
     ({"question": "a", "response_j": "b", "response_k": "c"}, ["response_j, response_k"]),
     ({"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"}, ["rename chosen_answer"]),
     ({"text": "a"}, ["columns found: text", "--columns"]),
-    ({"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"}, ["12 of 12 answers begin with their prompt"]),
+    (
+        {"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"},
+        ["in 12 of 12 rows answers begin with their prompt"],
+    ),
+    (
+        {"prompt": "Why?", "chosen": " a", "rejected": "Why? b"},
+        ["in 12 of 12 rows answers begin with their prompt"],
+    ),
     ({"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"}, ["row 1", "list of messages"]),
     ({"prompt": "", "chosen": "b", "rejected": "c"}, ["row 1: the prompt is empty: correct or delete the row"]),
     ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),

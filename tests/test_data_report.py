@@ -117,6 +117,42 @@ def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(
     assert "\n\n".join(text.split("\n\n")[1:2]) in coloured
 
 
+NOTES = [  # row number -> a row, options, the note
+    (
+        lambda i: {"prompt": f"Why {i}?", "chosen": f"Why {i}? So." if i % 4 == 0 else " So.", "rejected": " No."},
+        [],
+        "note: in 3 of 12 rows answers begin with their prompt",
+    ),
+    (
+        lambda i: {"prompt": f"<start_of_turn>user\nWhy {i}?<end_of_turn>\n", "chosen": "So.", "rejected": "No."},
+        [],
+        "note: 12 of 36 texts hold marks such as <start_of_turn>, which are read as characters: if",
+    ),
+    (
+        lambda i: {"prompt": f"[INST] Why {i}? [/INST]", "chosen": " So.", "rejected": " No."},
+        ["--chat_template", "templated"],
+        "note: 12 of 36 texts hold marks such as [/INST], which are read as characters: they are another model's",
+    ),
+    (
+        lambda i: {
+            "prompt": [{"role": "system", "content": "Be kind."}] * (i > 3) + [{"role": "user", "content": f"Why {i}?"}]
+        },
+        ["--chat_template", "no_system.jinja"],
+        "note: in 8 rows the chat template leaves out text of the prompt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "options", "note"), NOTES)
+def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, monkeypatch, row, options, note):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "rows.jsonl", [row(i) for i in range(12)])
+    turns = "{% for m in messages if m.role != 'system' %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+    (tmp_path / "no_system.jinja").write_text(f"{turns}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
+    assert not main(["data", "rows.jsonl", "--model", tiny.model, *options])
+    assert f"\n{note}" in capsys.readouterr().out
+
+
 # A file for each stage
 
 

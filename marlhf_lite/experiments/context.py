@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import datasets
+import huggingface_hub
 import transformers
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
@@ -112,7 +113,9 @@ def start_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
     PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first one made decides about the device
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error of the command names the file
     transformers.logging.set_verbosity_error()
+    huggingface_hub.logging.set_verbosity_error()
     ignore_warnings()
 
 

@@ -16,7 +16,9 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
+from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_answers
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
@@ -24,6 +26,8 @@ from marlhf_lite.utils.run_folder import RunFolder, run_of
 LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
 NO_LIMIT = 10**9
+# What templates write: <|im_start|>, DeepSeek's <｜User｜>, Gemma's <end_of_turn>, Llama's and Mistral's [/INST].
+MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
 
 def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | None = None) -> tuple[Task, list[str]]:
@@ -132,18 +136,22 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if task.unused:
         yield f"columns not used: {', '.join(task.unused)}"
+    texts = [text for column in COLUMNS for text in _column(task, column)]
+    marks = list(filter(None, (_mark(text, tokenizer, task.chats) for text in texts)))
+    if marks:
+        add = "if a chat template wrote these texts, add --chat_template templated"
+        fix = "they are another model's: write the texts by this model's template" if task.chats else add
+        yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
     if task.chats:
         return
-    pairs = list(zip(_column(task, "prompt"), _column(task, "chosen"), strict=False))  # prompts alone have none
-    if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen in pairs):
+    answered = [rows.to_dict() for rows in task.splits.values() if "chosen" in rows.column_names]
+    rows = [texts for part in answered for texts in zip(*(part[name] for name in COLUMNS if name in part), strict=True)]
+    if repeats := sum(repeats_prompt(*texts) for texts in rows):
+        yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
+    if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen, *_ in rows):
         fix = "where words would run together, put a space at the start of each answer"
-        yield f"in {together} of {len(pairs)} rows no white space stands between prompt and answer: {fix}"
-    texts = [text for column in ("prompt", "chosen", "rejected") for text in _column(task, column)]
-    marks = [mark[0] for text in texts if (mark := _marks(tokenizer).search(text))]
-    if marks:
-        fix = "if a chat template wrote these texts, add --chat_template templated"
-        yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
-    elif tokenizer.chat_template and task.shape:
+        yield f"in {together} of {len(rows)} rows no white space stands between prompt and answer: {fix}"
+    if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
 
@@ -162,6 +170,8 @@ def _rows_left(run: RunFolder) -> int:
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:
+    if chat.left_out:
+        yield f"in {chat.left_out} rows the chat template leaves out text of the prompt, such as the system's"
     if chat.prompts_differ:
         fix = "the prompt ends where they begin to differ"
         yield f"in {chat.prompts_differ} rows the template writes a prompt in another way than before its answer: {fix}"
@@ -180,8 +190,15 @@ def _column(task: Task, column: str) -> list[str]:
     return [text for part in parts for text in part[column]]
 
 
+def _mark(text: str, tokenizer, are_tokens: bool) -> str:
+    """Return the first mark of a chat template that is read as characters: the tokenizer's own may be tokens."""
+    pattern, tokens = _marks(tokenizer)
+    return next((mark[0] for mark in pattern.finditer(text) if not (are_tokens and mark[0] in tokens)), "")
+
+
 @functools.cache
-def _marks(tokenizer) -> re.Pattern:
-    """A pattern of the marks of chat templates: the tokenizer's special tokens, and those of other models."""
-    special = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return re.compile("|".join([r"<\|\w+\|>", *special]))
+def _marks(tokenizer) -> tuple[re.Pattern, set[str]]:
+    """A pattern of the marks of chat templates, of the tokenizer and of other models; and what the tokenizer knows."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = [re.escape(token.content) for token in added if token.special]
+    return re.compile("|".join([MARKS, *special])), {token.content for token in added}

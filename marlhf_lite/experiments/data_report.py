@@ -10,6 +10,7 @@ from marlhf_lite.config.commands import DataCommand
 from marlhf_lite.experiments.context import start_processes
 from marlhf_lite.experiments.data import fit_lengths, read_task, token_ids
 from marlhf_lite.models.loading import load_tokenizer, model_path
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts
 
@@ -28,8 +29,9 @@ def data_report(options: DataCommand) -> str:
     lengths = dict(_lengths(task, tokenizer))
     task, more = fit_lengths(task, tokenizer, options, SIDES)
     reasons = {why: n for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)}
+    shape = task.shape or ("embedded data" if task.name in EMBEDDED else "rows of TL;DR, WebGPT, APPS or HumanEval")
     lines = [
-        f"{task.name}: {task.counts['read']} rows, read as {task.shape or 'embedded data'}",
+        f"{task.name}: {task.counts['read']} rows, read as {shape}",
         "parts: " + ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items()),
         "dropped: " + (", ".join(f"{n} {why.replace('_', ' ')}" for why, n in reasons.items()) or "none"),
         *(f"{column} in tokens: {text}" for column, text in lengths.items()),

@@ -41,6 +41,7 @@ class Chat:
     def __init__(self, tokenizer, choice: str):
         self.tokenizer, self.choice = tokenizer, choice
         self.prompts_differ = 0  # rows whose prompt alone is written in another way than before its answer
+        self.left_out = 0  # rows of whose prompt the template leaves a text out, such as the system's
         self._check = functools.cache(self._try_out)
 
     def __call__(self, messages: Sequence[dict]) -> str:
@@ -54,6 +55,7 @@ class Chat:
         Where the prompt alone does not begin the whole, the answer begins at the first token that differs, as in TRL.
         """
         text = self(prompt)
+        self.left_out += not all(turn["content"].strip() in text for turn in prompt)
         wholes = [self._render([*prompt, *turns]) for turns in answers]
         start = min([len(text), *(self._first_difference(text, x) for x in wholes if not x.startswith(text))])
         self.prompts_differ += start < len(text)

@@ -333,12 +333,16 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
 
 
 def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
-    """Raise `InputError` where most answers begin with their prompt: they are whole transcripts."""
-    texts = [(row["prompt"].strip(), row["chosen"].lstrip()) for row in rows if "chosen" in row]
-    count = sum(answer.startswith(prompt) or answer.startswith(HUMAN.strip()) for prompt, answer in texts)
-    if 2 * count > len(texts):
+    """Raise `InputError` where the answers of most rows begin with their prompt: they are whole transcripts."""
+    repeats = [repeats_prompt(*(row[name] for name in COLUMNS if name in row)) for row in rows if "chosen" in row]
+    if 2 * sum(repeats) > len(repeats):
         fix = "cut the prompts off the answers, or leave the column prompt out where both are whole transcripts"
-        raise InputError(f"{source}: {count} of {len(texts)} answers begin with their prompt: {fix}")
+        raise InputError(f"{source}: in {sum(repeats)} of {len(repeats)} rows answers begin with their prompt: {fix}")
+
+
+def repeats_prompt(prompt: str, *answers: str) -> bool:
+    """Return whether an answer begins with the prompt, or as a transcript."""
+    return any(answer.lstrip().startswith((prompt.strip(), HUMAN.strip())) for answer in answers)
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:
