@@ -122,7 +122,7 @@ def test_text_of_a_special_token_in_a_message_is_refused(chatty):
     [
         (pair([SYSTEM, *BEFORE]), "no system role here"),
         (pair(BEFORE, rejected="No."), "share no message"),
-        (pair(BEFORE, rejected=["No."]), "'rejected' is not a list"),
+        (pair(BEFORE, rejected=["No."]), "'rejected' is neither text nor a list"),
         (pair(BEFORE, rejected=[*BEFORE, say("assistant", None)]), "without a role and a text"),
         (pair(BEFORE, rejected=[*BEFORE, NO, say("user", "So?")]), "'rejected' does not end with"),
         ({"chosen": [SO], "rejected": [NO]}, "share no message"),

@@ -136,6 +136,7 @@ STOPS = [  # a row -> what the error names
         ["rename chosen_response, rejected_response to"],
     ),
     ({"prompt": "a", "Chosen": "b", "Rejected": "c"}, ["--columns chosen=Chosen,rejected=Rejected"]),
+    ({"prompt": "a", "response_0": "b", "response_1": "c", "better_response_id": 0}, ["better answer of each row"]),
     ({"prompt": "a", "preferred": "b", "dispreferred": "c"}, ["columns found: prompt, preferred, dispreferred"]),
     ({"question": "a", "response_j": "b", "response_k": "c"}, ["response_j, response_k"]),
     ({"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"}, ["rename chosen_answer"]),
@@ -151,6 +152,8 @@ STOPS = [  # a row -> what the error names
     ({"prompt": "a", "chosen": "[{'role': 'user', 'content': 'x'}]", "rejected": "b"}, ["row 1", "list of messages"]),
     ({"prompt": "", "chosen": "b", "rejected": "c"}, ["row 1: the prompt is empty: correct or delete the row"]),
     ({"messages": [say("user", [{"type": "image_url", "image_url": "u"}]), YES]}, ["row 1", "type 'image_url'"]),
+    ({"messages": [say("system", "a"), user(1), YES]}, ["row 1", "--chat_template FILE"]),
+    ({"instruction": "a", "output": ["b", "c"]}, ["row 1: 'output' is neither text nor a list of messages"]),
     ({"messages": [say("user", "a")]}, ["row 1", "does not end with a message of the assistant"]),
     ({"messages": []}, ["row 1"]),
     ({"messages": json.dumps([user(1), YES])}, ["row 1: 'messages' is a list of messages as text"]),
@@ -194,6 +197,16 @@ def test_names_of_columns_are_given(tmp_path):
         fails(lambda: load_task(path, columns=wrong), "--columns")  # noqa: B023
 
 
+def test_a_column_that_is_named_is_the_one_that_is_read(tmp_path):
+    """Also beside a column of a shape that would be taken else, and with spaces in the option."""
+    rows = [{"q": f"Why {i}?", "good": "Warm.", "prompt": "x", "messages": [user(0), YES]} for i in range(COUNT)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    task = load_task(path, columns="prompt = q, completion = good")
+    assert sorted(rows_of(task), key=str) == sorted(expected(["chosen"], False), key=str)
+    assert task.unused == ("messages",)
+    fails(lambda: load_task(path, columns="prompt=q,chosen=good"), "expected: prompt, chosen, rejected")
+
+
 def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
     texts = [PAIRS["TRL"](i) for i in range(COUNT)]
     for odd in (CHATS["TRL"](99), {"prompt": [], "chosen": [], "rejected": []}):
@@ -209,7 +222,9 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
-    assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4
+    assert task.counts["kept"] == 8 and task.counts["labelled_false"] == 4 and task.unused == ()
+    words = load_task(write(tmp_path / "words.jsonl", [row | {name: "good"} for row in rows]))
+    assert words.counts["kept"] == COUNT and words.unused == (name,), "not read, and not without a word"
 
 
 def test_answers_without_a_winner_are_dropped_and_what_is_not_read_of_messages_is_named(tmp_path):
@@ -245,6 +260,15 @@ def test_messages_that_differ_early_are_split_where_they_do(tmp_path):
     task = load_task(write(tmp_path / "b.jsonl", rows))
     prompts = {row["prompt"] for row in rows_of(task)}
     assert prompts == {row["prompt"] for row in expected((), True)}
+
+
+def test_transcripts_that_end_with_the_human_are_dropped_and_counted(tmp_path):
+    """A policy that learns them speaks for the human; messages of this kind are faulty rows."""
+    whole = "\n\nHuman: Why {}?\n\nAssistant: {}"
+    rows = [{"chosen": whole.format(i, "Yes."), "rejected": whole.format(i, "No.")} for i in range(COUNT)]
+    rows[3]["rejected"] += "\n\nHuman: Go on."
+    task = load_task(write(tmp_path / "rows.jsonl", rows))
+    assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
 
 
 def test_transcripts_may_have_one_line_break(tmp_path):
@@ -337,6 +361,10 @@ def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     task = load_task(str(folder), split="train_prefs")
     assert list(task.splits["test"]["prompt"]) == ["Why 99?"] and task.counts["read"] == COUNT + 1
     fails(lambda: load_task(str(folder)), "no split named train, found train_prefs", "--split")
+    of_three = {"train": rows, "validation": [PAIRS["TRL"](98)], "test": [PAIRS["TRL"](99)]}
+    usual = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in of_three.items()})
+    usual.save_to_disk(tmp_path / "usual")
+    assert load_task(str(tmp_path / "usual")).unused == ("split validation",) and task.unused == ()
     one = tmp_path / "one"
     datasets.Dataset.from_list(rows).save_to_disk(one)
     for name in ("split", "dataset_config", "data_dir"):

@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+import zipfile
 
 import datasets
 import pandas
@@ -98,8 +99,10 @@ FAULTY = [
     ("a.json", '[{"a": 1},\n {"a" 2}]', "line 2"),
     ("a.csv", 'a,b\n"1\n1",2\n3\n', "row 2"),
     ("a.csv", "a,b\n1,2,3\n4,5,6\n", "row 1"),
-    ("a.csv", 'a,b\n1,2\n"3,4\n5,6\n', "unexpected end of data"),
-    ("a.jsonl", gzip.compress(b'{"a": 1}\n', mtime=0), "packed by gzip: add .gz"),
+    ("a.csv", 'a,b\n1,2\n"3,4\n5,6\n', "row 2: unexpected end of data"),
+    ("a.jsonl", gzip.compress(b'{"a": 1}\n', mtime=0), "it is a .gz file"),
+    ("a.tsv", 'a\tb\n1\t2\n"3" 4\t5\n', "row 2: "),
+    ("a.csv", "a,b\n“1”,2\n".encode("cp1252"), "iconv -f cp1252 -t utf-8"),
 ]
 
 
@@ -110,6 +113,18 @@ def test_faulty_files(tmp_path, capfd, name, content, part):
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     fails(lambda: read_file(path), f"{path}: ", part)
     assert not "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.bz2", ".json.xz", ".parquet", ".feather", ".zip"])
+def test_a_name_that_says_text_where_the_content_is_none(tmp_path, suffix):
+    path, end = tmp_path / f"a{suffix}", {".feather": ".arrow"}.get(suffix, f".{suffix.split('.')[-1]}")
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a.jsonl", "{}")
+    else:
+        write(path, make(3))
+    path.rename(tmp_path / "a.jsonl")
+    fails(lambda: read_file(tmp_path / "a.jsonl"), f"by its content it is a {end} file")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".json.gz", ".csv.gz", ".parquet"])

@@ -39,6 +39,10 @@ def test_sizes(prompts, options, expected):
     assert len(order) < 3 or (order != sorted(order) and order != list(map(int, other["ppo"]["prompt"])))
 
 
+def test_a_test_part_with_the_prompts_of_all_other_rows_is_named():
+    fails(lambda: split_rows(make(range(9)), test=make(range(9))), "the test part has the prompts of all other rows")
+
+
 @settings(max_examples=60)
 @given(
     prompts=st.lists(st.sampled_from([*"abcdefgh", "a ", " b"]), min_size=4, max_size=40),

@@ -135,7 +135,7 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if task.unused:
-        yield f"columns not used: {', '.join(task.unused)}"
+        yield f"not used: {', '.join(task.unused)}"
     texts = [text for column in COLUMNS for text in _column(task, column)]
     marks = list(filter(None, (_mark(text, tokenizer, task.chats) for text in texts)))
     if marks:

@@ -25,6 +25,9 @@ TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
 KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; {', '.join(TABLES)}"
 SEPARATORS = ",;\t|"
+# By their first bytes: the ends of names of files that are no text.
+ENDS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst", b"PK\3\4": ".zip"}
+ENDS |= {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
 WEB = ("http://", "https://")
 
 
@@ -43,10 +46,9 @@ def read_file(path: str | Path) -> list[dict]:
     path = str(path) if is_address else os.path.expanduser(path)
     name = urlsplit(path).path if is_address else path
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
-    if os.path.isdir(path):
-        raise InputError(f"{path}: this is a directory, not a file: name one file in it ({KNOWN})")
-    if not is_address and not os.path.exists(path):
-        raise InputError(f"{path}: no such file: check the path (relative paths start at {Path.cwd()})")
+    if not is_address and not os.path.isfile(path):
+        what = "a directory, and no file" if os.path.isdir(path) else "no such file"
+        raise InputError(f"{path}: {what}: check the path (relative paths start at {Path.cwd()})")
     if suffix is None:
         raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
     try:
@@ -58,7 +60,7 @@ def read_file(path: str | Path) -> list[dict]:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as an archive that is cut off
         is_text = isinstance(error, UnicodeDecodeError)
-        hint = "save it as UTF-8, as by iconv -f latin1 -t utf-8" if is_text else "check that it is whole and its name"
+        hint = "save it as UTF-8, as by iconv -f cp1252 -t utf-8" if is_text else "check that it is whole and its name"
         raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
     if not rows:
         raise InputError(f"{path}: the file holds no rows: give at least one row")
@@ -82,8 +84,8 @@ def _rows(content: bytes, kind: str) -> list:
             return pyarrow.ipc.open_stream(content).read_all().to_pylist()
         except pyarrow.ArrowInvalid:
             return pyarrow.ipc.open_file(content).read_all().to_pylist()
-    if content[:2] == b"\x1f\x8b":
-        raise InputError("it is packed by gzip: add .gz to its name")
+    if end := next((end for mark, end in ENDS.items() if content.startswith(mark)), ""):
+        raise InputError(f"by its content it is a {end} file: give it that name, or unpack it")
     if b"\0" in content[:2]:
         raise InputError("it looks like UTF-16 without its mark: save it as UTF-8, as by iconv -f utf-16le -t utf-8")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
@@ -122,9 +124,13 @@ def _csv(text: str) -> list[dict]:
     file = io.StringIO(text, newline="")
     reader = csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced)
     _check_names(reader.fieldnames or ())
-    rows = list(reader)
-    for number, row in enumerate(rows, start=1):
-        if None in row or None in row.values():
-            hint = f"put fields that hold {separator!r} or line breaks in double quotes"
-            raise InputError(f"row {number}: its number of fields is not that of the header: {hint}")
+    hint = f"put fields that hold {separator!r}, quotes or line breaks in double quotes, and double the quotes in them"
+    rows = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise csv.Error("its number of fields is not that of the header")
+            rows.append(row)
+    except csv.Error as error:
+        raise InputError(f"row {len(rows) + 1}: {error}: {hint}") from None
     return rows

@@ -17,7 +17,7 @@ from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
-from marlhf_lite.tasks.shapes import TEXTS_ALONE, columns_of, rename, to_preferences
+from marlhf_lite.tasks.shapes import LABELS, TEXTS_ALONE, TRUTHS, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -65,9 +65,9 @@ def load_task(
         _refuse(where, f"{dataset} is embedded and")
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
-    rows, test = find_rows(dataset, seed if streaming else None, **where)
+    rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
     has_own = dataset in HUB and not any(where.values())
-    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), bool(where.get("columns")))
+    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
     chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
@@ -77,7 +77,7 @@ def load_task(
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     source = f"{dataset}{' (streamed)' * streaming}"
-    others, unused = rows if test is None else test, _unused(rows, form, chats)
+    others, unused = rows if test is None else test, (*_unused(rows, form, chats), *splits)
     rows, counts = read(rows, source, form.convert, limit=limit)
     if test is not None:
         test, test_counts = read(test, f"{source} (test)", form.convert_test or form.convert, limit=most)
@@ -107,12 +107,17 @@ def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, 
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
-    """Return the columns and the keys of messages that are not read, `system` too where no chat template writes it."""
+    """Return the columns and the keys of messages that are not read.
+
+    So is `system` where no chat template writes it, and a label that is neither true nor false.
+    """
     if not form.name:
         return ()
     used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
+    first = list(islice(rows, SHUFFLE_BUFFER))
+    used -= {name for name in LABELS if {str(row.get(name, "")).lower() for row in first} - set(TRUTHS)}
     names = [str(name) for name in columns_of(rows) if name not in used]
-    cells = (row.get(column) for row in islice(rows, SHUFFLE_BUFFER) for column in form.columns)
+    cells = (row.get(column) for row in first for column in form.columns)
     turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
     keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
     return (*filter(str.strip, names), *(f"{key} of messages" for key in sorted(keys)))
@@ -130,15 +135,12 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 
     Raises `InputError` where no row is left.
     """
-    prompts, kept = list(split["prompt"]), []
-    for start in range(0, len(prompts), 1000):
-        ids = encode_prompts(tokenizer, prompts[start : start + 1000])
-        kept += [start + i for i, row in enumerate(ids) if len(row) <= max_tokens]
-    if prompts and not kept:
-        raise InputError(
-            f"--max_prompt_length {max_tokens}: all {len(prompts)} prompts are longer: raise it, or use shorter prompts"
-        )
-    dropped = len(prompts) - len(kept)
+    ids = (row for part in split.iter(1000) for row in encode_prompts(tokenizer, part["prompt"]))
+    kept = [i for i, row in enumerate(ids) if len(row) <= max_tokens]
+    if len(split) and not kept:
+        fix = "raise it, or use shorter prompts"
+        raise InputError(f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: {fix}")
+    dropped = len(split) - len(kept)
     return (split.select(kept) if dropped else split), dropped
 
 
@@ -147,8 +149,11 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 
 def find_rows(
     dataset: str, stream_seed: int | None, columns: str = "", **where: str
-) -> tuple[Iterable[dict], Iterable[dict] | None]:
-    """Return the rows of `dataset`, and those of its test set or None. With a seed they are streamed; files never."""
+) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
+    """Return the rows of `dataset`, those of its test set or None, and the names of splits that nobody asked for.
+
+    With a seed they are streamed; files never.
+    """
     path = Path(os.path.expanduser(dataset))
     load = partial(_load, dataset, stream_seed, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
@@ -161,7 +166,7 @@ def find_rows(
     if dataset and (is_address or looks_local or os.path.exists(path)):
         _refuse({name: value for name, value in where.items() if value != "train"}, f"{dataset} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename(_read_all([dataset] if is_address else files), columns), None
+        return rename(_read_all([dataset] if is_address else files), columns), None, []
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -194,10 +199,13 @@ def _load(
         loaded = load(name, **arguments)
         if isinstance(loaded, datasets.Dataset):
             _refuse({"split": split.removeprefix("train")}, f"{shown} is one data set and")
-            return rename(loaded, names), None
+            return rename(loaded, names), None, []
         train, test = _splits(loaded, split or "train", shown)
+        others = [] if split else [f"split {part}" for part in loaded if part not in (train, test)]
         parts = [rename(loaded[part], names) if part else None for part in (train, test)]
-        return tuple(parts if stream_seed is None else [part and Stream(part, shown, stream_seed) for part in parts])
+        if stream_seed is not None:
+            parts = [part and Stream(part, shown, stream_seed) for part in parts]
+        return *parts, others
     except InputError:
         raise
     except Exception as error:

@@ -150,7 +150,7 @@ HUB: dict[str, tuple[Form, dict]] = {
 }
 
 
-def form_of(columns: Collection[str], are_named: bool = False) -> Form:
+def form_of(columns: Collection[str], names: str = "") -> Form:
     """Return the form that has these columns, or of the paper's data most of them: a message names the missing ones."""
 
     def share(form: Form) -> float:
@@ -158,4 +158,4 @@ def form_of(columns: Collection[str], are_named: bool = False) -> Form:
 
     best = max((TLDR, WEBGPT, APPS, HUMANEVAL), key=lambda form: (share(form), len(form.columns)))
     pairs = {"chosen", "rejected"} <= set(columns)  # other columns of pairs may have the same names
-    return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, are_named)
+    return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, names)

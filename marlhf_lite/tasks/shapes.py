@@ -13,17 +13,9 @@ from itertools import islice
 
 from trl.data_utils import extract_prompt, maybe_convert_to_chatml
 
+from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.chats import Chat
-from marlhf_lite.tasks.templates import (
-    ASSISTANT,
-    COLUMNS,
-    HUMAN,
-    BadRow,
-    Form,
-    check_text,
-    checked_row,
-    split_transcripts,
-)
+from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, HUMAN, BadRow, Form
 from marlhf_lite.utils.errors import InputError
 
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
@@ -31,6 +23,7 @@ PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # whether an answer is one to learn, in the data of KTO
 FALSE = ("false", "0", "0.0", "no")
+TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # other labels say something else, and are not read
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
@@ -60,18 +53,21 @@ def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = CO
         prompt, answers = template.read(prompt, answers) if choice == "templated" else (prompt, answers)
     else:
         raise BadRow("bad_chat", "text, and no list of messages as in most rows")
-    return checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
+    return templates.checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
 
 
 def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
     """Return the row with a prompt, which two whole transcripts begin with."""
     for column in (*COLUMNS[: "prompt" in row], *sides):
-        check_text(row[column], column)
+        templates.check_text(row[column], column)
     if "prompt" in row:
         return row
     if len(sides) < 2:
         raise BadRow("bad_chat", f"{sides[0]!r} is not a list of messages")
-    return {**row, **dict(zip(COLUMNS, split_transcripts(*(row[side] for side in sides)), strict=True))}
+    texts = dict(zip(COLUMNS, templates.split_transcripts(*(row[side] for side in sides)), strict=True))
+    if human := next((side for side in sides if texts[side].rfind(HUMAN) > texts[side].rfind(ASSISTANT)), ""):
+        raise BadRow("human_last", f"{human!r} ends with a turn of the human")
+    return {**row, **texts}
 
 
 def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
@@ -109,7 +105,7 @@ def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[
 
 def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
     if isinstance(answer, str):
-        check_text(answer, side)
+        templates.check_text(answer, side)
         return [*before, {"role": "assistant", "content": re.sub(r"^ (?=\S)", "", answer)}]
     turns = _messages(answer, side)
     if not turns or turns[-1]["role"] != "assistant":
@@ -127,7 +123,7 @@ def _messages(value, column: str) -> Turns:
     """Return messages with `role` and `content`, of `from` and `value` too; parts of text are joined."""
     value = value.get("messages", [value]) if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
-        raise BadRow("bad_chat", f"{column!r} is not a list of messages")
+        raise BadRow("bad_chat", f"{column!r} is neither text nor a list of messages")
     turns = maybe_convert_to_chatml({"messages": [dict(turn) for turn in value]})["messages"]
     return [_message(turn.get("role"), turn.get("content"), column) for turn in turns]
 
@@ -139,12 +135,12 @@ def _message(role, content, column: str) -> dict[str, str]:
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
-    return {"role": _ROLES.get(role, role), "content": content}
+    return {"role": _ROLES.get(role.lower(), role.lower()), "content": content}
 
 
 def _of_text(prompt: str) -> Turns:
     """Return the turns of a transcript that waits for the assistant, or one turn of the user."""
-    check_text(prompt, "prompt")
+    templates.check_text(prompt, "prompt")
     if not re.match(r"\s*Human:.*\nAssistant:\s*$", prompt, re.S):
         return [{"role": "user", "content": prompt}]
     pieces = re.split(r"(?:^|\n)(Human|Assistant):", prompt.strip().removesuffix("Assistant:"))[1:]
@@ -175,7 +171,7 @@ def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tup
         return template.write(prompt, answers)
     if prompt[0]["role"] != "user" or any(turn["role"] not in _MARKS for turns in (prompt, *answers) for turn in turns):
         fault = "the messages do not begin with a user's, or are of others than a user and an assistant"
-        raise BadRow("bad_chat", f"{fault}, and no chat template writes them")
+        raise BadRow("bad_chat", f"{fault}, which a chat template writes (--chat_template FILE)")
     return _transcript(prompt) + ASSISTANT, [_transcript(turns)[len(ASSISTANT) :].rstrip() for turns in answers]
 
 
@@ -232,14 +228,21 @@ SHAPES = (
 )
 
 
-def shape_of(columns: Collection[str], are_named: bool = False) -> Form:
-    """Return the first shape whose columns are all there; `PAIRS` where none is.
+def shape_of(columns: Collection[str], names: str = "") -> Form:
+    """Return the first shape whose columns are all there, and that uses those of `--columns`; `PAIRS` where none does.
 
     It is `PAIRS`, too, where other columns are near its names, unless the user has named the columns.
     """
-    form = next((form for form in SHAPES if set(form.columns) <= set(columns)), PAIRS)
+    named = {new for new, _ in _names(names)}
+    known = (form for form in SHAPES if named <= {*form.columns, *form.optional})
+    form = next((form for form in known if set(form.columns) <= set(columns)), PAIRS)
     near = any(_NEAR.search(str(column)) for column in columns)
-    return PAIRS if near and not are_named and not form.fractions[1] else form
+    return PAIRS if near and not named and not form.fractions[1] else form
+
+
+def _names(columns: str) -> list[list[str]]:
+    """Return what `--columns` says: the new and the old name of each column."""
+    return [[name.strip() for name in item.partition("=")[::2]] for item in columns.split(",") if item.strip()]
 
 
 def rename(rows, columns: str):
@@ -247,7 +250,7 @@ def rename(rows, columns: str):
 
     A column that had the new name is left out. Raises `InputError` for a name that is not there.
     """
-    items = [item.strip().partition("=")[::2] for item in columns.split(",") if item.strip()]
+    items = _names(columns)
     names, present = {old: new for new, old in items}, columns_of(rows)
     if len(items) > min(len(names), len(set(names.values()))):
         raise InputError(f"--columns {columns}: a name stands twice: give each column one name")
@@ -329,6 +332,8 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
         if others and all(len(columns) == 1 for columns in near.values()):
             options = ",".join(f"{side}={name}" for side, name in others.items())
             fix = f"rename {', '.join(others.values())} to {', '.join(others)}, or give --columns {options}"
+        elif not any(near.values()) and any(_NEAR.search(str(name)) for name in present):
+            fix = "write the better answer of each row into chosen, and the other into rejected"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
 
 

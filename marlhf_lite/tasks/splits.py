@@ -64,6 +64,8 @@ def split_rows(
     """
     seen = {_key(row) for row in test or ()}
     rows = [row for row in rows if _key(row) not in seen]
+    if test is not None and not rows:
+        raise InputError("the test part has the prompts of all other rows: give other rows to one of them")
     sizes = _sizes(len(rows), fractions, test_fraction if test is None else 0)
     parts = _divide([_key(row) for row in rows], sizes, seed)
     table = datasets.Dataset.from_list(rows)

@@ -4,6 +4,7 @@
 `--template released` names the prompts of the paper's released code, which differ on TL;DR and WebGPT.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,13 +83,11 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
     `\\nAssistant:`; a response is all that follows. Nothing is stripped: prompt + response is the transcript, to the
     character. Raises `BadRow` if no assistant turn is shared.
     """
+    shared = os.path.commonprefix([chosen, rejected])  # noqa: RUF071 (of characters)
     for mark in (ASSISTANT, ASSISTANT[1:]):
-        end = chosen.rfind(mark)
-        while end >= 0:
-            prompt = chosen[: end + len(mark)]
-            if rejected.startswith(prompt):
-                return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
-            end = chosen.rfind(mark, 0, len(prompt) - 1)
+        if mark in shared:
+            end = shared.rindex(mark) + len(mark)
+            return shared[:end], chosen[end:], rejected[end:]
     fault = (
         f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: begin both with the same prompt, or add a column prompt"
     )
@@ -116,7 +115,10 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    known: tuple[str, ...] = ("empty_response",)  # faults of the published data: such rows are always dropped
+    known: tuple[str, ...] = (
+        "empty_response",
+        "human_last",
+    )  # faults of published data: always dropped
     convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out where there is no separate test set

@@ -428,7 +428,7 @@ def _has_answers(options: dict) -> bool:
     """Return whether the data that these options name have answers that SFT can learn from."""
     where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
     rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], None, **where)[0]
-    return not rows or form_of(columns_of(rows), bool(where["columns"])).fractions[0] > 0
+    return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 
 def make_result(study: Study, run: Run, start, work: Path, results: Path, commands: "Commands") -> None:
