@@ -38,7 +38,7 @@ from accelerate import PartialState
 from transformers import AutoModelForCausalLM, GemmaConfig
 
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.extras.memory.estimate import GIB, estimate_memory
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PPOModels, build_models
@@ -193,7 +193,8 @@ def measure(
 def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, servers) -> list[dict]:
     """Run the updates and return their metrics."""
     rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
-    ppo = PPOConfig(updates=args.updates, batch_size=args.batch, micro_batch_size=args.micro, **rates)
+    sizes = {"updates": args.updates, "batch_size": args.batch, "micro_batch_size": args.micro}
+    ppo = PPOTrainerConfig(n=str(n), max_response_length=args.response, **sizes, **rates)
     trainer = PPOTrainer(
         models,
         tokenizer,
@@ -201,8 +202,6 @@ def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, 
         ModelReward(models.reward, args.micro),
         FixedNGram(n),
         ppo,
-        MacroConfig(n=str(n)),
-        max_response_length=args.response,
         engine=servers,
     )
     if servers:

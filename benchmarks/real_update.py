@@ -18,7 +18,7 @@ import torch
 from cells import RESULTS, Cells
 from synthetic import make_trainer
 
-from marlhf_lite.config.options import ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
@@ -106,8 +106,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = load_task(str(args.data)).splits["ppo"]
     prompts = drop_long_prompts(rows, load_tokenizer(args.model), LONGEST)[0]["prompt"][:PROMPTS]
-    ppo = PPOConfig(batch_size=PROMPTS, micro_batch_size=PROMPTS)
-    trainer = make_trainer(ModelConfig(model=args.model), prompts, FixedNGram(5), ppo, RESPONSE)
+    sizes = {"batch_size": PROMPTS, "micro_batch_size": PROMPTS, "max_response_length": RESPONSE}
+    ppo = PPOTrainerConfig(**sizes, checkpoint_every=0)
+    trainer = make_trainer(ModelConfig(model=args.model), prompts, FixedNGram(5), ppo)
     cells = Cells(args.out, args)
     rounds = [cells.measure(f"round {i}", one_round, trainer, prompts) for i in range(args.rounds)]
     profile = cells.measure("profile", profile_of, trainer, prompts)

@@ -43,13 +43,13 @@ PHASES = {"update": "seconds", **{name: f"seconds_{name}" for name in ("generati
 
 def measure(args: argparse.Namespace, point: dict[str, int]) -> dict[str, list[float]]:
     """Seconds of each phase of every timed update at one point, and CPU seconds of the whole."""
-    at = SimpleNamespace(**point, micro_batch=args.micro_batch)
+    at = SimpleNamespace(**point, micro_batch=args.micro_batch, seed=args.seed)
     shape = replace(SHAPES["2M"], vocabulary=at.vocabulary)
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), shape, args.seed)
         prompts = make_prompts(shape, at.batch, args.prompt, args.seed)
         model = ModelConfig(model=folder)
-        trainer = make_trainer(model, prompts, FixedNGram(5), options(at), at.response, seed=args.seed)
+        trainer = make_trainer(model, prompts, FixedNGram(5), options(at))
     trainer.update(prompts)  # warms up
     rows = []
     for _ in range(args.updates):

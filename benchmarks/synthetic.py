@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GemmaConfig, GemmaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as hf_logging
 
-from marlhf_lite.config.options import CheckpointConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
 from marlhf_lite.models.actor_critic import PPOModels, build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
@@ -89,10 +89,10 @@ def make_roles(options: ModelConfig, seed: int = 0) -> PPOModels:
 
 
 def make_trainer(
-    options: ModelConfig, prompts: list[str], rule: TerminationRule, ppo: PPOConfig, response: int, **more
+    options: ModelConfig, prompts: list[str], rule: TerminationRule, ppo: PPOTrainerConfig, **more
 ) -> PPOTrainer:
-    """A trainer rewarded by its reward model, without checkpoints; `more` are further arguments of `PPOTrainer`."""
-    roles = make_roles(options, more.get("seed", 0))
+    """A trainer rewarded by its reward model; `more` are further arguments of `PPOTrainer`."""
+    roles = make_roles(options, ppo.seed)
     return PPOTrainer(
         roles,
         load_tokenizer(options.model),
@@ -100,24 +100,23 @@ def make_trainer(
         ModelReward(roles.reward, ppo.micro_batch_size),
         rule,
         ppo,
-        max_response_length=response,
-        checkpoint_config=CheckpointConfig(checkpoint_every=0),
         **more,
     )
 
 
-def options(args: argparse.Namespace, **changes) -> PPOConfig:
-    """PPO with a benchmark's batch and micro-batch, sampling from all tokens."""
-    return PPOConfig(batch_size=args.batch, micro_batch_size=args.micro_batch, top_k=0, **changes)
+def options(args: argparse.Namespace, **changes) -> PPOTrainerConfig:
+    """PPO with a benchmark's sizes and seed, sampling from all tokens, without checkpoints."""
+    sizes = {"batch_size": args.batch, "micro_batch_size": args.micro_batch, "max_response_length": args.response}
+    return PPOTrainerConfig(**sizes, seed=args.seed, top_k=0, checkpoint_every=0, **changes)
 
 
 def shaped_trainer(
-    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOConfig, finetune: str = "lora", **more
+    args: argparse.Namespace, folder: Path, shape: str, n: int, ppo: PPOTrainerConfig, finetune: str = "lora", **more
 ) -> tuple[PPOTrainer, list[str]]:
     """On the model of this shape saved in `folder`, with macro actions of n tokens; and a batch of prompts."""
     prompts = make_prompts(SHAPES[shape], args.batch, args.prompt, args.seed)
     model = ModelConfig(model=str(folder / shape), finetune=finetune)
-    return make_trainer(model, prompts, FixedNGram(n), ppo, args.response, seed=args.seed, **more), prompts
+    return make_trainer(model, prompts, FixedNGram(n), ppo, **more), prompts
 
 
 def check_lengths(rows: list[dict], tokens: int) -> None:

@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOTrainerConfig
 from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import FixedNGram, describe
 from marlhf_lite.macro.catalogue import make_rule
@@ -101,8 +101,7 @@ def time_update(batch: int, limit: int, seed: int) -> float:
         [make_post(rng).prompt for _ in range(2 * batch)],
         lambda rollout: torch.zeros(len(rollout)),
         FixedNGram(5),
-        PPOConfig(updates=2, batch_size=batch),
-        max_response_length=limit,
+        PPOTrainerConfig(updates=2, batch_size=batch, max_response_length=limit),
     )
     return trainer.train()[-1]["seconds"]
 

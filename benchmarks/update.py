@@ -86,7 +86,7 @@ def profiled_trainer(args: argparse.Namespace, folder: Path, setting: str, run: 
     prompts = [make_post(rng).prompt for _ in range(args.batch)]
     rule = make_rule(MacroConfig(termination="parsing"))
     model = ModelConfig(model=EMBEDDED_MODEL)
-    return make_trainer(model, prompts, rule, options(args), args.response, seed=args.seed, run=run), prompts
+    return make_trainer(model, prompts, rule, options(args), run=run), prompts
 
 
 def timed_log(trainer: PPOTrainer) -> list[float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from marlhf_lite.config.options import DataConfig, ModelConfig, PPOConfig, RewardModelConfig, SFTStageConfig
+from marlhf_lite.config.options import DataConfig, ModelConfig, PPOTrainerConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
@@ -56,8 +56,9 @@ trainer = PPOTrainer(
     task.splits["ppo"]["prompt"],
     reward=ModelReward(models.reward),
     termination=termination,
-    config=PPOConfig(updates=args.updates, batch_size=args.batch_size),
-    max_response_length=lengths.max_response_length,
+    config=PPOTrainerConfig(
+        updates=args.updates, batch_size=args.batch_size, max_response_length=lengths.max_response_length
+    ),
     gold=task.gold,  # the true score, which only an embedded task has; it is recorded, never trained on
 )
 history = trainer.train()

@@ -11,7 +11,7 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
 from accelerate.state import DistributedType
 from accelerate.utils import gather_object
 
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, MacroConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
@@ -41,9 +41,9 @@ def whole(tensor):
 
 def update(job, accelerator):
     base = load_base(ModelConfig(**job["model"]))
-    models, macro_config, config = build_models(base, job["sft"], job["rm"]), MacroConfig(**job["how"]), job["ppo"]
-    words = (None, job["rollout"]["prompts"], None, None, PPOConfig(**config), macro_config)
-    trainer = PPOTrainer(models, *words, max_response_length=12, accelerator=accelerator)
+    models = build_models(base, job["sft"], job["rm"])
+    config = PPOTrainerConfig(**job["ppo"], **job["how"], max_response_length=12)
+    trainer = PPOTrainer(models, None, job["rollout"]["prompts"], None, None, config, accelerator=accelerator)
     grads = {}
 
     def keep(*_):
@@ -72,9 +72,9 @@ def update(job, accelerator):
 def fit(job, accelerator):
     """The micro-batch that a dry run finds where the first process has room for two rows, and each other for all."""
     models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
-    tokenizer, config = load_tokenizer(job["model"]["model"]), PPOConfig(batch_size=16, micro_batch_size=0)
-    words = (tokenizer, job["rollout"]["prompts"], None, None, config)
-    trainer = PPOTrainer(models, *words, max_response_length=6, accelerator=accelerator)
+    tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
+    config = PPOTrainerConfig(batch_size=16, micro_batch_size=0, max_response_length=6)
+    trainer = PPOTrainer(models, tokenizer, prompts, None, None, config, accelerator=accelerator)
 
     def hook(_, args, kwargs):
         if accelerator.is_main_process and len(kwargs["input_ids"]) > 2:
@@ -100,17 +100,15 @@ def trainer_of(job, accelerator, run, updates, generator=generate):
     """A trainer of all weights with checkpoints, and tests while training."""
     models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
     tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
-    reward = ModelReward(models.reward)
+    reward, rates = ModelReward(models.reward), {"policy_learning_rate": 1e-3, "critic_learning_rate": 1e-3}
+    kept = {"checkpoint_every": 2, "eval_every": 2}
     return PPOTrainer(
         models,
         tokenizer,
         prompts,
         reward,
         FixedNGram(2),
-        PPOConfig(updates=updates, batch_size=4, policy_learning_rate=1e-3, critic_learning_rate=1e-3),
-        max_response_length=6,
-        checkpoint_config=CheckpointConfig(checkpoint_every=2),
-        logging_config=LoggingConfig(eval_every=2),
+        PPOTrainerConfig(updates=updates, batch_size=4, max_response_length=6, **rates, **kept),
         run=run,
         held_out=HeldOutEvaluation(prompts[:5], tokenizer, Sampling(6), reward),
         accelerator=accelerator,

@@ -7,7 +7,7 @@ import reference_macro as ref
 import torch
 from conftest import PROMPTS
 
-from marlhf_lite.config.options import PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.ppo import PPOTrainer
@@ -22,8 +22,9 @@ def options(**changes):
 
 def learner(models, config, macro_config=None, started=True, objective=None):
     """A trainer that gets its rollouts from the test."""
-    given = (models, None, PROMPTS, None, None, config, macro_config)
-    made = PPOTrainer(*given, max_response_length=12, objective=objective)
+    groups = vars(config) | vars(macro_config or MacroConfig())
+    whole = PPOTrainerConfig(**groups, max_response_length=12)
+    made = PPOTrainer(models, None, PROMPTS, None, None, whole, objective=objective)
     made.updates_done = int(started)  # these policies have left the reference already
     return made
 

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from transformers import set_seed
 
-from marlhf_lite.config.options import CheckpointConfig, LoggingConfig, ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
@@ -24,7 +24,7 @@ from marlhf_lite.training.rollout import Sampling, prompt_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
-GIVEN = "prompts reward termination macro_config seed gold held_out accelerator generator engine".split()
+GIVEN = "prompts reward termination gold held_out accelerator generator engine".split()
 
 
 def early_letters(prompts, responses):
@@ -38,24 +38,21 @@ def noisy(prompts, responses):
 
 
 def build(models, tokenizer, run=None, length=6, **changes):
-    """A trainer on a few prompts; `changes` are arguments of the trainer, else options of PPO or of what is kept.
+    """A trainer on a few prompts; `changes` are arguments of the trainer, else its options.
 
     `test_prompts` are held-out prompts that it is tested on every `eval_every` updates.
     """
     given = {"prompts": PROMPTS, "reward": FunctionReward(early_letters), "termination": FixedNGram(2)}
     given["accelerator"] = Accelerator()
     given |= {name: changes.pop(name) for name in GIVEN if name in changes}
-    prompts, kinds = changes.pop("test_prompts", None), {"checkpoint": CheckpointConfig, "logging": LoggingConfig}
-    changes = {"checkpoint_every": 1} | changes
-    for group, kind in kinds.items():
-        own = {name: changes.pop(name) for name in list(changes) if hasattr(kind, name)}
-        given[f"{group}_config"] = kind(**own)
-    config = PPOConfig(**{"updates": 3, "batch_size": 4, "micro_batch_size": 4} | changes)
+    prompts = changes.pop("test_prompts", None)
+    small = {"updates": 3, "batch_size": 4, "micro_batch_size": 4, "checkpoint_every": 1}
+    config = PPOTrainerConfig(**small | changes, max_response_length=length)
     if prompts:
         sampling = Sampling(length, config.temperature, config.top_k, config.top_p)
-        words = (given["reward"], given.get("gold"), given.get("seed", 0))
+        words = (given["reward"], given.get("gold"), config.seed)
         given["held_out"] = HeldOutEvaluation(prompts, tokenizer, sampling, *words)
-    return PPOTrainer(models, tokenizer, config=config, max_response_length=length, run=run, **given)
+    return PPOTrainer(models, tokenizer, config=config, run=run, **given)
 
 
 def batches(trainer):

@@ -18,7 +18,7 @@ from test_processes import launch
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import PPOCommand, RunCommand
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.macro import FixedNGram, MacroActions, Turn, kl_per_token
@@ -273,8 +273,8 @@ def test_metrics_count_the_policys_tokens_of_the_whole_update(roles, tokenizer, 
     values = torch.randn(shape, generator=g).masked_fill(~played.mask, 0.0)
     old = Experience(values, values, values, torch.randn(steps, generator=g), torch.randn(steps, generator=g))
     rollout = replace(played, ref_logprobs=torch.zeros(shape), scores=EnvironmentReward()(played))
-    batch = make_objective(PPOConfig(), MacroConfig()).batch(rollout, actions)
-    row = update_metrics(batch, old, 0.1, MacroConfig(), Accelerator())
+    batch = make_objective(PPOTrainerConfig()).batch(rollout, actions)
+    row = update_metrics(batch, old, PPOTrainerConfig(kl_coef=0.1), Accelerator())
     q = actions.broadcast(old.returns)[played.mask].double()
     error = q - values[played.mask].double()
     assert row["explained_variance"] == pytest.approx(1 - (error.var(unbiased=False) / q.var(unbiased=False)).item())

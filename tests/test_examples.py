@@ -12,7 +12,7 @@ import torch
 from conftest import nudge
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from marlhf_lite.config.options import ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
@@ -52,7 +52,8 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
     sft, rm = folders
     prompts = [pair["prompt"] for pair in make_rows("tiny-tldr", 12, seed=0)]
     rates = (single_file.POLICY_RATE, single_file.CRITIC_RATE)
-    config = PPOConfig(
+    config = PPOTrainerConfig(
+        max_response_length=LENGTH,
         num_ppo_epochs=epochs,
         micro_batch_size=4,
         warmup_updates=0,
@@ -61,9 +62,7 @@ def test_two_updates_are_those_of_the_trainer(single_file, folders, pad_is_eos, 
         critic_learning_rate=rates[1],
     )
     theirs = build_models(load_base(ModelConfig(finetune="full")), sft, rm)
-    trainer = PPOTrainer(
-        theirs, pad_is_eos, prompts, ModelReward(theirs.reward), FixedNGram(n), config, max_response_length=LENGTH
-    )
+    trainer = PPOTrainer(theirs, pad_is_eos, prompts, ModelReward(theirs.reward), FixedNGram(n), config)
     policy, reference = (AutoModelForCausalLM.from_pretrained(sft) for _ in range(2))
     critic, reward_model = (AutoModelForSequenceClassification.from_pretrained(rm) for _ in range(2))
     optimizer = single_file.make_optimizer(*zip((policy, critic), rates, strict=True))

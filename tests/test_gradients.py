@@ -14,7 +14,7 @@ from small_runs import batches, build
 from test_credit import END, LIMIT, WORTH, Letters, policy, reward
 from torch import nn
 
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.lab.credit.diagnosis import LADDER, Sizes, main, measure, read_options
 from marlhf_lite.lab.credit.gradients import (
     REFERENCE,
@@ -52,13 +52,13 @@ PROMPTS = ["c", "cd", "ede", "d", "ec", "dd"]
 def trainer(policy):
     """PPO of all weights of the small policy, at temperature 1, without KL."""
     models = PPOModels(PolicyModel(copy.deepcopy(policy.model)), policy, None, Guess())
-    config = PPOConfig(batch_size=6, temperature=1.0, top_k=0, kl_coef=0.0, lam=1.0)
-    options = {"max_response_length": LIMIT}
-    return PPOTrainer(models, Letters(), PROMPTS, reward, FixedNGram(1), config, MacroConfig(n="1"), **options)
+    sampling = {"max_response_length": LIMIT, "temperature": 1.0, "top_k": 0}
+    config = PPOTrainerConfig(batch_size=6, kl_coef=0.0, lam=1.0, n="1", **sampling)
+    return PPOTrainer(models, Letters(), PROMPTS, reward, FixedNGram(1), config)
 
 
 def estimator(trainer, n=1, **changes):
-    return Estimator(replace(trainer.config, **changes), MacroConfig(n=str(n)), FixedNGram(n))
+    return Estimator(replace(trainer.config, n=str(n), **changes), FixedNGram(n))
 
 
 def true_gradient(trainer):
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
     trainer = build(moved, tokenizer, kl_coef=0.3, micro_batch_size=2, batch_size=4)
     torch.manual_seed(0)
     rollout = sample_replicates(trainer, trainer.prompts[:4], 4)
-    own = {"n=2": Estimator(trainer.config, MacroConfig(n="2", reward_pooling="mean"), FixedNGram(2))}
+    own = {"n=2": Estimator(replace(trainer.config, n="2", reward_pooling="mean"), FixedNGram(2))}
     gradients = policy_gradients(trainer, rollout, 4, own, progress="")
     # The mean of all replicates is the gradient of one loss over all responses.
     objective, outputs = own["n=2"].objective, trainer.compute_outputs(rollout)
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
 def test_presets_of_the_ladder(trainer):
     own = {name: preset_estimator(name, trainer.config) for name in ("E0", "E1", "E2", "E3", "E4", "E5", "MC", "VC")}
     assert [own[name].config.lam for name in ("E0", "E1", "MC")] == [0.95, 0.98979, 1.0]
-    assert own["E4"].rule == FixedNGram(5) and own["E3"].macro_config.sigma == "start"
+    assert own["E4"].rule == FixedNGram(5) and own["E3"].config.sigma == "start"
     assert all(one.config.temperature == 1 for one in own.values()), "what the preset does not name stays"
     torch.manual_seed(0)
     gradients = policy_gradients(trainer, sample_replicates(trainer, PROMPTS, 4), 4, own, progress="")

@@ -12,7 +12,7 @@ from torch import nn
 from marlhf_lite.config.options import (
     DataConfig,
     ModelConfig,
-    PPOConfig,
+    PPOTrainerConfig,
     RewardModelConfig,
     SFTStageConfig,
 )
@@ -142,9 +142,9 @@ def test_bfloat16_base_keeps_adapters_and_results_in_float32(tiny, sft, rm):
 
 
 def ppo_trainer(roles, tokenizer, **options):
-    ppo = PPOConfig(updates=1, batch_size=4, micro_batch_size=4, **options)
+    ppo = PPOTrainerConfig(updates=1, batch_size=4, micro_batch_size=4, max_response_length=5, **options)
     reward = ModelReward(roles.reward)
-    return PPOTrainer(roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), ppo, max_response_length=5)
+    return PPOTrainer(roles, tokenizer, ["a", "b c", "d"], reward, FixedNGram(2), ppo)
 
 
 def test_no_stage_changes_the_base(base, tiny, tokenizer, tmp_path):

@@ -24,16 +24,39 @@ from plain_update import (
 from small_runs import batches, build, same, timeless, watch
 from transformers import get_scheduler
 
-from marlhf_lite.config.options import MacroConfig, RolloutConfig
+from marlhf_lite.config.options import (
+    CheckpointConfig,
+    LoggingConfig,
+    MacroConfig,
+    PPOConfig,
+    PPOTrainerConfig,
+    RolloutConfig,
+)
 from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.dry_run import fit_micro_batch_size
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
+from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, generate_in_batches
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.utils.run_folder import RunFolder
+
+
+def test_arguments_of_earlier_versions_are_options_now(roles):
+    given = (roles, None, PROMPTS, None, None)
+    groups = {"macro": MacroConfig(sigma="start"), "checkpoint": CheckpointConfig(save_total_limit=3)}
+    groups |= {"logging": LoggingConfig(eval_every=2)}
+    former = {f"{name}_config": group for name, group in groups.items()}
+    with pytest.warns(DeprecationWarning, match="one PPOTrainerConfig"):
+        trainer = PPOTrainer(*given, PPOConfig(lam=0.5), **former, max_response_length=7, seed=4)
+    options = {"lam": 0.5, "sigma": "start", "save_total_limit": 3, "eval_every": 2, "seed": 4}
+    assert trainer.config == PPOTrainerConfig(**options, max_response_length=7)
+    assert trainer.objective.macro_config is trainer.config and trainer.sampling.max_new_tokens == 7
+    with pytest.raises(TypeError, match="colour"):
+        PPOTrainer(*given, PPOTrainerConfig(), colour="red")
+
 
 # -- a run's course ---------------------------------------------------------------------------------------------------
 
@@ -88,7 +111,7 @@ def test_the_schedule_of_the_policy_begins_when_the_policy_moves(make, kind):
 
 
 def test_the_last_token_alone(make):
-    trainer = make(macro_config=MacroConfig(last_token_alone=True))
+    trainer = make(last_token_alone=True)
     rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))
     macro, expected = trainer.segment(rollout), []
     for whole, length in zip(FixedNGram(2)(rollout.mask).spans(), rollout.lengths.tolist()):
@@ -110,7 +133,7 @@ def test_a_wrong_rule_is_named_before_its_macro_actions_are_cut(make, wrap):
         "left response tokens out": lambda mask, **context: FixedNGram(2)(mask & (mask.cumsum(1) < 3)),
     }
     for said, rule in wrong.items():
-        trainer = make(macro_config=MacroConfig(last_token_alone=True), termination=wrap(rule), length=8)
+        trainer = make(last_token_alone=True, termination=wrap(rule), length=8)
         rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:4]))
         fails(partial(trainer.segment, rollout), "termination rule: ", said)
 

@@ -12,7 +12,6 @@ import pytest
 from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import RandomizedNGram
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils import interrupts
@@ -26,7 +25,7 @@ CASES = {
         "num_mini_batches": 2,
         "whiten": True,
         "termination": RandomizedNGram((1, 2, 3), repeats=1, seed=5),
-        "macro_config": MacroConfig(sigma="position"),
+        "sigma": "position",
     },
     "critic warm-up, tests, a noisy reward, few checkpoints": {
         "critic_warmup": 3,

@@ -14,7 +14,7 @@ from conftest import fails
 from plain_update import far, learner, options, record
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.options import MacroConfig, PPOTrainerConfig
 from marlhf_lite.lab.studies.study import load_study, plan
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.macro.catalogue import make_rule
@@ -212,8 +212,8 @@ def test_wrong_names_of_rules(folder, name, parts):
     ],
 )
 def test_wrong_names_of_objectives(folder, name, parts):
-    fails(lambda: make_objective(PPOConfig(objective=name), MacroConfig()), f"--objective {name}: ", *parts)
-    fails(lambda: make_objective(PPOConfig(objective=f"sae,{name}"), MacroConfig()), f"--objective {name}: ", *parts)
+    fails(lambda: make_objective(PPOTrainerConfig(objective=name)), f"--objective {name}: ", *parts)
+    fails(lambda: make_objective(PPOTrainerConfig(objective=f"sae,{name}")), f"--objective {name}: ", *parts)
 
 
 @pytest.mark.parametrize("slot", ["termination", "objective", "reward"])

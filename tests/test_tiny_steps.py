@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import MacroConfig, PPOConfig
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.lab.corpora.tiny_steps import (
     demonstrate,
     make_problem,
@@ -187,7 +187,7 @@ def test_blame_by_estimator_in_closed_form(steps_tokenizer):
     wrong, lengths = first_wrong_tokens(rollout, steps_tokenizer), rollout.lengths.tolist()
 
     def estimator(lam, n="1"):
-        return Estimator(PPOConfig(lam=lam), MacroConfig(n=n), FixedNGram(int(n)))
+        return Estimator(PPOTrainerConfig(lam=lam, n=n), FixedNGram(int(n)))
 
     estimators = {"token": estimator(0.9), "n=5": estimator(0.9, "5"), "one": estimator(1.0)}
     blind = blame_by_estimator(Given(steps_tokenizer, 0.4 * rollout.mask.float()), rollout, estimators)

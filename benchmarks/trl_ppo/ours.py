@@ -11,16 +11,19 @@ from measuring import Stamps, arguments, peak_mib, write
 sys.path.append(str(Path(__file__).parents[1]))
 from synthetic import check_lengths, make_trainer
 
-from marlhf_lite.config.options import ModelConfig, PPOConfig
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.utils.run_folder import RunFolder
 
 
-def options(args) -> PPOConfig:
+def options(args) -> PPOTrainerConfig:
     """As theirs: no top-k, log-probabilities at the sampling temperature."""
-    return PPOConfig(
+    return PPOTrainerConfig(
+        seed=args.seed,
+        max_response_length=args.response,
+        checkpoint_every=0,
         updates=args.updates,
         batch_size=args.batch,
         micro_batch_size=args.micro_batch,
@@ -39,7 +42,7 @@ def prepare(args, folder: str, stamps: Stamps) -> PPOTrainer:
     model = ModelConfig(model=str(args.model), finetune=args.finetune)
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
     run = RunFolder.create(Path(folder, "run"), {})
-    trainer = make_trainer(model, prompts, FixedNGram(args.n), options(args), args.response, seed=args.seed, run=run)
+    trainer = make_trainer(model, prompts, FixedNGram(args.n), options(args), run=run)
     update = trainer.update
     trainer.update = lambda batch: (update(batch), stamps.mark())[0]
     return trainer

@@ -66,7 +66,22 @@ class MacroConfig(Checked):
         return self.termination == "fixed" and self.n == "1"
 
 
-# Sampling, PPO, RLOO and GRPO
+# Seed, lengths, sampling, PPO, RLOO and GRPO
+
+
+class SeedConfig(Checked):
+    """Random seed."""
+
+    seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
+
+
+class LengthConfig(Checked):
+    """Limits of prompts and responses."""
+
+    max_prompt_length: int = option(512, "Longest prompt in tokens; longer ones are dropped and counted.", least=1)
+    max_response_length: int = option(
+        96, "Longest response (turn) in tokens; longer ones are cut. Table 5: 512.", least=1
+    )
 
 
 class SamplingConfig(Checked):
@@ -183,3 +198,7 @@ class LoggingConfig(Checked):
         1, "Updates between metrics of what PPO's critic knows of the final score; 0: none.", least=0
     )
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb.")
+
+
+class PPOTrainerConfig(PPOConfig, MacroConfig, CheckpointConfig, LoggingConfig, LengthConfig, SeedConfig):
+    """All options of `PPOTrainer` in one object; the options of `marlhf ppo` and `marlhf run` have them, too."""

@@ -15,21 +15,18 @@ from marlhf_lite.config.method import (
     BatchConfig,
     CheckpointConfig,
     GenerationBatchConfig,
+    LengthConfig,
     LoggingConfig,
     MacroConfig,
     PPOConfig,
+    PPOTrainerConfig,
     RolloutConfig,
     SamplingConfig,
+    SeedConfig,
 )
 from marlhf_lite.utils.errors import InputError
 
 # The run, the model, the data
-
-
-class SeedConfig(Checked):
-    """Random seed."""
-
-    seed: int = option(0, "Seed of model initialisation, data order and sampling.", least=0, most=2**32 - 1)
 
 
 class OutputConfig(Checked):
@@ -69,15 +66,6 @@ class ModelConfig(Checked):
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
-
-
-class LengthConfig(Checked):
-    """Limits of prompts and responses."""
-
-    max_prompt_length: int = option(512, "Longest prompt in tokens; longer ones are dropped and counted.", least=1)
-    max_response_length: int = option(
-        96, "Longest response (turn) in tokens; longer ones are cut. Table 5: 512.", least=1
-    )
 
 
 class DataConfig(LengthConfig):

@@ -141,7 +141,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # 2. Termination rules, trackers, and what contradicts itself.
     rules = {name: make_rule(method, options.seed) for name, method in options.methods.items()}
     for method in options.methods.values():
-        make_objective(method, method)
+        make_objective(method)
     tracker_names(options.report_to)
     _check_finetune(options)
 

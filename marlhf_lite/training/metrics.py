@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from marlhf_lite.config.method import MacroConfig
+from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.experience import Batch, Experience
@@ -60,8 +60,7 @@ def explained_variance(target: Moments, error: Moments) -> float:
 def update_metrics(
     batch: Batch,
     old: Experience,
-    kl_coef: float,
-    macro_config: MacroConfig,
+    config: PPOTrainerConfig,
     accelerator: Accelerator,
 ) -> dict[str, float]:
     """Metrics of one update over all processes; `old` are of the whole batch."""
@@ -99,9 +98,9 @@ def update_metrics(
         "explained_variance": explained_variance(statistics["return"], statistics["return error"]),
         "macro_actions": statistics["steps"].mean,
         "macro_length": macro_length,
-        "kl_coef": kl_coef,
+        "kl_coef": config.kl_coef,
         # Mean pooling, as in the released code, divides each KL reward by the length of its macro action.
-        "effective_kl_coef": kl_coef / (macro_length if macro_config.reward_pooling == "mean" else 1.0),
+        "effective_kl_coef": config.kl_coef / (macro_length if config.reward_pooling == "mean" else 1.0),
         "tokens": int(statistics["tokens"].total),
     }
     if "gold" in statistics:

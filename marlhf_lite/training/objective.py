@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marlhf_lite import macro
-from marlhf_lite.config.method import MacroConfig, PPOConfig
+from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout
@@ -27,8 +27,7 @@ class Objective:
     Shapes: B responses, T response tokens, S steps. A step is a macro action; with n = 1 it is a token.
     """
 
-    config: PPOConfig
-    macro_config: MacroConfig
+    config: PPOTrainerConfig
 
     mean = "token"  # in the losses: over all tokens (or macro actions), or over each response first
     user_name = ""  # the value of --objective, where it names a class of the user's own
@@ -37,14 +36,12 @@ class Objective:
 
     def rewards(self, batch: Batch, outputs: ModelOutputs) -> Tensor:
         """R_τ [B, S]: r_t = −β (log π_old − log π_ref) of a step's tokens, and the score on the last step (3.2.2)."""
-        config, options, rollout = self.config, self.macro_config, batch.rollout
+        config, rollout = self.config, batch.rollout
         token_rewards = macro.kl_rewards(
             outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, config.kl_estimator
         )
         scores = shape_scores(rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards, config)
-        return macro.macro_rewards(
-            token_rewards, scores, batch.steps, options.reward_pooling, options.rho, options.sigma
-        )
+        return macro.macro_rewards(token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma)
 
     def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Â_τ and Q̂_τ = Â_τ + V(ω_τ), each [B, S], from rewards and values [B, S] by GAE (Appendix E).
@@ -65,7 +62,7 @@ class Objective:
             old.advantages,
             batch.steps,
             clip=self.config.cliprange,
-            ratio=self.macro_config.ratio,
+            ratio=self.config.ratio,
             normalizer=count,
             mean=self.mean,
             weights=self.sampler_weights(batch, old),
@@ -82,11 +79,16 @@ class Objective:
             old.returns,
             batch.steps,
             clip=self.config.cliprange_value or None,
-            target=self.macro_config.value_target,
-            sigma=self.macro_config.sigma,
+            target=self.config.value_target,
+            sigma=self.config.sigma,
             normalizer=count,
             mean=self.mean,
         )
+
+    @property
+    def macro_config(self) -> PPOTrainerConfig:
+        """`config`, by the name that the options of macro actions had; it goes on for one release."""
+        return self.config
 
     # -- their parts --------------------------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class Objective:
 
         Raises `InputError` where an equation of the user's own gives another shape.
         """
-        values = macro.macro_values(outputs.values, batch.steps, self.macro_config.sigma)  # V(ω_τ) (Appendix D.1)
+        values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)  # V(ω_τ) (Appendix D.1)
         with named_errors("objective", self.user_name):
             rewards = self.rewards(batch, outputs)
             _check_shapes("rewards", (rewards,), batch)
@@ -132,8 +134,8 @@ class Objective:
     def counts(self, batch: Batch) -> Tensor:
         """[3] terms of the policy loss and of the value loss (tokens or macro actions), and responses."""
         tokens, actions = batch.steps.token_mask.sum(), batch.steps.mask.sum()
-        policy = tokens if self.macro_config.ratio == "token" else actions
-        value = tokens if self.macro_config.value_target == "token" else actions
+        policy = tokens if self.config.ratio == "token" else actions
+        value = tokens if self.config.value_target == "token" else actions
         return torch.stack([policy, value, batch.steps.token_mask.any(1).sum()]).float()
 
     def losses(

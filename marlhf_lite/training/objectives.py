@@ -13,7 +13,7 @@ import math
 from torch import Tensor
 
 from marlhf_lite import macro
-from marlhf_lite.config.method import MacroConfig, PPOConfig
+from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout
@@ -62,7 +62,7 @@ OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vap
 NUMBERS = {"vapo": ("alpha", math.inf), "vc_ppo": ("critic_lam", 1.0)}  # name=number: what it sets, and its upper bound
 
 
-def make_objective(config: PPOConfig, macro_config: MacroConfig) -> Objective:
+def make_objective(config: PPOTrainerConfig) -> Objective:
     """The objective that `config.objective` names: MA-PPO's own where it is empty.
 
     Several names, comma-separated, make one class of all of them; of two that change the same equation, or give the
@@ -73,7 +73,7 @@ def make_objective(config: PPOConfig, macro_config: MacroConfig) -> Objective:
     different = {name.partition("=")[0]: name for name in names}.values()
     kinds = tuple(_objective(name) for name in reversed(different)) or (Objective,)
     with named_errors("objective", config.objective):
-        return type(kinds[0].__name__, kinds, {})(config, macro_config)
+        return type(kinds[0].__name__, kinds, {})(config)
 
 
 def _objective(name: str) -> type[Objective]:

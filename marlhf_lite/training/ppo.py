@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm.auto import tqdm
 
 from marlhf_lite import macro
-from marlhf_lite.config.method import CheckpointConfig, LoggingConfig, MacroConfig, PPOConfig
+from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.distributed import (
@@ -65,17 +65,16 @@ class PPOTrainer:
         prompts: texts; drawn without replacement, and shuffled again when all were used.
         reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own function).
         termination: the termination rule ζ: a `macro.TerminationRule`, or a function `rule(mask, **context)`.
-        config, macro_config: options of the algorithm.
-        max_response_length: where sampling stops, in tokens.
-        checkpoint_config, logging_config: what the run leaves behind.
+        config: all options; see `PPOTrainerConfig`.
         run: folder for records and checkpoints; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
-        held_out: models -> scores on held-out prompts, called every `logging_config.eval_every` updates.
+        held_out: models -> scores on held-out prompts, called every `config.eval_every` updates.
         accelerator: where the models run; made with `log_with` if there are trackers.
         generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`, `Dialogues` are turns
             with an environment.
         engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
+        former: arguments of earlier versions, which are options of `config` now; they go on for one release.
     """
 
     def __init__(
@@ -85,13 +84,8 @@ class PPOTrainer:
         prompts: Sequence[str],
         reward: Callable[[Rollout], Tensor],
         termination: macro.TerminationRule | Callable[..., macro.MacroActions],
-        config: PPOConfig,
-        macro_config: MacroConfig | None = None,
+        config: PPOTrainerConfig,
         *,
-        max_response_length: int,
-        checkpoint_config: CheckpointConfig | None = None,
-        logging_config: LoggingConfig | None = None,
-        seed: int = 0,
         run: "RunFolder | None" = None,
         gold: Callable[[list[str], list[str]], list[float]] | None = None,
         held_out: Callable[[PPOModels], dict[str, float]] | None = None,
@@ -100,14 +94,19 @@ class PPOTrainer:
         generator: Callable | None = None,
         engine: Callable | None = None,
         objective: type[Objective] | None = None,
+        **former,
     ):
+        if former or not hasattr(config, "max_response_length"):
+            from marlhf_lite.training.former import whole_config
+
+            config = whole_config(config, former)
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
-        self.config, self.macro_config, self.seed, self.name = config, macro_config or MacroConfig(), seed, name
-        self.objective = (objective or _named_objective(config))(config, self.macro_config)
-        self.sampling = sampling_of(config, max_response_length)
+        self.config, self.seed, self.name = config, config.seed, name
+        self.objective = (objective or _named_objective(config))(config)
+        self.sampling = sampling_of(config, config.max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
@@ -134,8 +133,6 @@ class PPOTrainer:
         self.generation_batch_size = config.generation_batch_size  # may become smaller, too
 
         self.free_cores = FreeCores()
-        self.checkpoint_config = checkpoint_config or CheckpointConfig()
-        self.logging_config = logging_config or LoggingConfig()
         self.logger = RunLogger(run, name, self.accelerator)
         self.checkpoints = self._checkpoints_of(run) if run else None
 
@@ -149,9 +146,9 @@ class PPOTrainer:
     def train(self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False) -> list[dict]:
         """Make all updates; returns the metrics of each, which are in the run's metrics.jsonl too.
 
-        With `resume` the run goes on from its last checkpoint (or from `checkpoint_config.from_checkpoint`), bit by
-        bit as if it had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`, and with a
-        checkpoint behind the update in which `asked_to_stop()` becomes true.
+        With `resume` the run goes on from its last checkpoint (or from `config.from_checkpoint`), bit by bit as if it
+        had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`, and with a checkpoint behind
+        the update in which `asked_to_stop()` becomes true.
         """
         torch.manual_seed(self.seed + self.accelerator.process_index)
         if resume:
@@ -261,7 +258,7 @@ class PPOTrainer:
                 _, stats = self._with_less_memory(self.forward_backward, *passed)
             steps.append(self.optimizer_step(stats))
 
-        row = update_metrics(batch, old, config.kl_coef, self.macro_config, self.accelerator)
+        row = update_metrics(batch, old, config, self.accelerator)
         if self._diagnoses_critic():
             from marlhf_lite.training.critic_metrics import diagnose_critic
 
@@ -339,19 +336,19 @@ class PPOTrainer:
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
 
     def segment(
-        self, rollout: Rollout, rule: macro.TerminationRule | None = None, macro_config: MacroConfig | None = None
+        self, rollout: Rollout, rule: macro.TerminationRule | None = None, config: PPOTrainerConfig | None = None
     ) -> macro.MacroActions:
         """Macro actions of every response, by the trainer's own rule and options unless others are given.
 
         Raises `InputError` where the rule gives no segmentation of them.
         """
-        rule, macro_config = rule or self.termination, macro_config or self.macro_config
+        rule, config = rule or self.termination, config or self.config
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
         context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
             context |= self._outputs_of(rollout)
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
-        return macro_actions.split_last_token() if macro_config.last_token_alone else macro_actions
+        return macro_actions.split_last_token() if config.last_token_alone else macro_actions
 
     def _context(self, rollout: Rollout) -> dict:
         """What every termination rule is called with, besides the mask."""
@@ -466,7 +463,7 @@ class PPOTrainer:
         safeguards.check_nonfinite(self.nonfinite_in_row, row)
 
     def _diagnoses_critic(self) -> bool:
-        every = self.logging_config.diagnose_critic_every
+        every = self.config.diagnose_critic_every
         return bool(every) and (self.updates_done + 1) % every == 0
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
@@ -479,7 +476,7 @@ class PPOTrainer:
 
     def _evaluate(self, last: bool) -> None:
         """A held-out test, where it is time."""
-        every = self.logging_config.eval_every
+        every = self.config.eval_every
         if self.held_out and every and (self.updates_done % every == 0 or last):
             scores = self.held_out(self.models)
             self.logger.log_held_out(self.updates_done, scores)
@@ -488,11 +485,11 @@ class PPOTrainer:
         """The run's checkpoints."""
         from marlhf_lite.training.checkpoint import Checkpoints  # a run in memory makes none
 
-        return Checkpoints(run, self.checkpoint_config.save_total_limit, self.accelerator)
+        return Checkpoints(run, self.config.save_total_limit, self.accelerator)
 
     def _save_checkpoint(self, last: bool) -> None:
         """A checkpoint, where it is time."""
-        every = self.checkpoint_config.checkpoint_every
+        every = self.config.checkpoint_every
         if self.checkpoints and every and (self.updates_done % every == 0 or last):
             self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
 
@@ -505,7 +502,7 @@ class PPOTrainer:
     def _resume(self) -> None:
         if self.checkpoints is None:
             raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
-        update = self.checkpoint_config.from_checkpoint
+        update = self.config.from_checkpoint
         for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
             setattr(self, name, value)
         if self.asked_micro_batch_size != self.config.micro_batch_size:  # else the one in force stays
@@ -540,7 +537,7 @@ class PPOTrainer:
         return result
 
 
-def _named_objective(config: PPOConfig) -> Callable[[PPOConfig, MacroConfig], Objective]:
+def _named_objective(config: PPOTrainerConfig) -> Callable[[PPOTrainerConfig], Objective]:
     """What makes the objective that `config.objective` names: MA-PPO's own where it is empty."""
     if not config.objective:
         return Objective

@@ -155,8 +155,7 @@ def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, pr
     return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in estimates.items()}
 
 
-def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
-    options = context.options
+def _trainer(context, sft: Path, rm: Path, options: PPOCommand, name: str) -> PPOTrainer:
     set_seed(options.seed)
     models = build_models(context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init)
     reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
@@ -165,11 +164,8 @@ def _trainer(context, sft: Path, rm: Path, macro, name: str) -> PPOTrainer:
         context.tokenizer,
         prompts,
         reward,
-        make_rule(macro, options.seed),
+        make_rule(options, options.seed),
         options,
-        macro,
-        max_response_length=context.limit,
-        seed=options.seed,
         gold=context.task.gold,
         name=name,
     )

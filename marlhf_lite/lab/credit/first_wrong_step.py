@@ -10,7 +10,7 @@ the values of the run's critic. RLOO's share is the step's share of the tokens. 
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +23,7 @@ from marlhf_lite.config.options import (
     EvaluationConfig,
     MacroConfig,
     ModelConfig,
-    PPOConfig,
-    SeedConfig,
+    PPOTrainerConfig,
     SFTInputConfig,
     TrainedPolicyConfig,
 )
@@ -114,7 +113,7 @@ def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mappin
 
 
 class FirstWrongStepCommand(
-    TrainedPolicyConfig, PPOConfig, EvaluationConfig, DataConfig, ModelConfig, SFTInputConfig, SeedConfig
+    TrainedPolicyConfig, PPOTrainerConfig, EvaluationConfig, DataConfig, ModelConfig, SFTInputConfig
 ):
     """Which estimator blames the step that was wrong? A trained policy and its critic, on held-out prompts."""
 
@@ -137,9 +136,9 @@ def run(options: FirstWrongStepCommand, sft: Path, policy: Path) -> pd.DataFrame
     trainer = make_trainer(options, sft, policy)
     with torch.no_grad():
         rollout = trainer.score(trainer.generate_rollout(trainer.prompts))
-    lines = MacroConfig(termination="sentence")
+    lines = replace(options, **vars(MacroConfig(termination="sentence")))
     estimators = {name: preset_estimator(preset, options, options.seed) for name, preset in LADDER.items()}
-    estimators["MA-PPO lines"] = Estimator(options, lines, make_rule(lines, options.seed))
+    estimators["MA-PPO lines"] = Estimator(lines, make_rule(lines, options.seed))
     blame = blame_by_estimator(trainer, rollout, estimators)
     rows = {"RLOO": {"wrong step": _interval(blame["PPO"].tokens)}}
     for name, one in blame.items():
@@ -163,8 +162,7 @@ def make_trainer(options: FirstWrongStepCommand, sft: Path, policy: Path) -> PPO
     )
     prompts = list(task.splits["test"]["prompt"])[: options.eval_prompts]
     reward, rule = FunctionReward(task.gold, "gold"), make_rule(MacroConfig(n="1"), 0)
-    limit = options.max_response_length
-    return PPOTrainer(models, tokenizer, prompts, reward, rule, options, max_response_length=limit)
+    return PPOTrainer(models, tokenizer, prompts, reward, rule, options)
 
 
 def _interval(shares: Tensor) -> str:

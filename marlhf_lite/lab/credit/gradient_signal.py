@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marlhf_lite.config.method import MacroConfig, PPOConfig
+from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import ModelOutputs
@@ -28,8 +28,8 @@ def token_advantages(rollout: Rollout, values: Tensor, n: int, lam: float, sigma
     `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first one alone.
     The policy is still the reference, so there is no KL, and the scores are the only rewards.
     """
-    options, zeros = MacroConfig(n=str(n), sigma=sigma), torch.zeros(rollout.mask.shape)
-    objective = Objective(PPOConfig(lam=lam), options)
+    options, zeros = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam), torch.zeros(rollout.mask.shape)
+    objective = Objective(options)
     from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
     batch = objective.batch(from_reference, make_rule(options)(rollout.mask))
     old = objective.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))

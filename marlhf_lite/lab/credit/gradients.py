@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from marlhf_lite.config.method import MacroConfig, PPOConfig
+from marlhf_lite.config.method import MacroConfig, PPOConfig, PPOTrainerConfig
 from marlhf_lite.config.parser import preset_file
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.lab.credit.credit import RESAMPLES
@@ -45,31 +45,30 @@ REFERENCE = "RLOO"
 class Estimator:
     """What turns a rollout into advantages; whitening over an update is left out."""
 
-    config: PPOConfig
-    macro_config: MacroConfig
+    config: PPOTrainerConfig
     rule: TerminationRule
 
     @property
     def objective(self) -> Objective:
-        return make_objective(self.config, self.macro_config)
+        return make_objective(self.config)
 
     def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
         """The trainer's rollout, segmented by this estimator's rule."""
-        return self.objective.batch(rollout, trainer.segment(rollout, self.rule, self.macro_config))
+        return self.objective.batch(rollout, trainer.segment(rollout, self.rule, self.config))
 
 
-def preset_estimator(name: str, config: PPOConfig, seed: int = 0) -> Estimator:
-    """The estimator of the preset `estimators/<name>`, which changes `config` and the defaults of macro actions.
+def preset_estimator(name: str, config: PPOTrainerConfig, seed: int = 0) -> Estimator:
+    """The estimator of the preset `estimators/<name>`, which changes `config`; its macro actions begin as by default.
 
     Raises `InputError` for an unknown name.
     """
     source = f"estimator {name}"
     values = read_yaml(preset_file(f"estimators/{name}", source), source)
     values |= {"n": str(values["n"])} if "n" in values else {}  # YAML reads a number
-    groups = [{f.name: values[f.name] for f in fields(kind) if f.name in values} for kind in (PPOConfig, MacroConfig)]
-    macro_config = MacroConfig(**groups[1])
-    groups[0]["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
-    return Estimator(replace(config, **groups[0]), macro_config, make_rule(macro_config, seed))
+    values = {f.name: values[f.name] for kind in (PPOConfig, MacroConfig) for f in fields(kind) if f.name in values}
+    values["objective"] = ",".join(filter(None, [config.objective, values.get("objective")]))  # they go together
+    config = replace(config, **vars(MacroConfig()) | values)
+    return Estimator(config, make_rule(config, seed))
 
 
 def sample_replicates(trainer: PPOTrainer, prompts: Sequence[str], replicates: int) -> Rollout:
@@ -95,7 +94,7 @@ def policy_gradients(
     `rollout` is that of `sample_replicates`. Losses, values and advantages are the trainer's own; all replicates share
     one normalizer, so that their mean is the gradient of all of them.
     """
-    reference = Estimator(trainer.config, MacroConfig(), Whole())
+    reference = Estimator(replace(trainer.config, **vars(MacroConfig())), Whole())
     everyone = {**estimators, REFERENCE: reference}
     counts = {name: one.objective.counts(one.batch(trainer, rollout)) / replicates for name, one in everyone.items()}
     advantages = leave_one_out(total_returns(trainer, rollout).reshape(replicates, -1)).flatten()

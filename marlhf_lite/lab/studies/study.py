@@ -278,7 +278,7 @@ def _parse(stage: str, *words: str) -> dict:
         if method.objective:
             from marlhf_lite.training.objectives import make_objective  # transformers takes seconds
 
-            make_objective(method, method)
+            make_objective(method)
     if stage in ("rloo", "grpo"):
         from marlhf_lite.extras.baselines.rloo_grpo import check_groups  # trl takes seconds
 
