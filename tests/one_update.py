@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
+from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
@@ -110,7 +111,7 @@ def trainer_of(job, accelerator, run, updates, generator=generate):
         FixedNGram(2),
         PPOTrainerConfig(updates=updates, batch_size=4, max_response_length=6, **rates, **kept),
         run=run,
-        held_out=HeldOutEvaluation(prompts[:5], tokenizer, Sampling(6), reward),
+        held_out=HeldOutEvaluation(HeldOutPrompts(prompts[:5], tokenizer, Sampling(6)), reward),
         accelerator=accelerator,
         generator=generator,
     )

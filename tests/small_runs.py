@@ -15,6 +15,7 @@ from transformers import set_seed
 
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
+from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
@@ -50,8 +51,8 @@ def build(models, tokenizer, run=None, length=6, **changes):
     config = PPOTrainerConfig(**small | changes, max_response_length=length)
     if prompts:
         sampling = Sampling(length, config.temperature, config.top_k, config.top_p)
-        words = (given["reward"], given.get("gold"), config.seed)
-        given["held_out"] = HeldOutEvaluation(prompts, tokenizer, sampling, *words)
+        asked = HeldOutPrompts(prompts, tokenizer, sampling, config.seed)
+        given["held_out"] = HeldOutEvaluation(asked, given["reward"], given.get("gold"))
     return PPOTrainer(models, tokenizer, config=config, run=run, **given)
 
 

@@ -12,6 +12,7 @@ from small_runs import build, early_letters, noisy, timeless
 
 from marlhf_lite.evaluation import held_out
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
+from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.rewards import FunctionReward
@@ -25,7 +26,8 @@ def test(tokenizer):
     """A function that makes the test of these prompts."""
 
     def make(reward=early_letters, gold=None, **changes):
-        return HeldOutEvaluation(PROMPTS, tokenizer, Sampling(6), FunctionReward(reward), gold, **changes)
+        asked = HeldOutPrompts(PROMPTS, tokenizer, Sampling(6), **changes)
+        return HeldOutEvaluation(asked, FunctionReward(reward), gold)
 
     return make
 

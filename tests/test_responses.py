@@ -8,7 +8,14 @@ import torch
 from conftest import fails, nudge
 
 from marlhf_lite.evaluation import responses as module
-from marlhf_lite.evaluation.responses import ResponseStore, answer, evaluate_checkpoints, fingerprint, restore
+from marlhf_lite.evaluation.responses import (
+    HeldOutPrompts,
+    ResponseStore,
+    answer,
+    evaluate_checkpoints,
+    fingerprint,
+    restore,
+)
 from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
@@ -56,11 +63,11 @@ def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
         }
         scorers |= {name: how.pop(name) for name in list(how) if name in scorers}
         places = {"SFT": sft, "PPO": ppo}
-        how = {"temperatures": (0.5, 1.0), "samples": 2, "seed": 3, "batch_size": 5} | how
-        return evaluate_checkpoints(
-            {name: places[name] for name in names}, Scorers(**scorers), tokenizer, prompts or texts.prompts, out,
-            Sampling(8, 0.8), **how,
-        ).to_dict("records")  # fmt: skip
+        how = {"sampling": Sampling(8, 0.8), "seed": 3, "batch_size": 5, "temperatures": (0.5, 1.0), "samples": 2} | how
+        options = {name: how.pop(name) for name in ("temperatures", "samples", "model") if name in how}
+        held_out = HeldOutPrompts(prompts or texts.prompts, tokenizer, **how)
+        checkpoints = {name: places[name] for name in names}
+        return evaluate_checkpoints(checkpoints, Scorers(**scorers), held_out, out, **options).to_dict("records")
 
     return run
 
@@ -210,7 +217,7 @@ def test_a_missing_checkpoint_is_named_before_anything_loads(ppo, sft, tokenizer
     broken, out = tmp_path / "broken", tmp_path / "out"
     shutil.copytree(ppo, broken)
     spoil(broken)
-    given = ({"SFT": sft, "MA-PPO": broken}, Scorers(refuse), tokenizer, ["a"], out, Sampling(4))
+    given = ({"SFT": sft, "MA-PPO": broken}, Scorers(refuse), HeldOutPrompts(["a"], tokenizer, Sampling(4)), out)
     fails(lambda: evaluate_checkpoints(*given), f"MA-PPO: {broken}")
     assert not out.exists()
 
@@ -226,10 +233,9 @@ def test_answers_have_the_columns_and_the_numbers_of_an_evaluation(evaluate, bas
     policy, reference = (PolicyModel(load_policy(base, path, trainable=False)) for path in (ppo, sft))
     reward = ModelReward(ScalarHeadModel(load_score_model(base, rm)))
     policy.train()
-    rows = answer(
-        policy, reference, tokenizer, texts.prompts, Sampling(8, 0.8), reward, lambda p, r: [float(len(x)) for x in r],
-        name="PPO", seed=3, batch_size=4,
-    ).to_dict("records")  # fmt: skip
+    held_out = HeldOutPrompts(texts.prompts, tokenizer, Sampling(8, 0.8), seed=3, batch_size=4)
+    rows = answer(policy, reference, held_out, reward, lambda p, r: [float(len(x)) for x in r], "PPO")
+    rows = rows.to_dict("records")
     stored = evaluate(names=["PPO"], temperatures=(), samples=1)
     assert not policy.training and all(p.grad is None for p in policy.parameters())
     assert rows[0].keys() == stored[0].keys() - {"reference", "rm"} and len(rows) == len(texts.prompts)

@@ -1,8 +1,8 @@
 """Evaluation on held-out prompts while training: scores, gold, and the win rate against the SFT model."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -10,11 +10,10 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import set_seed
 
-from marlhf_lite.evaluation.responses import answer
+from marlhf_lite.evaluation.responses import HeldOutPrompts, answer
 from marlhf_lite.evaluation.scores import KLS, SCORES, GoldScore, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
 from marlhf_lite.training.distributed import is_sharded, sampling_from
-from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
@@ -23,20 +22,14 @@ class HeldOutEvaluation:
     """Answers the same prompts with the same random numbers each time, and compares with the SFT model's answers.
 
     Args:
-        prompts: texts that are not trained on.
+        held_out: the prompts. Their seed is that of rewards that draw, too; training's own random state is left as it
+            was.
         reward, gold: as for `PPOTrainer`.
-        seed: of sampling, and of rewards that draw. Training's own random state is left as it was.
-        batch_size: prompts answered at a time.
     """
 
-    prompts: Sequence[str]
-    tokenizer: object
-    sampling: Sampling
+    held_out: HeldOutPrompts
     reward: Callable
     gold: GoldScore | None = None
-    seed: int = 0
-    batch_size: int = 128
-    engine: object = None  # what samples in place of `generate`, see `answer`
     start: pd.DataFrame | None = field(default=None, init=False)  # the SFT model's answers
 
     def __call__(self, models: PPOModels) -> dict[str, float]:
@@ -57,15 +50,15 @@ class HeldOutEvaluation:
         processes = PartialState()
         rank, count = processes.process_index, processes.num_processes
         training, states = policy.model.training, random_states()
-        set_seed((self.seed + rank) % 2**32)  # for rewards that draw; the numbers of answers belong to their prompts
+        set_seed((self.held_out.seed + rank) % 2**32)  # for rewards that draw: answers have their own
         try:
-            share = self.prompts[rank::count]
+            prompts = self.held_out.prompts
+            share = prompts[rank::count]
             # Where the models are spread, all processes answer as many: those with one fewer answer another one again.
-            missing = math.ceil(len(self.prompts) / count) - len(share) if is_sharded(policy) else 0
-            arguments = ([*share, *self.prompts[:1] * missing], self.sampling, self.reward, self.gold)
-            options = {"name": name, "seed": self.seed, "batch_size": self.batch_size, "engine": self.engine}
+            missing = math.ceil(len(prompts) / count) - len(share) if is_sharded(policy) else 0
+            ours = replace(self.held_out, prompts=[*share, *prompts[:1] * missing])
             with sampling_from(policy):
-                rows = answer(policy, models.reference, self.tokenizer, *arguments, **options).head(len(share))
+                rows = answer(policy, models.reference, ours, self.reward, self.gold, name).head(len(share))
         finally:
             set_random_states(states)
             policy.train(training)

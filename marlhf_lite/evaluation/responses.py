@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -154,32 +154,64 @@ def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:
 # Answering prompts
 
 
+@dataclass(frozen=True)
+class HeldOutPrompts:
+    """Prompts that are not trained on, and how policies answer them.
+
+    Random numbers belong to seed and prompt, whatever the policy and the batch, so that comparisons by prompt are
+    tighter.
+
+    Args:
+        prompts: [P] texts.
+        tokenizer: the tokenizer of the base model.
+        batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
+        engine: servers that sample in place of the models here, or an environment that answers in turns.
+    """
+
+    prompts: Sequence[str]
+    tokenizer: object
+    sampling: Sampling
+    seed: int = 0
+    batch_size: int = 128
+    engine: "VLLMEngine | SeededDialogues | None" = None
+
+    def keyed(self, samples: int) -> pd.Series:
+        """The prompt of every response that is wanted, with the index KEY."""
+        index = pd.MultiIndex.from_product([prompt_ids(self.prompts), range(samples), [self.seed]], names=KEY)
+        return pd.Series(np.repeat(np.array(self.prompts, dtype=object), samples), index=index, dtype=object)
+
+    def generate(self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable) -> pd.DataFrame:
+        """A response to each prompt that is wanted (some of `keyed`), with the columns of `score(rollout)`."""
+        prompts, sampling = wanted.tolist(), self.sampling
+        names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
+        if self.engine is not None:
+            rollout = self.engine.checked(policy, self.tokenizer, prompts, names, sampling, "evaluated")
+        else:
+            with merged_adapter(policy.model):
+                rollout = generate_seeded(policy.model, self.tokenizer, prompts, names, sampling)
+        columns = {"method": method, "temperature": float(sampling.temperature), "prompt": prompts}
+        ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
+        columns["token_ids"] = [ids[:end] for ids, end in ends]
+        columns |= {} if rollout.turns is None else {"turns": rollout.turns}
+        return pd.DataFrame(columns | score(rollout), index=wanted.index, dtype=object)
+
+
 def answer(
     policy: PolicyModel,
     reference: PolicyModel,
-    tokenizer,
-    prompts: Sequence[str],
-    sampling: Sampling,
+    held_out: HeldOutPrompts,
     reward: ModelReward | None = None,
     gold: GoldScore | None = None,
-    *,
     name: str = "policy",
-    seed: int = 0,
-    batch_size: int = 128,
-    engine: "VLLMEngine | SeededDialogues | None" = None,
 ) -> pd.DataFrame:
-    """One scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`.
-
-    The random numbers are those of `evaluate_checkpoints`: they belong to seed and prompt, whatever the policy and the
-    batch, so that comparisons by prompt are tighter.
-    """
+    """One scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
     policy.eval()
     score, rows = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold), []
 
     def work(wanted: pd.Series) -> None:
-        rows.append(_generate(policy, tokenizer, wanted, name, sampling, score, engine))
+        rows.append(held_out.generate(policy, wanted, name, score))
 
-    _in_batches(work, _keyed(prompts, 1, seed), batch_size, f"answers of {name}")
+    _in_batches(work, held_out.keyed(1), held_out.batch_size, f"answers of {name}")
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
@@ -195,12 +227,6 @@ def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torc
     return replace(rollout, responses=texts, ended=ended).to(device)
 
 
-def _keyed(prompts: Sequence[str], samples: int, seed: int) -> pd.Series:
-    """The prompt of every response that is wanted, with the index KEY."""
-    index = pd.MultiIndex.from_product([prompt_ids(prompts), range(samples), [seed]], names=KEY)
-    return pd.Series(np.repeat(np.array(prompts, dtype=object), samples), index=index, dtype=object)
-
-
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
     """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
@@ -212,37 +238,15 @@ def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name:
         in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)  # others may wait in a pass
 
 
-def _generate(
-    policy: PolicyModel, tokenizer, wanted: pd.Series, method: str, sampling: Sampling, score, engine=None
-) -> pd.DataFrame:
-    """A response to each prompt that is wanted, with the columns of `score(rollout)`."""
-    names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
-    if engine is not None:
-        rollout = engine.checked(policy, tokenizer, wanted.tolist(), names, sampling, "evaluated")
-    else:
-        with merged_adapter(policy.model):
-            rollout = generate_seeded(policy.model, tokenizer, wanted.tolist(), names, sampling)
-    columns = {"method": method, "temperature": float(sampling.temperature), "prompt": wanted.tolist()}
-    ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
-    columns["token_ids"] = [ids[:end] for ids, end in ends]
-    columns |= {} if rollout.turns is None else {"turns": rollout.turns}
-    return pd.DataFrame(columns | score(rollout), index=wanted.index, dtype=object)
-
-
 def evaluate_checkpoints(
     checkpoints: Mapping[str, Path],
     scorers: Scorers,
-    tokenizer,
-    prompts: Sequence[str],
+    held_out: HeldOutPrompts,
     folder: str | Path,
-    sampling: Sampling,
     *,
     temperatures: Sequence[float] = (),
     samples: int = 1,
-    seed: int = 0,
-    batch_size: int = 128,
     model: str = "",
-    engine: "VLLMEngine | SeededDialogues | None" = None,
 ) -> pd.DataFrame:
     """Responses of every checkpoint to every prompt at every temperature, scored (paper: Figures 3, 8, 10, 20, 21).
 
@@ -251,13 +255,10 @@ def evaluate_checkpoints(
 
     Args:
         checkpoints: name to folder, of an adapter or of whole weights.
-        prompts: [P] texts; their order is that of the rows.
-        sampling: its temperature is the one used where `temperatures` is empty.
+        held_out: their order is that of the rows. Their own temperature is used where `temperatures` is empty. What an
+            engine samples is stored apart.
         samples: responses to each prompt at each temperature.
-        batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
         model: the base model's name, which an adapter's weights do not tell.
-        engine: servers that sample in place of the models here, or an environment that answers in turns; what they
-            sample is stored apart.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
@@ -270,18 +271,18 @@ def evaluate_checkpoints(
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
     marks = {name: fingerprint(path, name) for name in ("reference", "rm") if (path := getattr(scorers, name))}
     marks |= {"reward": scorers.gold_name} if scorers.gold_name else {}
-    wanted, tables = _keyed(prompts, samples, seed), []
+    wanted, tables = held_out.keyed(samples), []
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
-        for temperature in dict.fromkeys(temperatures or (sampling.temperature,)):
-            at_temperature = replace(sampling, temperature=float(temperature))
-            settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature)}
-            if not at_temperature.min_new_tokens:  # so that answers stored without a minimum are found again
+        for temperature in dict.fromkeys(temperatures or (held_out.sampling.temperature,)):
+            at_temperature = replace(held_out, sampling=replace(held_out.sampling, temperature=float(temperature)))
+            settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature.sampling)}
+            if not settings["min_new_tokens"]:  # so that answers stored without a minimum are found again
                 del settings["min_new_tokens"]
-            settings |= {"engine": engine.name} if engine else {}
+            settings |= {"engine": held_out.engine.name} if held_out.engine else {}
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
-            _fill(store, asked, at_temperature, load, scorers, marks, tokenizer, batch_size, engine)
+            _fill(store, asked, at_temperature, load, scorers, marks)
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
     # A store may hold scores that are not asked for now.
@@ -291,7 +292,7 @@ def evaluate_checkpoints(
 
 
 def _fill(
-    store: ResponseStore, wanted: pd.Series, sampling: Sampling, load, scorers, marks, tokenizer, size, engine
+    store: ResponseStore, wanted: pd.Series, held_out: HeldOutPrompts, load: Callable, scorers: Scorers, marks: dict
 ) -> None:
     """Score again what other models than those of `marks` scored, and generate what is missing."""
 
@@ -303,15 +304,16 @@ def _fill(
     by = stored.reindex(columns=[*marks, "gold"])
     fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
     # Prompts of like length together, so that padding is little; the most memory is needed at once.
-    lengths = [-len(ids) for ids in encode_prompts(tokenizer, missing.tolist())] if len(missing) else []
+    lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())] if len(missing) else []
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
 
     def score_again(rows: pd.DataFrame) -> None:
-        rollout = restore(tokenizer, rows, next(load().parameters()).device)
+        rollout = restore(held_out.tokenizer, rows, next(load().parameters()).device)
         store.replace(rows.assign(**pd.DataFrame(score(rollout), index=rows.index, dtype=object)))
 
     def add(rows: pd.Series) -> None:
-        store.add(_generate(load(), tokenizer, rows, method, sampling, score, engine))
+        store.add(held_out.generate(load(), rows, method, score))
 
-    _in_batches(score_again, stored[~fresh], size, f"{method}, T={sampling.temperature:g}, scores")
-    _in_batches(add, missing, size, f"{method}, T={sampling.temperature:g}")
+    name, size = f"{method}, T={held_out.sampling.temperature:g}", held_out.batch_size
+    _in_batches(score_again, stored[~fresh], size, f"{name}, scores")
+    _in_batches(add, missing, size, name)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
@@ -97,10 +98,10 @@ class RunContext(Generic[Options]):
     def sampling(self) -> Sampling:
         return sampling_of(self.options, self.limit)
 
-    @property
-    def test_prompts(self) -> list[str]:
-        """The held-out prompts to evaluate on, each once."""
-        return list(self.task.held_out(self.options.eval_prompts)["prompt"])
+    def held_out(self, count: int, batch_size: int = 128) -> HeldOutPrompts:
+        """At most `count` held-out prompts, each once, and how policies answer them."""
+        prompts = list(self.task.held_out(count)["prompt"])
+        return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, self.seeded_engine)
 
 
 def print_main(text: str) -> None:

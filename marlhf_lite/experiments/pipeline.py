@@ -255,10 +255,8 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
     """Return the test on held-out prompts that runs while training; None where there are no prompts."""
-    prompts, seed = list(context.task.held_out(context.options.test_prompts)["prompt"]), context.options.seed
-    arguments = (prompts, context.tokenizer, context.sampling, reward, context.task.gold, seed, batch_size)
-    arguments += (context.seeded_engine,)
-    return HeldOutEvaluation(*arguments) if prompts else None
+    held_out = context.held_out(context.options.test_prompts, batch_size)
+    return HeldOutEvaluation(held_out, reward, context.task.gold) if held_out.prompts else None
 
 
 # Baselines: DPO, RLOO and GRPO through TRL, from the SFT adapter (Appendix C.3, Table 7). They share data, start,
@@ -425,15 +423,11 @@ def evaluate(
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         scorers,
-        context.tokenizer,
-        context.test_prompts,
+        context.held_out(options.eval_prompts),
         context.path / "responses",
-        context.sampling,
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        seed=options.seed,
         model=options.model,
-        engine=context.seeded_engine,
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}

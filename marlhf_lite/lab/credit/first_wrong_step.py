@@ -19,11 +19,14 @@ from torch import Tensor
 from transformers import set_seed
 
 from marlhf_lite.config.options import (
+    CheckpointConfig,
     DataConfig,
     EvaluationConfig,
+    LoggingConfig,
     MacroConfig,
     ModelConfig,
-    PPOTrainerConfig,
+    PPOConfig,
+    SeedConfig,
     SFTInputConfig,
     TrainedPolicyConfig,
 )
@@ -113,7 +116,16 @@ def blame_by_estimator(trainer: PPOTrainer, rollout: Rollout, estimators: Mappin
 
 
 class FirstWrongStepCommand(
-    TrainedPolicyConfig, PPOTrainerConfig, EvaluationConfig, DataConfig, ModelConfig, SFTInputConfig
+    TrainedPolicyConfig,
+    MacroConfig,
+    PPOConfig,
+    CheckpointConfig,
+    LoggingConfig,
+    EvaluationConfig,
+    DataConfig,
+    ModelConfig,
+    SFTInputConfig,
+    SeedConfig,
 ):
     """Which estimator blames the step that was wrong? A trained policy and its critic, on held-out prompts."""
 
