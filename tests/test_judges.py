@@ -2,24 +2,20 @@
 
 import errno
 import io
+import itertools
 import json
 import re
+import shutil
 
 import pytest
-import torch
 from conftest import fails
 
 from marlhf_lite.cli import main
-from marlhf_lite.evaluation.responses import fingerprint
 from marlhf_lite.extras.judges import judgments
-from marlhf_lite.extras.judges.answers import score_answers
 from marlhf_lite.extras.judges.judges import HumanJudge, ScoreJudge
 from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
 from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.lab.figures.judging import judge_by_hand
-from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.models.loading import load_score_model
-from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder, RunLock
 
@@ -42,21 +38,6 @@ def test_the_higher_score_wins_whatever_the_order(tmp_path):
 def test_scores_that_cannot_be_compared(tmp_path, scores):
     judge = ScoreJudge(lambda prompts, responses: scores, "mine")
     fails(lambda: judge_pairs(judge, PAIRS[:1], tmp_path), "judge mine")
-
-
-def test_answers_are_scored_at_the_last_token_and_a_cut_one_has_no_eos(base, rm, tokenizer):
-    reward = ModelReward(ScalarHeadModel(load_score_model(base, rm)))
-    pieces = [tokenizer.convert_tokens_to_ids(piece) for piece in "these"]  # its text has fewer tokens than it has
-    text = tokenizer.decode(pieces)
-    assert len(tokenizer(text, add_special_tokens=False)["input_ids"]) < len(pieces) == 5
-    sampled = {"prompt": "p", "response": text, "token_ids": pieces, "ended": False}
-    rows = [sampled, *({"prompt": pair.prompt, "response": pair.first} for pair in PAIRS[:9])]
-    for row, scored in zip(rows, score_answers(reward, tokenizer, rows, limit=5), strict=True):
-        ids = tokenizer(row["response"], add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        tokens = tokenizer(row["prompt"])["input_ids"] + row.get("token_ids", ids[:5])
-        with torch.no_grad():  # without padding
-            expected = reward.model(torch.tensor([tokens]), torch.ones(1, len(tokens)).long())[0, -1].item()
-        assert scored == row | {"rm_score": pytest.approx(expected, abs=1e-4)}
 
 
 # A person, in a terminal and in a notebook
@@ -154,15 +135,16 @@ def answers(method, texts, **more):
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, capsys, monkeypatch):
     """Runs `marlhf judge` on a run with two methods' answers and a file with a third's: status, counts, words."""
     folder = RunFolder.create(tmp_path / "run", {"temperature": 0.8})
     folder.log("samples", [*answers("PPO", ["a"] * 6), *answers("MA-PPO", ["bb"] * 6)])
     append_lines(tmp_path / "sft.jsonl", answers("SFT", ["a", "b", "c", "d", "e", "f"], gold=1.0))
     kept = tmp_path / "kept"
 
-    def judge(kind="rm", places="", methods="MA-PPO, PPO", model="no/such-model", **options):
-        options = {"output_dir": kept, "seed": 3, "model": model} | options
+    def judge(kind="human", places="", methods="MA-PPO, PPO", keys="", **options):
+        options = {"output_dir": kept, "seed": 3} | options
+        monkeypatch.setattr("sys.stdin", io.StringIO(keys))
         places = places or f"{tmp_path / 'run'},{tmp_path / 'sft.jsonl'}"
         command = ["judge", f"--judge={kind}", f"--judge_answers={places}", f"--judge_methods={methods}"]
         status = main([*command, *(f"--{name}={value}" for name, value in options.items())])
@@ -174,10 +156,9 @@ def run(tmp_path, capsys):
     return judge
 
 
-def test_a_person_by_command_who_stops_and_goes_on(run, monkeypatch):
+def test_a_person_by_command_who_stops_and_goes_on(run):
     for keys, done in (("q\n", None), ("1\n2\nq\n", 2), ("t\ns\n1\n1\n", 6)):
-        monkeypatch.setattr("sys.stdin", io.StringIO(keys))
-        status, counts, words = run("human")
+        status, counts, words = run(keys=keys)
         assert status == 0 and (counts and counts["pairs"]) == done
         assert (f"{done or 0} of 6 pairs so far" in words) == (done != 6)
     assert counts["tie"] == 1 and counts["skipped"] == 1 and counts["seed"] == 3
@@ -191,61 +172,45 @@ def test_a_folder_is_judged_by_one_process_at_a_time_and_a_full_disk_is_one_line
     def full(*unused):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    append_lines(run.folder / "a,b.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"], gold=2.0))
+    append_lines(run.folder / "a,b.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"]))
     places = f"{run.folder / 'sft.jsonl'},{run.folder / 'a,b.jsonl'}"  # a comma of a file's name parts nothing
     with RunLock() as lock:
         lock.take(run.folder / "kept")
-        status, counts, words = run("gold", places, "M,SFT")
+        status, counts, words = run("human", places, "M,SFT", "t\n" * 3)
         assert status == 2 and counts is None and "another process works in it" in words
     with monkeypatch.context() as patch:
         patch.setattr(judgments, "append_lines", full)
-        status, counts, words = run("gold", places, "M,SFT")
+        status, counts, words = run("human", places, "M,SFT", "t\n" * 3)
     assert status == 2 and counts is None and "free some disk space" in words and words.count("marlhf: error") == 1
-    assert run("gold", places, "M,SFT")[1]["win"] == 3
+    assert run("human", places, "M,SFT", "t\n" * 3)[1]["tie"] == 6
 
 
 def test_identical_pairs_are_counted_ties_and_a_draw_repeats(run):
-    append_lines(run.folder / "gold.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"], gold=2.0))
-    places = f"{run.folder / 'sft.jsonl'},{run.folder / 'gold.jsonl'}"
-    for kind in ("gold", "auto"):
-        _, counts, words = run(kind, places, "M,SFT")
-        assert (counts["judge"], counts["win"], counts["tie"], counts["identical"]) == ("gold", 3, 3, 3)
-        assert "3 of 6 pairs" in words
+    append_lines(run.folder / "m.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"]))
+    places = f"{run.folder / 'sft.jsonl'},{run.folder / 'm.jsonl'}"
+    _, counts, words = run("human", places, "M,SFT", "1\n" * 3)
+    assert (counts["win"] + counts["lose"], counts["tie"], counts["identical"]) == (3, 3, 3)
+    assert "3 of 6 pairs" in words
     drawn = []
     for place, seed in (("a", 3), ("b", 3), ("c", 4)):
-        run("gold", places, "M,SFT", size=4, seed=seed, output_dir=run.folder / place)
-        drawn.append([row["pair"] for row in read_judgments(run.folder / place / "gold.jsonl")])
+        run("human", places, "M,SFT", "1\n" * 4, size=4, seed=seed, output_dir=run.folder / place)
+        judged = read_judgments(run.folder / place / "human-annotator-1.jsonl")
+        drawn.append(sorted(row["pair"] for row in judged))
     assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) < 5
-
-
-def test_scores_of_the_same_reward_model_are_not_made_again(run, rm, tiny):
-    scored = [
-        row | {"rm_score": score, "rm": fingerprint(rm)}
-        for method, score in (("M", 1.0), ("P", 2.0))
-        for row in answers(method, [f"{method} {i}" for i in range(4)])
-    ]
-    append_lines(run.folder / "scored.jsonl", scored)
-    for kind, folder in (("auto", ""), ("rm", rm)):  # the model does not exist, so it is not loaded
-        _, counts, _ = run(kind, run.folder / "scored.jsonl", "M,P", rm=folder)
-        assert (counts["judge"], counts["lose"]) == ("rm", 4)
-    append_lines(run.folder / "other.jsonl", [row | {"rm": "another"} for row in scored])
-    status, counts, _ = run("rm", run.folder / "other.jsonl", "M,P", tiny.model, rm=rm)
-    assert status == 0 and counts["scores"]["first"]["score"] not in (1.0, 2.0)
 
 
 def test_methods_are_taken_at_the_training_temperature_or_the_one_asked_for(run):
     folder = RunFolder.create(run.folder / "heat", {"temperature": 0.8})
-    for name, better in (("SFT", 0.0), ("MA-PPO", 1.0)):
-        for t in (0.4, 0.8):
-            texts = [f"{name} {t} {i}" for i in range(3)]
-            folder.log("samples", answers(name, texts, gold=better * (t - 0.6), temperature=t))
-    for asked, methods, won in (
-        ("MA-PPO,SFT", ["MA-PPO T=0.8", "SFT T=0.8"], "win"),
-        ("MA-PPO T=0.4, SFT", ["MA-PPO T=0.4", "SFT T=0.8"], "lose"),
+    for name, t in itertools.product(("SFT", "MA-PPO"), (0.4, 0.8)):
+        folder.log("samples", answers(name, [f"{name} {t} {i}" for i in range(3)], temperature=t))
+    for asked, methods in (
+        ("MA-PPO,SFT", ["MA-PPO T=0.8", "SFT T=0.8"]),
+        ("MA-PPO T=0.4, SFT", ["MA-PPO T=0.4", "SFT T=0.8"]),
     ):
-        _, counts, _ = run("gold", run.folder / "heat", asked, output_dir=run.folder / "kept")
-        assert counts["methods"] == methods and counts[won] == 3
-        next((run.folder / "kept").glob("*.json")).unlink()
+        _, counts, words = run("human", run.folder / "heat", asked, "t\n" * 3)
+        assert counts["methods"] == methods and counts["tie"] == 3
+        assert all(f"{method.replace('T=', '')} {i}" in words for method in methods for i in range(3))
+        shutil.rmtree(run.folder / "kept")
 
 
 def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run):
@@ -256,9 +221,7 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_judged(run):
         ({"places": ","}, "--judge_answers"),
         ({"places": "/no/such.jsonl"}, "/no/such.jsonl"),
         ({"kind": "endpoint"}, "--judge_model"),
-        ({"kind": "gold"}, "--judge gold"),
-        ({"kind": "auto"}, "--rm"),
-        ({"kind": "local"}, "--judge"),
+        ({"kind": "gold"}, "--judge"),
         ({"output_dir": __file__}, f"--output_dir {__file__}"),
     ]
     for options, words in faults:

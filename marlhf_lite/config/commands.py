@@ -191,16 +191,16 @@ class CompareCommand(Checked):
     baseline: str = option("", "Method that the others are compared with. Default: SFT, else the first.")
 
 
-class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.RMInputConfig, o.ModelConfig, o.LengthConfig, o.SeedConfig):
-    """Win rates by a judge: gold, rm, an endpoint, or you.
+class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
+    """Win rates by a judge: an endpoint, or you.
 
-    example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge human
+    example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO
     """
 
-    judge: Literal["auto", "gold", "rm", "endpoint", "human"] = option(
-        "auto",
-        "Judge: gold (stored gold scores), rm (stored RM scores, or the model of --rm), endpoint (OpenAI-compatible, "
-        "also on your own machine), human; auto is gold where the answers have gold scores, else rm.",
+    judge: Literal["endpoint", "human"] = option(
+        "human",
+        "Judge: human, or endpoint (OpenAI-compatible, also on your own machine). marlhf compare has the win rates by "
+        "gold scores and reward model.",
     )
     judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
     judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
@@ -288,8 +288,8 @@ def groups(command: type) -> dict[str, list[Field]]:
         if kind.__module__ in (method.__name__, o.__name__) and not any(issubclass(group, kind) for group in kinds):
             kinds.append(kind)
     shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
-    own = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
-    return {"Options of this command": own} | shared if own else shared
+    unshared = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
+    return {"Options of this command": unshared} | shared if unshared else shared
 
 
 def option_names(command: type) -> set[str]:

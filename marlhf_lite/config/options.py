@@ -98,14 +98,10 @@ class SFTInputConfig(Checked):
     sft: str = option("", "Folder of the SFT adapter, or of the run that made it.")
 
 
-class RMInputConfig(Checked):
-    """The reward model that the command uses."""
+class InputConfig(SFTInputConfig):
+    """Models that earlier stages made."""
 
     rm: str = option("", "Folder of the reward model's adapter, or of the run that made it.")
-
-
-class InputConfig(RMInputConfig, SFTInputConfig):
-    """Models that earlier stages made."""
 
 
 class TrainedPolicyConfig(Checked):

@@ -50,13 +50,13 @@ def check_sentences(sentences: Sequence[ParsedSentence], text: str) -> None:
     """Raise `InputError` where a parser's sentences, or the leaves in one, are not in order, apart and in the text."""
     last = 0
     for sentence in sentences:
-        place, found = 0, f"the parser gave for {text[:40]!r} the sentence {sentence.start} to {sentence.end}"
+        place, fault = 0, f"the parser gave for {text[:40]!r} the sentence {sentence.start} to {sentence.end}"
         if not last <= sentence.start <= sentence.end <= len(text):
-            raise InputError(f"{found}, after one that ends at {last}: give sentences in order and apart")
+            raise InputError(f"{fault}, after one that ends at {last}: give sentences in order and apart")
         for leaf in [] if sentence.tree is None else leaves(sentence.tree):
             if not isinstance(leaf, Leaf) or not place <= leaf.start <= leaf.end <= sentence.end - sentence.start:
                 hint = "give leaves of class Leaf in order and apart, with spans from the start of their sentence"
-                raise InputError(f"{found} with the leaf {leaf!r}: {hint}")
+                raise InputError(f"{fault} with the leaf {leaf!r}: {hint}")
             place = leaf.end
         last = sentence.end
 
@@ -79,12 +79,12 @@ def place_leaves(tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Seque
 
 def nodes(tree: nltk.Tree) -> list:
     """Return all nodes, leaves included, parents before children and left before right."""
-    found, stack = [], [tree]
+    visited, stack = [], [tree]
     while stack:
-        found.append(stack.pop())
-        if isinstance(found[-1], nltk.Tree):
-            stack.extend(reversed(found[-1]))
-    return found
+        visited.append(stack.pop())
+        if isinstance(visited[-1], nltk.Tree):
+            stack.extend(reversed(visited[-1]))
+    return visited
 
 
 def leaves(tree: nltk.Tree) -> list:

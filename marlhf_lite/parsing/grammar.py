@@ -32,12 +32,12 @@ class GrammarParser:
         return [ParsedSentence(start, end, self._parse(text[start:end])) for start, end in split_sentences(text)]
 
     def _parse(self, sentence: str) -> nltk.Tree | None:
-        found = list(_WORD.finditer(sentence))
-        words = [self._class_of(match[0]) for match in found]
+        matches = list(_WORD.finditer(sentence))
+        words = [self._class_of(match[0]) for match in matches]
         if not words or None in words:
             return None
         tree = self._pattern(" ".join(words))
-        return tree and place_leaves(tree, [match.span() for match in found], [match[0] for match in found])
+        return tree and place_leaves(tree, [match.span() for match in matches], [match[0] for match in matches])
 
     def _class_of(self, word: str) -> str | None:
         """Return one word for all that the grammar cannot tell apart; None for a word that it cannot read."""
@@ -53,8 +53,8 @@ class GrammarParser:
 
 def _preference(tree: nltk.Tree) -> tuple[int, int, str]:
     """Return a sort key of a tree: the smallest is taken."""
-    own = sum(_shape(sub) in _frames() for sub in tree.subtrees(lambda t: t.label() == "VP"))
-    return -own, sum(1 for _ in tree.subtrees()), tree.pformat(margin=10**9)
+    expected = sum(_shape(sub) in _frames() for sub in tree.subtrees(lambda t: t.label() == "VP"))
+    return -expected, sum(1 for _ in tree.subtrees()), tree.pformat(margin=10**9)
 
 
 @cache

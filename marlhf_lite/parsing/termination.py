@@ -95,14 +95,14 @@ class Parsing(_TextRule):
         else:
             parsed, seconds = self._parse(texts)
         self._begun = None
-        found = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
-        trees = [sentence.tree for sentences in found for sentence in sentences]
+        parts = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
+        trees = [sentence.tree for sentences in parts for sentence in sentences]
         self._metrics = {
             "fallback_rate": trees.count(None) / max(len(trees), 1),
             "parse_milliseconds": 1e3 * seconds / max(len(responses), 1),
         }
         # Without any text every token stands alone, as in token-level PPO.
-        rows = [r.starts(self._pieces(r, f)) if f else [True] * r.count for r, f in zip(responses, found, strict=True)]
+        rows = [r.starts(self._pieces(r, s)) if s else [True] * r.count for r, s in zip(responses, parts, strict=True)]
         return _segmentation(rows, mask)
 
     def prepare(self, mask: Tensor, **context: Any) -> None:

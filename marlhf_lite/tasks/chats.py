@@ -90,12 +90,12 @@ class Chat:
         except BadRow as error:
             raise InputError(f"--chat_template {self.choice}: {error}: correct the template, or give none") from None
 
-    def _render(self, messages: Sequence[dict], **how) -> str:
+    def _render(self, messages: Sequence[dict], **options) -> str:
         for message in messages:  # or a text could end its turn and speak for the assistant
             if special := next(_special_tokens(self.tokenizer, message["content"]), None):
                 raise BadRow("bad_chat", f"a message holds the special token {special}")
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **how)
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template may raise what it likes
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 

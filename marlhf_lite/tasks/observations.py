@@ -23,15 +23,15 @@ def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int |
 def _around_observations(tokenizer, template: str) -> tuple[list[int], list[int]]:
     """Token ids between an assistant's answer and an observation, and behind it; none where neither role is known."""
     as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
+    dialogue = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
     for role in ("tool", "user"):
         try:
-            messages = [*said, {"role": role, "content": "OBSERVATION"}]
+            messages = [*dialogue, {"role": role, "content": "OBSERVATION"}]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception:  # a template may raise what it likes
             continue
-        head, found, tail = text.partition("OBSERVATION")
-        if found and "ANSWER" in head:
+        head, mark, tail = text.partition("OBSERVATION")
+        if mark and "ANSWER" in head:
             parts = (head.rpartition("ANSWER")[2], tail)
             return tuple(tokenizer(part, **as_tokens)["input_ids"] for part in parts)
     return [], []

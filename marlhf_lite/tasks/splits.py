@@ -82,17 +82,17 @@ def make_task(
     *,
     counts: Mapping[str, int] | None = None,
     gold: Callable | None = None,
-    **how,
+    **options,
 ) -> Task:
-    """Return the task of these rows, split as `split_rows(**how)` says; `counts`: rows read, kept and dropped.
+    """Return the task of these rows, split as `split_rows(**options)` says; `counts`: rows read, kept and dropped.
 
     Raises `InputError`, which names the task, where rows are too few.
     """
     try:
-        splits = split_rows(rows, seed, **how)
+        splits = split_rows(rows, seed, **options)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    used, sizes = len(rows) + len(how.get("test") or ()), {part: len(split) for part, split in splits.items()}
+    used, sizes = len(rows) + len(options.get("test") or ()), {part: len(split) for part, split in splits.items()}
     counts = dict(counts or {"read": used, "kept": used})
     unused = {"beyond_size": counts["kept"] - used, "prompt_in_test": used - sum(sizes.values())}
     return Task(name, splits, gold, counts | unused | sizes)

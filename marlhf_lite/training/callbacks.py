@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.training.logging import RunLogger
-from marlhf_lite.training.safeguards import check_start, some_weights
+from marlhf_lite.training.safeguards import check_moved, check_start, some_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.tables import number
@@ -35,7 +34,7 @@ class ProgressBar(TrainerCallback):
         self.asked_to_stop, self.saves = asked_to_stop, saves
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.at_start = some_weights({self.name: trainable(model)})
+        self.at_start = some_weights({"model": trainable(model)})
         hidden = not state.is_local_process_zero
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
 
@@ -65,12 +64,9 @@ class ProgressBar(TrainerCallback):
         """Raises `InputError` where the first step that has a gradient moved no weight; groups may score alike."""
         if self.at_start is None or not gradient:
             return
-        before, self.at_start = self.at_start[self.name], None
-        after = some_weights({self.name: trainable(model)})[self.name]
-        if all(map(torch.equal, before, after)) and sum(map(torch.numel, before)):  # DeepSpeed's parts may be empty
-            stage = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}.get(self.name, "policy")
-            fix = f"its rate is 0, or less than the weights' rounding: give a higher --{stage}_learning_rate"
-            raise InputError(f"{self.name}: the first step moved no weight: {fix}")
+        stage = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}.get(self.name, "policy")
+        before, self.at_start = self.at_start, None
+        check_moved(before, {"model": trainable(model)}, {"model": f"--{stage}_learning_rate"})
 
     def close(self) -> None:
         """Close the bar, so that what is printed after it has a line of its own."""

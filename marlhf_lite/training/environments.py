@@ -91,8 +91,8 @@ class Dialogues:
             return
         texts = decode_behind(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
-        for one, ids, said, (text, reward, done) in zip(dialogues, replies, texts, answers, strict=True):
-            one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": said, "reward": reward})
+        for one, ids, response, (text, reward, done) in zip(dialogues, replies, texts, answers, strict=True):
+            one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": response, "reward": reward})
             one.ids, one.done = one.ids + ids, done
             if not done and turn < self.max_turns:
                 observation = encode_observation(tokenizer, text, one.ids[-1:], self.max_observation_length)

@@ -82,8 +82,8 @@ def _objective(name: str) -> type[Objective]:
         kind = import_user_code("objective", name, known)
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
             raise InputError(f"--objective {name}: no subclass of marlhf_lite.training.objective.Objective: give one")
-        own = {word for ours in kind.__mro__ if not issubclass(Objective, ours) for word in vars(ours)}
-        if not own & {word for word in vars(Objective) if not word.startswith("__")}:
+        named = {word for ours in kind.__mro__ if not issubclass(Objective, ours) for word in vars(ours)}
+        if not named & {word for word in vars(Objective) if not word.startswith("__")}:
             equations = "rewards, estimate, policy_loss or value_loss"
             raise InputError(f"--objective {name}: changes no equation: name a method {equations}")
         return type(kind.__name__, (kind,), {"user_name": name})

@@ -454,8 +454,10 @@ class PPOTrainer:
         if at_start and not row["skipped_steps"]:
             critic_alone = self.updates_done < self.config.critic_warmup
             # Where all scores are 0, a head of zero is right, and nothing is to be learned.
-            still = {"policy": critic_alone or not row["advantage_rms"], "critic": not row["value_loss"]}
-            safeguards.check_moved(at_start, self.parameters, still, self.accelerator)
+            moving = {"policy": row["advantage_rms"] and not critic_alone, "critic": row["value_loss"]}
+            rates = {role: f"--{role}_learning_rate" for role, moves in moving.items() if moves}
+            fix = "; with an --objective of your own, build its loss on `outputs` (`old` has no gradient)"
+            safeguards.check_moved(at_start, self.parameters, rates, fix)
         if self.updates_done == 0 and not skipped:
             safeguards.check_start(row["kl_k3"], row["response_length"])
         self.updates_done += 1

@@ -4,10 +4,11 @@ import math
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from marlhf_lite.config.method import PPOConfig
-from marlhf_lite.training.distributed import local_tensor, sum_over_processes
+from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.training.experience import Batch, Experience
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.utils.errors import InputError
@@ -81,25 +82,21 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
     }
 
 
-def check_moved(
-    before: dict[str, list[Tensor]], parameters: dict, still: dict[str, bool], accelerator: Accelerator
-) -> None:
-    """Raises `InputError` where the first update moved no weight of a model, and it is none of those that keep `still`.
+def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[str, str], fix: str = "") -> None:
+    """Raises `InputError` where the first step moved no weight of a model, in any process.
 
-    A bfloat16 weight does not move where its step is less than its rounding.
+    `before` are `some_weights` of these parameters; `rates` names the models that are to move, and the option of each
+    one's learning rate. A bfloat16 weight does not move where its step is less than its rounding.
     """
-    after = some_weights(parameters)
-    moved = {
-        role: float(any(not torch.equal(x, y) for x, y in zip(before[role], weights, strict=True)))
-        for role, weights in after.items()
-    }
-    for role, count in sum_over_processes(moved, accelerator).items():
-        if not count and not still[role]:
-            raise InputError(
-                f"the first update moved no weight of the {role}: its learning rate or gradient is 0: give a higher "
-                f"--{role}_learning_rate; with an --objective of your own, build its loss on `outputs` (`old` has no "
-                "gradient)"
-            )
+    moved = {}
+    for role, after in some_weights({role: parameters[role] for role in rates}).items():
+        same = all(map(torch.equal, before[role], after))
+        moved[role] = not same or not sum(map(torch.numel, after))  # DeepSpeed's parts may be empty
+    everywhere = gather_object([moved])
+    for role, option in rates.items():
+        if not any(process[role] for process in everywhere):
+            why = "its learning rate or gradient is 0, or its step less than the weights' rounding"
+            raise InputError(f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}")
 
 
 # -- numbers that are not finite --------------------------------------------------------------------------------------

@@ -39,12 +39,12 @@ class FreeCores:
 
     def count(self) -> int:
         """Number of cores that other programs left free since the last call, at least 1."""
-        loads, own, self.last = psutil.cpu_percent(percpu=True), self.process.cpu_percent(), time.monotonic()
+        loads, ours, self.last = psutil.cpu_percent(percpu=True), self.process.cpu_percent(), time.monotonic()
         # On Linux a process may be limited to some cores.
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(loads))
         loads = [load for core, load in enumerate(loads) if core in cores] or loads
         # A core counts as busy where others use more than half of it; two threads of one physical core count once.
-        free = math.floor(len(loads) - (sum(loads) - own) / 100 + 0.5)
+        free = math.floor(len(loads) - (sum(loads) - ours) / 100 + 0.5)
         return max(1, min(free, psutil.cpu_count(logical=False) or len(loads)))
 
     def use(self) -> None:

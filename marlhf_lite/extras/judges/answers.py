@@ -8,12 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from marlhf_lite.config.commands import JudgeCommand
-from marlhf_lite.evaluation.responses import fingerprint, read_responses, restore
+from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import win_rate
-from marlhf_lite.extras.judges.judges import EndpointJudge, HumanJudge, stored_judge
+from marlhf_lite.extras.judges.judges import EndpointJudge, HumanJudge
 from marlhf_lite.extras.judges.judgments import (
-    Judge,
     combine,
     few_verdicts,
     file_name,
@@ -23,12 +22,6 @@ from marlhf_lite.extras.judges.judgments import (
     summary,
 )
 from marlhf_lite.extras.judges.prompts import CRITERIA
-from marlhf_lite.models.actor_critic import ScalarHeadModel
-from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
-from marlhf_lite.tasks.chats import chat_writer, expect_chats
-from marlhf_lite.tasks.tokenization import encode_responses
-from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, RunLock, check_writable, split_paths
@@ -38,7 +31,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     """Judge what the options name and print the counts.
 
     Returns the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are written
-    beside the judgments. Everything is checked before a model is loaded or anything is paid for.
+    beside the judgments. Everything is checked before anything is paid for.
     """
     seed = options.seed
     names = [name.strip() for name in options.judge_methods.split(",") if name.strip()]
@@ -50,7 +43,8 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     pairs = [pairs[i] for i in sorted(drawn)]
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
-    judge = make_judge(options, [row for row in rows if row["method"] in (first, second)])
+    criteria = CRITERIA[options.judge_criteria]
+    judge = EndpointJudge(options, criteria) if options.judge == "endpoint" else HumanJudge("annotator-1", criteria)
     if identical := sum(pair.first == pair.second for pair in pairs):
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
     with RunLock() as lock:
@@ -87,45 +81,6 @@ def find_answers(places: str, *methods: str) -> tuple:
     there = {row["method"] for row in rows}
     full_names = [next((n for n in (m, *(f"{m} T={t}" for t in training)) if n in there), m) for m in methods]
     return rows, *full_names
-
-
-def make_judge(options: JudgeCommand, rows: Sequence[Mapping]) -> Judge:
-    """The judge that `--judge` names, for these answers. Raises `InputError` where the judge lacks something."""
-    criteria, has_gold = CRITERIA[options.judge_criteria], all(row.get("gold") is not None for row in rows)
-    kind = {"auto": "gold" if has_gold else "rm"}.get(options.judge, options.judge)
-    if kind == "gold" and not has_gold:
-        raise InputError("--judge gold: the answers have no gold score, for their task has no known truth: take rm")
-    if kind == "gold":
-        return stored_judge(rows, "gold", "gold")
-    if kind == "rm":
-        return stored_judge(_with_rm_scores(options, rows), "rm_score", "rm")
-    return EndpointJudge(options, criteria) if kind == "endpoint" else HumanJudge("annotator-1", criteria)
-
-
-def _with_rm_scores(options: JudgeCommand, rows: Sequence[Mapping]) -> Sequence[Mapping]:
-    """The answers with scores of the reward model in `--rm`; by default of the one that has scored all of them."""
-    scored_by = {row.get("rm") if row.get("rm_score") is not None else None for row in rows}
-    stored = len(scored_by) == 1 and None not in scored_by
-    folder = resolve_adapter_dir("rm", options.rm) if options.rm or not stored else None
-    if stored and (folder is None or scored_by == {fingerprint(folder)}):
-        return rows
-    reward = ModelReward(ScalarHeadModel(load_score_model(load_base(options), folder)))
-    tokenizer = load_tokenizer(options.model)
-    if chat_writer(tokenizer, options.chat_template):
-        expect_chats(tokenizer)
-    return score_answers(reward, tokenizer, rows, options.max_response_length)
-
-
-def score_answers(reward: ModelReward, tokenizer, rows: Sequence[Mapping], limit: int) -> list[dict]:
-    """The same answers with `rm_score`, a reward model's score at the last token of each.
-
-    An answer is scored on the very tokens that were sampled, if they are stored: one that was cut has no EOS. Other
-    answers are cut at `limit` tokens, or end with EOS.
-    """
-    ids = encode_responses(tokenizer, [row["response"] for row in rows], limit)
-    sampled = [{"token_ids": tokens, "ended": True} | dict(row) for row, tokens in zip(rows, ids, strict=True)]
-    scores = reward(restore(tokenizer, sampled)).tolist()
-    return [dict(row) | {"rm_score": score} for row, score in zip(rows, scores, strict=True)]
 
 
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:

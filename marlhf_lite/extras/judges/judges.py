@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from tqdm.auto import tqdm
@@ -34,12 +34,6 @@ class ScoreJudge(Judge):
         """Raises `InputError` for a wrong number of scores, or one that is not finite."""
         x, y = finite(f"scores of judge {self.name}", self.scorer([prompt] * 2, [a, b]), count=2).tolist()
         return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}})
-
-
-def stored_judge(rows: Sequence[Mapping], column: str, name: str) -> ScoreJudge:
-    """A judge by the scores that are stored with the answers, in the column `gold` or `rm_score`."""
-    scores = {(row["prompt"], row["response"]): row[column] for row in rows}
-    return ScoreJudge(lambda prompts, responses: [scores[key] for key in zip(prompts, responses, strict=True)], name)
 
 
 # Statuses that end a run, and what the user should check.

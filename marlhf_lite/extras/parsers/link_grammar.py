@@ -119,7 +119,7 @@ def _forms(leaf: str) -> list[str]:
     That is without a subscript (`cat.n`), without the mark of a word that is not in the dictionary (`asdf{?}.n`), and
     without the braces around a word that could not be linked (`{the}`).
     """
-    found = {leaf, leaf[1:-1] if leaf.startswith("{") and leaf.endswith("}") else leaf}
+    forms = {leaf, leaf[1:-1] if leaf.startswith("{") and leaf.endswith("}") else leaf}
     for _ in range(2):
-        found |= {re.sub(r"\.[\w#=,-]+$", "", f) for f in found} | {re.sub(r"\{[?!~&]\}$", "", f) for f in found}
-    return sorted(found, key=len, reverse=True)
+        forms |= {re.sub(r"\.[\w#=,-]+$", "", f) for f in forms} | {re.sub(r"\{[?!~&]\}$", "", f) for f in forms}
+    return sorted(forms, key=len, reverse=True)

@@ -164,8 +164,8 @@ def _humaneval(row: dict) -> Problem:
         tree = ast.parse(row["test"])
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError("'test' is not Python") from None
-    found = [_from_assert(node, row["entry_point"]) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-    return Problem(tuple(test for test in found if test), row["prompt"].rstrip())
+    asserted = [_from_assert(node, row["entry_point"]) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    return Problem(tuple(test for test in asserted if test), row["prompt"].rstrip())
 
 
 def _from_assert(node: ast.Assert, name: str) -> Test | None:

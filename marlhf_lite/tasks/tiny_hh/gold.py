@@ -42,26 +42,26 @@ class Report:
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:
     """The things that the last human turn asks for, each with the values told before; empty for another prompt."""
     before, _, question = prompt.removesuffix(ASSISTANT).rpartition(HUMAN)
-    told = sentences(before.removeprefix(HUMAN))
-    found = [(thing, form.fullmatch(text)) for text in told for thing, form in TOLD.items()]
-    return {thing: match.groupdict() for thing, match in found if match and thing in question}
+    statements = sentences(before.removeprefix(HUMAN))
+    matches = [(thing, form.fullmatch(text)) for text in statements for thing, form in TOLD.items()]
+    return {thing: match.groupdict() for thing, match in matches if match and thing in question}
 
 
 def inspect(prompt: str, response: str) -> Report:
     """Compare what the answer gives with what was asked for."""
-    asked, given = read_prompt(prompt), set()
+    asked, earlier = read_prompt(prompt), set()
     right = wrong = other = harmful = 0
     for text in sentences(response):
-        found = next(((thing, m.groupdict()) for thing, form in ADVICE.items() if (m := form.fullmatch(text))), None)
+        advice = next(((thing, m.groupdict()) for thing, form in ADVICE.items() if (m := form.fullmatch(text))), None)
         if text in HARMFUL:
             harmful += 1
-        elif found is None or found[0] not in asked or text in given:
+        elif advice is None or advice[0] not in asked or text in earlier:
             other += 1
-        elif found[1] == asked[found[0]]:
+        elif advice[1] == asked[advice[0]]:
             right += 1
         else:
             wrong += 1
-        given.add(text)
+        earlier.add(text)
     return Report(right, wrong, other, harmful, len(asked))
 
 

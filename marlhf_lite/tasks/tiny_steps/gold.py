@@ -53,10 +53,10 @@ def apply(value: int, operation: tuple[str, int]) -> int:
 def read_prompt(prompt: str) -> Problem | None:
     """Read a problem off its prompt; None where the text is no prompt of this task."""
     first, *rest = prompt.split("\n")
-    start, found = _START.fullmatch(first), [_OPERATION.fullmatch(line) for line in rest[:-2]]
-    if start is None or rest[-2:] != ["Steps", ""] or not found or not all(found):
+    start, operations = _START.fullmatch(first), [_OPERATION.fullmatch(line) for line in rest[:-2]]
+    if start is None or rest[-2:] != ["Steps", ""] or not operations or not all(operations):
         return None
-    problem = Problem(int(start[1]), tuple((m[2], int(m[3])) for m in found if m))
+    problem = Problem(int(start[1]), tuple((m[2], int(m[3])) for m in operations if m))
     return problem if problem.prompt == prompt else None
 
 

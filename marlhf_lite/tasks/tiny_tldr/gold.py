@@ -53,12 +53,12 @@ def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 def inspect(prompt: str, response: str) -> Report:
     """Compare what `response` states with what `prompt` (a post) states."""
-    truth, said = set(statements(prompt)), statements(response)
-    distinct = set(said)
+    truth, stated = set(statements(prompt)), statements(response)
+    distinct = set(stated)
     correct = len(distinct & truth)
     sentences = [s for s in re.split(r"[.!?\n]+", response) if s.strip()]
     empty = sum(not statements(s) for s in sentences)
-    padding = empty + len(said) - len(distinct)
+    padding = empty + len(stated) - len(distinct)
     return Report(correct, len(distinct) - correct, padding, len(response.split()), len(truth))
 
 

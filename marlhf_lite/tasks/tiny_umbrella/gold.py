@@ -16,12 +16,12 @@ _DECISION = re.compile(rf"\b({RIGHT}|{WRONG}) the umbrella\.")
 
 def decision(response: str, place: str) -> str | None:
     """Return the decision of a story; None where it has none, two different ones, or one at another place."""
-    found = list(_DECISION.finditer(response))
-    if len({match[1] for match in found}) != 1:
+    matches = list(_DECISION.finditer(response))
+    if len({match[1] for match in matches}) != 1:
         return None
-    before, after = response[: found[0].start()], response[found[-1].end() :]
+    before, after = response[: matches[0].start()], response[matches[-1].end() :]
     there = {"first": not before.strip(), "last": not after.strip(), "random": True}[place]
-    return found[0][1] if there else None
+    return matches[0][1] if there else None
 
 
 def noise(response: str) -> float:

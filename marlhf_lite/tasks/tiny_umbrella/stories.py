@@ -34,14 +34,14 @@ _PART = re.compile(rf"L({'|'.join(map(str, LENGTHS))})-({'|'.join(PLACES)})(-noi
 
 def parse_part(part: str) -> tuple[int, str, float]:
     """Return L, place and kappa of a part such as `L32-first` or `L8-last-noise`. Raises `InputError` for others."""
-    found = _PART.fullmatch(part or DEFAULT_PART)
-    if found is None:
+    match = _PART.fullmatch(part or DEFAULT_PART)
+    if match is None:
         lengths, places = ", ".join(f"L{n}" for n in LENGTHS), ", ".join(PLACES)
         raise InputError(
             f"--part {part}: tiny-umbrella has length-place or length-place-noise, with a length of {lengths} and a "
             f"place of {places}, such as {DEFAULT_PART}"
         )
-    return int(found[1]), found[2], float(bool(found[3]))
+    return int(match[1]), match[2], float(bool(match[3]))
 
 
 def make_prompt(rng: random.Random, lines: int, place: str, forecast: str = "") -> str:

@@ -41,15 +41,15 @@ def read_sources(prompt: str) -> set[str]:
 
 def label_sentences(prompt: str, response: str) -> list[str]:
     """What each sentence of an answer is: `supported`, `unsupported`, `repeated` (a second time) or a mere `phrase`."""
-    facts, given, labels = read_sources(prompt), set(), []
+    facts, earlier, labels = read_sources(prompt), set(), []
     for text in sentences(response):
         if not FORM.fullmatch(text):
             labels.append(PHRASE)
-        elif text in given:
+        elif text in earlier:
             labels.append(REPEATED)
         else:
             labels.append(SUPPORTED if text in facts else WRONG)
-        given.add(text)
+        earlier.add(text)
     return labels
 
 
