@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampling, generate
 
 MODEL = Path(os.environ.get("MARLHF_REAL_MODELS", "")) / "SmolLM2-135M-Instruct"

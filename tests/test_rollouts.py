@@ -17,8 +17,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
+from marlhf_lite.tasks.answers import encode_answers, encode_responses
 from marlhf_lite.tasks.observations import encode_observation
-from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts, encode_responses, pad
+from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
     Sampling,

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from marlhf_lite.config.options import DataConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy, new_reward_model
-from marlhf_lite.tasks.tokenization import encode_prompts, encode_responses
+from marlhf_lite.tasks.answers import encode_responses
+from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
 from marlhf_lite.training import trl_trainers

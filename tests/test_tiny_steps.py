@@ -25,8 +25,8 @@ from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, f
 from marlhf_lite.lab.credit.gradients import Estimator
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
-from marlhf_lite.tasks.tokenization import encode_responses
 from marlhf_lite.training.experience import ModelOutputs
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rollout import from_tokens

@@ -14,12 +14,12 @@ from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.parsing import split_sentences
+from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS
-from marlhf_lite.tasks.tokenization import encode_answers
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 

@@ -10,9 +10,10 @@ from marlhf_lite.config.commands import DataCommand
 from marlhf_lite.experiments.context import start_processes
 from marlhf_lite.experiments.data import fit_lengths, read_task, token_ids
 from marlhf_lite.models.loading import load_tokenizer, model_path
+from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts
+from marlhf_lite.tasks.tokenization import encode_prompts
 
 COLOURS = {"prompt": "\x1b[44;97m", "answer": "\x1b[42;30m", "end": "\x1b[41;97m"}
 PLAIN = "\x1b[0m"

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 
-from marlhf_lite.tasks.tokenization import encode_behind
+from marlhf_lite.tasks.answers import encode_behind
 
 
 def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int | None = None) -> list[int]:

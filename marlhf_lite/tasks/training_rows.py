@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import datasets
 
+from marlhf_lite.tasks.answers import encode_answers, encode_responses
 from marlhf_lite.tasks.observations import encode_observation
-from marlhf_lite.tasks.tokenization import encode_answers, encode_prompts, encode_responses
+from marlhf_lite.tasks.tokenization import encode_prompts
 
 
 def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:

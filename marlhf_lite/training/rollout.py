@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.config.method import PPOConfig, SamplingConfig
 from marlhf_lite.models.merging import tied_layers
-from marlhf_lite.tasks.tokenization import decode_behind, encode_answers, encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import in_batches
@@ -316,6 +316,8 @@ def concatenate(parts: Sequence[Rollout], pad_token_id: int) -> Rollout:
 
 def from_texts(tokenizer, prompts: Sequence[str], responses: Sequence[str], limit: int) -> Rollout:
     """A rollout of given responses instead of sampled ones; each ends with EOS unless it is cut at `limit` tokens."""
+    from marlhf_lite.tasks.answers import encode_answers  # no update of PPO needs it
+
     _, ids = encode_answers(tokenizer, prompts, responses, limit)
     return from_tokens(tokenizer, prompts, ids, [tokenizer.eos_token_id])
 

@@ -10,7 +10,7 @@ from trl import DPOConfig, DPOTrainer
 
 from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
-from marlhf_lite.tasks.tokenization import encode_answers
+from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.trackers import tracker_names
