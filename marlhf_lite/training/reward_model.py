@@ -48,7 +48,7 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     return per_pair.mean()
 
 
-class _PairLoss(EvenPairs, RewardTrainer):
+class _PairLoss(RewardTrainer):
     """TRL's trainer with the score read by the mask, and with the released code's loss as an option."""
 
     loss_kind = "last"
@@ -65,8 +65,6 @@ class _PairLoss(EvenPairs, RewardTrainer):
         metrics = self._metrics["train" if model.training else "eval"]
         metrics["accuracy"].append((chosen > rejected).float().mean().item())
         metrics["margin"].append((chosen - rejected).mean().item())
-        if model.training:
-            loss = loss * len(chosen) / self.pairs_a_pass  # the trainer takes the mean over passes
         return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -83,8 +81,10 @@ class _PairLoss(EvenPairs, RewardTrainer):
         return score_states(classifier, states[0])
 
 
-class PairTrainer(ScaledGradients, WarmUpAboveZero, _PairLoss):
+class PairTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
+
+    of_pairs = ("accuracy", "margin")
 
 
 def train_reward_model(

@@ -83,13 +83,27 @@ def shared_arguments(
 
 
 class EvenPairs:
-    """Counts pairs, by which trainers on pairs weigh a pass: the last one of a step may have fewer than the others."""
+    """Makes loss and metrics of a step means over its pairs: trainers take the mean over passes, of which the last one
+    may have fewer pairs than the others.
+    """
+
+    of_pairs: tuple[str, ...] = ()  # metrics of each pass that are means over its pairs
 
     def get_batch_samples(self, *args, **kwargs):
         """The passes of a step; `pairs_a_pass` is how many pairs they have on average."""
         passes, items = super().get_batch_samples(*args, **kwargs)
         self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
         return passes, items
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        """The loss of a pass, which in training counts as many times as it has pairs."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if not model.training:
+            return loss
+        share = len(inputs["input_ids"]) // 2 / self.pairs_a_pass  # 1 where all are in one pass
+        for name in self.of_pairs:
+            self._metrics["train"][name][-1] *= share
+        return loss * share
 
 
 def quiet_arguments() -> dict:

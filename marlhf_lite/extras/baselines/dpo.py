@@ -20,10 +20,7 @@ from marlhf_lite.training.trl_trainers import EvenPairs, check_head, shared_argu
 class PairsTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids. Its own would tokenize prompt and response together, and add EOS to cut ones."""
 
-    def compute_loss(self, model, inputs, *args, **kwargs):
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        # The trainer takes the mean over passes: this makes it the mean over pairs, and is 1 where all are in one.
-        return loss * (len(inputs["input_ids"]) // 2 / self.pairs_a_pass) if model.training else loss
+    of_pairs = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))
 
     def _prepare_dataset(self, dataset, *args, **kwargs):
         return dataset
