@@ -190,6 +190,7 @@ BAD = [  # a reward of four responses -> what the message names
     (lambda p, r: ["good", 0.0, 0.0, 0.0], "'good'"),
     (lambda p, r: [None] * len(r), "None"),
     (lambda p, r: torch.zeros(4, 2), "returned"),
+    (lambda p, r: torch.zeros(4, 2).numpy(), "returned"),
     (lambda p, r: dict(enumerate(r)), "a dict"),  # its keys are numbers
     (lambda p, r: {1: 0}.keys(), "dict_keys"),
     (lambda p, r: {1.0, 2.0, 3.0, 4.0}, "a set"),

@@ -234,6 +234,12 @@ def test_an_endpoint_that_breaks_down_ends_the_run_and_loses_nothing(endpoint, j
     assert len(endpoint.requests) == 4 + 3 * tries + 5
 
 
+def test_an_error_with_status_200_is_shown(endpoint, judge, tmp_path):
+    endpoint.script = [json.dumps({"error": {"message": f"no credits\nfor {KEY}", "code": 429}}).encode()] * 99
+    message = ended(judge(workers=1, retries=0), tmp_path)
+    assert "no credits" in message and not stored(tmp_path)
+
+
 def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path):
     body = json.dumps({"error": {"message": f"bad key {KEY}", "code": "x"}}).encode()
     for asked, (status, word) in enumerate({401: "--judge_key_env", 404: "--judge_model"}.items(), 1):

@@ -270,7 +270,17 @@ def test_what_stands_around_a_verdict_is_left_out(form):
 
 
 def test_winners_in_any_case_and_scores_as_text():
-    for word, winner in {"a": "A", " b ": "B", "Tie": "tie", "TIE": "tie"}.items():
+    words = {
+        "a": "A",
+        " b ": "B",
+        "Tie": "tie",
+        "TIE": "tie",
+        "**A**": "A",
+        "(B).": "B",
+        "Summary B": "B",
+        "answer_a": "A",
+    }
+    for word, winner in words.items():
         assert parse_judgment(changed(winner=word), CRITERIA["tldr"]).winner == winner
     for text, number in {"9": 9, " 6.5 ": 6.5, "7/10": 7, "8 /10": 8}.items():
         answer = parse_judgment(scored(fluency=text), CRITERIA["tldr"])
@@ -279,6 +289,7 @@ def test_winners_in_any_case_and_scores_as_text():
 
 QUOTED = "The text of A says " + changed(winner="A")
 MALFORMED = [
+    changed(winner="a tie"), changed(winner="Response C"), changed(winner="AB"), changed(winner=""),
     "", "B", "null", "[]", "The winner is B.", json.dumps(GOOD)[:-1], json.dumps(GOOD) * 2,
     QUOTED + json.dumps(GOOD), QUOTED + json.dumps(GOOD)[:-1], QUOTED + changed(winner="C"), "<think>" + QUOTED,
     changed(winner="A or B"), changed(winner=None), changed(winner=["A"]), changed(reason=None), changed(more=1),

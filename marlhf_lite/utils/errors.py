@@ -18,8 +18,12 @@ FULL_DISK = re.compile(r"No space left on device|quota exceeded|PytorchStreamWri
 class InputError(ValueError):
     """Bad input. The message is one line: what is wrong, where (file, row or option), and the fix.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. Line breaks, such as those in the text of an
+    array, become spaces.
     """
+
+    def __init__(self, message: str = ""):
+        super().__init__(re.sub(r"\s*[\r\n]\s*", " ", message))
 
 
 class ServerError(InputError):

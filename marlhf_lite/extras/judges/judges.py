@@ -91,6 +91,8 @@ class EndpointJudge(Judge):
 
         try:
             answer = self._complete(prompt, a, b)
+            if error := getattr(answer, "error", None):  # of a gateway, with status 200
+                raise NotJudged(self._without_key(" ".join(str(error).split()))[:200])
             return parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
         except openai.APIStatusError as error:
             status, text = error.status_code, self._without_key(" ".join(str(error.message).split()))[:200]

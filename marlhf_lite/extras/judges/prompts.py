@@ -18,7 +18,7 @@ from marlhf_lite.extras.judges.judgments import Judgment
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LOWEST, HIGHEST = 1, 10  # score of a criterion
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # the second: cut ones
-_WINNERS = {"a": "A", "b": "B", "tie": "tie"}
+_WINNER = re.compile(r"\W*(?:(?:response|reply|answer|summary|assistant|option)[\s_]*)?(a|b|tie)\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
     Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be written small or
-    large, a score as a number or as its text ("7", "7/10"). A missing, doubled or unknown key, a score that is not from
-    1 to 10, and a second object behind the verdict are faults.
+    large, with marks around it or as "Answer A", a score as a number or as its text ("7", "7/10"). A missing, doubled
+    or unknown key, a score that is not from 1 to 10, and a second object behind the verdict are faults.
     """
     objects = list(_objects(_THOUGHTS.sub("", text)))
     verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
@@ -96,7 +96,7 @@ def _objects(text: str) -> Iterator[dict | None]:
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
     """Winner and scores of an object that is a verdict, else None."""
     try:
-        winner, sides = _WINNERS[value["winner"].strip().lower()], value["scores"]
+        winner, sides = _WINNER.fullmatch(value["winner"])[1].lower(), value["scores"]
         scores = {side: {name: _score(n) for name, n in sides[side].items()} for side in sides}
         fits = (
             value.keys() == {"reason", "scores", "winner"}
@@ -106,7 +106,7 @@ def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    return (winner, scores) if fits else None
+    return ({"a": "A", "b": "B"}.get(winner, winner), scores) if fits else None
 
 
 def _score(n: float | str) -> float:
