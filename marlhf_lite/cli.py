@@ -13,7 +13,7 @@ from pathlib import Path
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS
-from marlhf_lite.utils.errors import InputError, disk_fault
+from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
@@ -32,7 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     with sigterm_as_ctrl_c():
-        return _run(argv)
+        return _write_out(_run(argv))
+
+
+def _write_out(code: int) -> int:
+    """Write what waits for standard output, which may be a file on a full disk; return the exit code."""
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        if not code:
+            print(f"marlhf: error: {disk_fault(error) or one_line(error)}", file=sys.stderr)
+        return code or 2
+    return code
 
 
 def _run(argv: Sequence[str]) -> int:

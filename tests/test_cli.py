@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -492,6 +493,21 @@ def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatc
         assert last.startswith("marlhf: error: ") and "free some disk space" in last
         assert ("marlhf sft --resume out begins this stage again" in last) == again
     assert not Path("model").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(buffered):
+    """Python writes a short text only when it ends; a pipe ends with its reader, such as `head`."""
+    words, environment = [sys.executable, "-m", "marlhf_lite", "presets"], {**os.environ, "PYTHONUNBUFFERED": buffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, env=environment, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("free some disk space\n") and done.stderr.count("\n") == 1
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True)
+    os.close(writing)
+    assert done.returncode == 2 and "such as head" in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_other_errors_are_not_taken_for_a_full_disk():
