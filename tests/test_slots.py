@@ -20,6 +20,7 @@ from marlhf_lite.macro import FixedNGram
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
+from marlhf_lite.training.rewards import FunctionReward
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SLOTS = ["--termination", "my_rule:halves", "--objective", "my_objective:MonteCarlo", "--reward", "my_reward:short"]
@@ -132,6 +133,10 @@ def raises(mask, **context):
     return context["no such thing"]
 
 
+def leaves(mask, **context):
+    raise SystemExit(0)
+
+
 def tensor(mask, **context):
     return mask
 
@@ -196,6 +201,12 @@ def test_wrong_names_of_rules(folder, name, parts):
     fails(lambda: make_rule(MacroConfig(termination=name)), f"--termination {name}: ", *parts)
 
 
+def test_user_code_that_leaves_does_not_end_a_run_as_done(folder, batch):
+    (folder / "script.py").write_text("raise SystemExit(0)")
+    fails(lambda: make_rule(MacroConfig(termination="script:rule")), "cannot be imported (SystemExit: 0)")
+    fails(lambda: FunctionReward(lambda *texts: sys.exit(0), "mine")(batch), "reward mine: raised SystemExit: 0")
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -230,6 +241,7 @@ def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft
         ("termination", "gap", ["left response tokens out", "response 0"]),
         ("termination", "tensor", ["returned Tensor"]),
         ("termination", "raises", ["raised KeyError", "of mine.py"]),
+        ("termination", "leaves", ["raised SystemExit: 0", "of mine.py"]),
         ("objective", "Flat", ["rewards: ", "shape (4,)"]),
         ("objective", "Lonely", ["estimate: ", "advantages and returns"]),
         ("objective", "Wide", ["estimate: returns", "shape (4, 99)"]),

@@ -4,6 +4,7 @@
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.config.options import longest_response
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
@@ -151,7 +153,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     task, notes = read_task(options, tokenizer, inputs)
     if not task.chats:
         options = replace(options, chat_template="none")  # what later commands take over
-    dialogues = _open_environment(options)
+    dialogues = open_dialogues(options)
     reward = _open_reward(options, task)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
     _check_training(options, inputs, task)
@@ -160,7 +162,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
         load()
-        _check_model(options, inputs, load(), tokenizer, task, dialogues)
+        _check_model(options, inputs, load(), tokenizer, task)
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
@@ -176,24 +178,20 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
 
 
-def _open_environment(options: StageCommand) -> Dialogues | None:
-    """Return what `--environment` names, ready to answer; None without one."""
-    if not options.environment:
+def open_dialogues(options: StageCommand | GenerateCommand) -> Dialogues | None:
+    """Return what `--environment` names, ready to answer; None without one. Raises `InputError` where it is none."""
+    if not (name := options.environment):
         return None
-    if options.vllm_urls:
+    if getattr(options, "vllm_urls", ()):
         raise InputError("--environment: servers do not sample in turns: leave out --rollout_engine vllm")
-    return make_dialogues(options)
-
-
-def make_dialogues(options: StageCommand | GenerateCommand) -> Dialogues:
-    """Return the environment that `--environment` names, ready to answer. Raises `InputError` where it is none."""
-    name = options.environment
     kind = import_user_code("environment", name, "the name of a class")
     with named_errors("environment", name):
         made = kind()
     for method in ("reset", "step"):
-        if not callable(getattr(made, method, None)):
+        if not callable(function := getattr(made, method, None)):
             raise InputError(f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md")
+        if inspect.iscoroutinefunction(function):
+            raise InputError(f"--environment {name}: {method} is async, and nothing would await it: leave out async")
     return Dialogues(made, name, options.max_turns, options.max_observation_length)
 
 
@@ -217,21 +215,13 @@ def _take(lock: RunLock, path: Path) -> None:
         raise InputError(refusal)
 
 
-def _check_model(
-    options: StageCommand,
-    inputs: Inputs,
-    base: PreTrainedModel,
-    tokenizer,
-    task: Task,
-    dialogues: Dialogues | None,
-) -> None:
+def _check_model(options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task) -> None:
     """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
     if "sft" in options.stages and options.finetune == "lora":
         check_target_modules(base, options.lora_target_modules)
     if options.stages:
         check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
-    limit, response = position_limit(base), options.max_response_length
-    response = dialogues.longest(response) if dialogues else response
+    limit, response = position_limit(base), longest_response(options)
     if limit and options.max_prompt_length + response > limit:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
         longest = max(map(len, encode_prompts(tokenizer, prompts)), default=0)

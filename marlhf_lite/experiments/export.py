@@ -8,8 +8,8 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
-from marlhf_lite.config.options import SamplingConfig
-from marlhf_lite.experiments.context import make_dialogues, print_main, start_processes
+from marlhf_lite.config.options import SamplingConfig, longest_response
+from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import merge_adapter
@@ -51,15 +51,20 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
-    longest, dialogues = options.max_response_length, make_dialogues(options) if options.environment else None
-    check_length(model, options.model, tokens, dialogues.longest(longest) if dialogues else longest)
+    dialogues = open_dialogues(options)
+    check_length(model, options.model, tokens, longest_response(options))
     set_seed(options.seed)
-    sampling = sampling_of(options, longest)
-    if not dialogues:
-        return generate(model, tokenizer, [prompt], sampling).responses[0].strip()
-    turns = dialogues(model, tokenizer, [prompt], sampling).turns[0]
-    lines = [(f"> {turn['response'].strip()}", turn.get("observation", "").strip()) for turn in turns]
-    return "\n".join(line for pair in lines for line in pair if line) + f"\nreward: {sum(t['reward'] for t in turns):g}"
+    rollout = (dialogues or generate)(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
+    return _in_lines(rollout.turns[0]) if dialogues else rollout.responses[0].strip()
+
+
+def _in_lines(turns: list[dict]) -> str:
+    """Return a line for each turn of policy and environment, and the sum of the rewards."""
+    lines = []
+    for turn in turns:
+        cut = f" [... {turn['observation_cut']} more tokens were cut]" if "observation_cut" in turn else ""
+        lines += [f"> {turn['response'].strip()}", turn.get("observation", "").strip() + cut]
+    return "\n".join([*filter(None, lines), f"reward: {sum(turn['reward'] for turn in turns):g}"])
 
 
 def _sampling_of(folder: Path) -> dict:

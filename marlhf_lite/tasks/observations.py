@@ -3,24 +3,21 @@
 import functools
 from collections.abc import Sequence
 
-from marlhf_lite.tasks.answers import encode_behind
 
-
-def encode_observation(tokenizer, text: str, before: Sequence[int], limit: int | None = None) -> list[int]:
-    """Return the token ids of what an environment says, the first `limit` of the text, as data: none is special.
+def make_message(tokenizer, ids: list[int], before: Sequence[int]) -> list[int]:
+    """Return what stands between two turns of the policy where an environment says `ids`.
 
     Where a chat template wrote the prompt, it is a message of a tool, or of the user where the template has no tools,
     with all that the template puts around it. `before` holds the last token, in case it ends a turn already.
     """
-    ids = encode_behind(tokenizer, [text])[0][:limit]
-    if not ids or not getattr(tokenizer, "expects_chats", False):
+    if not getattr(tokenizer, "expects_chats", False):
         return ids
-    head, tail = _around_observations(tokenizer, tokenizer.chat_template)
+    head, tail = _around_messages(tokenizer, tokenizer.chat_template)
     return head[list(before) == head[:1] :] + ids + tail
 
 
 @functools.lru_cache
-def _around_observations(tokenizer, template: str) -> tuple[list[int], list[int]]:
+def _around_messages(tokenizer, template: str) -> tuple[list[int], list[int]]:
     """Token ids between an assistant's answer and an observation, and behind it; none where neither role is known."""
     as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
     dialogue = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import datasets
 
-from marlhf_lite.tasks.answers import encode_answers, encode_responses
-from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.answers import encode_answers, encode_behind, encode_responses
+from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
 
 
@@ -33,7 +33,10 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
     ids, mask = [], []
     for turn, text in enumerate(texts):
         acts = turn % 2 == 0
-        more = encode_responses(tokenizer, [text], limit)[0] if acts else encode_observation(tokenizer, text, ids[-1:])
+        if acts:
+            (more,) = encode_responses(tokenizer, [text], limit)
+        else:
+            more = make_message(tokenizer, encode_behind(tokenizer, [text])[0], ids[-1:])
         ids, mask = ids + more, mask + [int(acts)] * len(more)
     return ids, mask
 

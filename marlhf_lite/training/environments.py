@@ -9,30 +9,43 @@ The policy's tokens are kept as they were sampled. An observation is tokenised o
 becomes a special token; the last one, which nobody would read, is left out.
 """
 
-import math
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, together
-from marlhf_lite.training.rollout import Rollout, Sampling, sample
+from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.errors import ServerError, one_line
 from marlhf_lite.utils.user_code import line_of
+
+# What `step` returns for a dialogue, and the test of it: sums of rewards are in float32, texts are written as UTF-8.
+MOST = torch.finfo(torch.float32).max
+PARTS = {
+    "the observation": ("a text that UTF-8 can write", lambda x: isinstance(x, str) and x.encode() is not None),
+    "the reward": ("a finite number", lambda x: not isinstance(x, str) and abs(float(x)) <= MOST),
+    "done": ("True or False", lambda x: x in (True, False)),
+}
 
 
 @dataclass
 class Dialogue:
-    """A prompt, and what was said since."""
+    """A prompt, and what was said since.
+
+    A turn has its span in `ids`, response and reward, and all but the last an observation, as far as it was read; of
+    one that was cut `observation_cut`, the tokens that nobody read.
+    """
 
     prompt: str
     ids: list[int] = field(default_factory=list)  # all tokens behind the prompt
-    turns: list[dict] = field(default_factory=list)  # span in `ids`, response, reward, and observation but for the last
+    turns: list[dict] = field(default_factory=list)
     done: bool = False  # whether the environment ended it
     state: Any = None  # the environment's
 
@@ -56,10 +69,6 @@ class Dialogues:
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt, by torch's global random state."""
         return self.play(model, tokenizer, prompts, lambda turn, rows: sampling)
-
-    def longest(self, turn: int) -> int:
-        """The most response tokens that there can be, where a turn has so many."""
-        return self.max_turns * turn + (self.max_turns - 1) * self.max_observation_length
 
     def play(self, model, tokenizer, prompts: Sequence[str], sampling: Callable[[int, list[int]], Sampling]) -> Rollout:
         """One response to each prompt; `sampling(turn, rows)` is that of a turn, from 1, in those that are not done."""
@@ -95,11 +104,19 @@ class Dialogues:
             one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": response, "reward": reward})
             one.ids, one.done = one.ids + ids, done
             if not done and turn < self.max_turns:
-                observation = encode_observation(tokenizer, text, one.ids[-1:], self.max_observation_length)
-                if not observation:
-                    raise self._fault(turn, [one.prompt], "the observation is empty: say something, or be done")
-                one.turns[-1]["observation"] = text
-                one.ids = one.ids + observation
+                self._answer(tokenizer, one, text, turn)
+
+    def _answer(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
+        """Append an observation, as far as it is read."""
+        (ids,), answer = encode_behind(tokenizer, [text]), {"observation": text}
+        read = ids[: self.max_observation_length]
+        if len(read) < len(ids):
+            answer = {"observation": decode_behind(tokenizer, [read])[0], "observation_cut": len(ids) - len(read)}
+        message = make_message(tokenizer, read, before=dialogue.ids[-1:])
+        if not message:
+            raise self._fault(turn, [dialogue.prompt], "the observation is empty: say something, or be done")
+        dialogue.turns[-1] |= answer
+        dialogue.ids = dialogue.ids + message
 
     # -- the user's class ---------------------------------------------------------------------------------------------
 
@@ -113,21 +130,20 @@ class Dialogues:
     def _step(self, dialogues: list[Dialogue], texts: list[str], turn: int) -> list[tuple[str, float, bool]]:
         prompts = [one.prompt for one in dialogues]
         answer = self._call(self.environment.step, turn, prompts, [one.state for one in dialogues], list(texts))
-        parts = answer if isinstance(answer, Sequence) else []
-        if [isinstance(part, Sized) and len(part) for part in parts] != [len(prompts)] * 3:
+        lists = answer if isinstance(answer, Sequence) else []
+        sizes = [len(part) if isinstance(part, Sized) and not isinstance(part, str) else None for part in lists]
+        if sizes != [len(prompts)] * len(PARTS):
             fix = f"return (observations, rewards, dones), each with {len(prompts)} entries"
             raise self._fault(turn, prompts, f"step returned {answer!r:.60}: {fix}")
-        for prompt, observation, reward, _ in zip(prompts, *answer, strict=True):
-            if not isinstance(observation, str):
-                raise self._fault(turn, [prompt], f"the observation is {observation!r:.40}: return a text")
-            if isinstance(reward, str) or not math.isfinite(self._call(float, turn, [prompt], reward)):
-                raise self._fault(turn, [prompt], f"the reward is {reward!r:.40}: return a finite number")
+        for prompt, *parts in zip(prompts, *answer, strict=True):
+            if reason := _wrong_part(parts):
+                raise self._fault(turn, [prompt], reason)
         return [(observation, float(reward), bool(done)) for observation, reward, done in zip(*answer, strict=True)]
 
     def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments):
         try:
             return method(*arguments)
-        except Exception as error:  # a user's class may raise anything
+        except (Exception, SystemExit) as error:  # a user's class may raise anything
             reason = f"{method.__name__} raised {one_line(error)}{line_of(self.name, error)}"
             raise self._fault(turn, prompts, reason) from error
 
@@ -136,20 +152,26 @@ class Dialogues:
         return ServerError(f"--environment {self.name}: turn {turn} of {prompts[0][:60]!r}{more}: {reason}")
 
 
+def _wrong_part(parts: Sequence) -> str:
+    """What is wrong with what `step` returned for a dialogue; nothing where all is right."""
+    for part, (name, (kind, is_valid)) in zip(parts, PARTS.items(), strict=True):
+        valid = False
+        with suppress(Exception):  # of objects that are no number, such as an array
+            valid = is_valid(part)
+        if not valid:
+            return f"{name} is {part!r:.40}: return {kind}"
+    return ""
+
+
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
     """A rollout of dialogues."""
-    prompts = [one.prompt for one in dialogues]
-    ids, prompt_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
-    tokens, read = pad([one.ids for one in dialogues], tokenizer.pad_token_id, left=False)
-    mask = torch.zeros_like(read, dtype=torch.bool)
+    read = from_tokens(tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[])
+    mask = torch.zeros_like(read.mask)
     for row, one in enumerate(dialogues):
         for turn in one.turns:
             mask[row, slice(*turn["span"])] = True
-    return Rollout(
-        prompts=prompts,
-        responses=decode_behind(tokenizer, [one.ids for one in dialogues]),
-        tokens=torch.cat([ids, tokens], 1),
-        attention_mask=torch.cat([prompt_mask, read], 1),
+    return replace(
+        read,
         mask=mask,
         ended=torch.tensor([one.done for one in dialogues], dtype=torch.bool),
         turn_rewards=pad_sequence([torch.tensor([t["reward"] for t in one.turns]) for one in dialogues], True),

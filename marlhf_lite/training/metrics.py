@@ -85,6 +85,7 @@ def update_metrics(
         numbers["gold"] = rollout.gold
     if rollout.turns is not None:
         numbers["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
+        numbers["cut"] = torch.tensor([sum("observation_cut" in turn for turn in turns) for turns in rollout.turns])
     statistics = moments(numbers, accelerator)
     macro_length = statistics["step length"].mean
     row = {
@@ -103,10 +104,8 @@ def update_metrics(
         "effective_kl_coef": config.kl_coef / (macro_length if config.reward_pooling == "mean" else 1.0),
         "tokens": int(statistics["tokens"].total),
     }
-    if "gold" in statistics:
-        row["gold_mean"] = statistics["gold"].mean
-    if "turns" in statistics:
-        row["turns"] = statistics["turns"].mean
+    means = {"gold": "gold_mean", "turns": "turns", "cut": "cut_observations"}
+    row |= {name: statistics[x].mean for x, name in means.items() if x in statistics}
     for name in ("advantage", "q"):
         # The norm over a response's macro actions, averaged over responses (figure 11), and the size of one element.
         row |= {f"{name}_norm": statistics[f"{name} norm"].mean, f"{name}_rms": statistics[name].square ** 0.5}

@@ -49,7 +49,7 @@ class FunctionReward:
         try:
             scores = self.function(list(rollout.prompts), list(rollout.responses))
             return list(scores) if isinstance(scores, Iterator) else scores  # the body of a generator runs here
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             reason = one_line(error)
             raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
 

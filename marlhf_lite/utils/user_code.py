@@ -29,7 +29,7 @@ def import_user_code(option: str, name: str, known: str) -> Any:
         sys.path.append(os.getcwd())
     try:
         code = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise InputError(f"--{option} {name}: cannot be imported ({one_line(error)}): {fix}") from None
     if not callable(code):
         raise InputError(f"--{option} {name}: it is of type {type(code).__name__}, not a function or class: {fix}")
@@ -44,7 +44,7 @@ def named_errors(option: str, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         from accelerate.utils.memory import should_reduce_batch_size
 
         if not name or should_reduce_batch_size(error):

@@ -133,7 +133,7 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
         true = [value_of_guess(state, guess) - value(state) for guess in guesses(state)]
         rows += zip([share / len(true)] * len(true), true, *(estimates - [estimates[:, 0].mean(), 0]).T, strict=True)
     weight, truth, mean, variance = np.array(rows).T
-    across, size = weight @ (truth * mean), weight @ truth**2
+    across, size = float(weight @ (truth * mean)), float(weight @ truth**2)
     kept = across / size
     bias, noise = weight @ (mean / kept - truth) ** 2, weight @ variance
     return Credit(kept, across / sqrt(size * (weight @ mean**2)), sqrt(bias / size), sqrt(noise / size) / kept)
