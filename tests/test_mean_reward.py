@@ -2,17 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
 from scipy import stats
 
-from marlhf_lite.lab.studies import mean_reward
+from marlhf_lite.lab.studies import mean_reward, result_tables
 from marlhf_lite.lab.studies.could_be_seen import SECTIONS, sizes
 from marlhf_lite.lab.studies.mean_reward import difference_of_means, interaction, mean_reward_report
 from marlhf_lite.lab.studies.power import visible, visible_gap, visible_ratio
 from marlhf_lite.lab.studies.study import STUDIES, load_study
+from marlhf_lite.utils.tables import interval
 
 SPAN, RNG = [3, 5], np.random.default_rng(0)
 SHIFT = {"PPO": 0.0, "MA-PPO": 0.2, "PPO lam^(1/5)": 0.1}
@@ -81,7 +83,7 @@ def test_the_sizes_that_studies_could_have_seen_stand_in_the_docs():
         sentence = sections[name].split("**Could have seen** (90 % power): ")[1]
         assert [size for size in sizes_of if size not in sentence] == [], name
     others = {"Does MA-RLHF work, and when?", "How to read the numbers", "gradient_signal"}
-    others |= {"sentiment_settle, sentiment_near"}
+    others |= {"sentiment_settle, sentiment_near", "turns"}
     assert set(sections) - said - alone == others
     for study in (study for name in alone for study in name.split(", ")):
         assert len(load_study(study).seeds) == 1
@@ -108,3 +110,13 @@ def test_report(results, tmp_path, monkeypatch):
     assert summary["means"]["KL at the end"]["PPO"]["3"] == pytest.approx(0.3)
     assert "| 0.40 | 0.10 | 0.05 | 0.30 |" in text  # KL of updates 3 to 5, and of all five
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"learning_curves.png", "score_over_kl.png"}
+    # Its cells in docs/results.md: nothing of six seeds where seven are planned.
+    monkeypatch.setattr(result_tables, "shipped", lambda name: tmp_path.parent)
+    names = "contrast|MA-PPO - PPO|+.3f contrast|MA-PPO - PPO|visible mean|PPO|KL|.1f mean|PPO|KL at the end|.1f"
+    row = " | ".join("{" + name + "}" for name in re.split(r" (?=contrast|mean\|)", names))
+    value = summary["contrasts"]["MA-PPO - PPO"]
+    for seeds, cells in ((7, "- | - | - | -"), (6, f"{interval(value, '+.3f')} | {value['visible']:.3f} | 0.4 | 0.3")):
+        planned = replace(study, seeds=list(range(seeds)))
+        monkeypatch.setattr(result_tables, "load_study", lambda name, planned=planned: planned)
+        result_tables._mean_rewards.cache_clear()
+        assert result_tables.fill(row, tmp_path.name) == cells

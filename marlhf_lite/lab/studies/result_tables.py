@@ -7,7 +7,9 @@ A cell is a text in which braces stand for numbers of the table's study, or of a
 - `{PPO|updates|by seed}`: seed by seed; `{PPO rate 0.002|last 3 kl_k1|.1f}`: mean of the last updates and of seeds;
 - `{one+other: PPO|last 3 kl_k1}`: of the seeds of two studies; `{benchmark_critic: truth|credit_seen}`: of a benchmark;
 - `{contrast|PPO over MA-PPO}`: a contrast of the protocol, also `by seed`; `equal`: whether it lies in its margin;
-- `{ratio|PPO|MA-PPO|0.55|5}`: updates of the one over those of the other to a score, with a window of five.
+- `{ratio|PPO|MA-PPO|0.55|5}`: updates of the one over those of the other to a score, with a window of five;
+- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences; `visible` is
+  the least that could be seen. All are "-" before the planned seeds are there.
 """
 
 import functools
@@ -78,11 +80,17 @@ def write(study: str, source: str, *what: str) -> str:
     """Write one number, interval or list of numbers of a study."""
     if source == "contrast":
         contrast = load_study(study).contrasts[what[0]]
+        if "difference" in contrast:
+            return _difference(study, *what)
         value = _ratio(study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window)
         return _contrast(value, contrast.get("margin"), *what[1:])
     if source == "ratio":
         first, second, threshold, window = what
         return interval(_ratio(study, (first, second), float(threshold), int(window)), beside=1)
+    if source == "mean":
+        method, key, form = what
+        by_seed = _mean_rewards(study).get("means", {}).get(key, {}).get(method)
+        return written(by_seed and t_interval([*by_seed.values()]), form)
     key, form = what[0], what[1] if len(what) > 1 else ".2f"
     return written(_value(study, source, key), form)
 
@@ -100,6 +108,20 @@ def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
         return f"equal within {margin:g}: {'yes' if inside else 'open'}"
     alike = "" if len({round(x, 6) for x in value["by_seed"]}) > 1 else ", the same update in every seed"
     return interval(value, beside=1) + alike
+
+
+def _difference(study: str, name: str, form: str) -> str:
+    value = _mean_rewards(study).get("contrasts", {}).get(name)
+    return written(value and value["visible"] if form == "visible" else value, form.replace("visible", ".3f"))
+
+
+@functools.cache
+def _mean_rewards(study: str) -> dict:
+    """What summary.json has of a study with a mean reward as its outcome; nothing before all its seeds are there."""
+    file = shipped("results") / study / "summary.json"
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"contrasts": {"": {"seeds": []}}}
+    seeds = next(iter(summary["contrasts"].values()))["seeds"]
+    return summary if seeds == load_study(study).seeds else {}
 
 
 @functools.cache
