@@ -24,6 +24,7 @@ def run(method, seed):
     rows = [
         {"update": u, "score_mean": SHIFT[method] + RNG.normal() * 0.1 + 9 * (u < 3), "kl_k1": u / 10}
         | {"score_explained_variance": 0.1, "response_length": 64.0, "value_noise": 0.05}
+        | {"gold_mean": RNG.normal()}  # another score, which is not trained on
         for u in range(1, 6)
     ]
     return {"method": method, "seed": seed, "curve": rows, "options": {}}

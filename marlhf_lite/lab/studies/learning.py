@@ -148,13 +148,13 @@ def learning_figures(
 
 
 @plt.rc_context(plots.STYLE)
-def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping]) -> np.ndarray:
-    """Plot the gold score over updates, one panel for each group; returns the Axes."""
+def learning_curves(groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], metric: str = SCORE) -> np.ndarray:
+    """Plot a score over updates, one panel for each group; returns the Axes."""
     axes = plots.grid(len(groups), 0.15, 0.45, sharey=True)
     for ax, (group, names) in zip(axes, groups.items(), strict=True):
         curves = {name: [curve_of(r) for r in results if r["method"] == name] for name in names}
         short = {name.removeprefix(group).strip() or name: runs for name, runs in curves.items()}
-        plots.reward_curves(short, SCORE, WINDOW, ax=ax)
+        plots.reward_curves(short, metric, WINDOW, ax=ax)
         ax.set(title=group)
         many = {"fontsize": "x-small", "ncols": 2, "handlelength": 1.8, "loc": "lower right"}
         ax.legend(**(many if len(names) > 5 else {"fontsize": "small"}))

@@ -24,11 +24,12 @@ LEGEND = (
     "variance that of the score, noise the root mean square of the value's change from token to token: means of the "
     "same updates, KL at the end of the last five. {seeds} of {planned} planned seeds are there{unfinished}."
 )
-METRICS = {"gold_mean": "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
+REWARD = "score_mean"  # of what was trained on, whatever gold score there is besides
+METRICS = {REWARD: "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
 LAST = 5  # updates in the KL at the end
 
 
-def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = "gold_mean") -> dict[str, dict[int, float]]:
+def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD) -> dict[str, dict[int, float]]:
     """Method -> seed -> mean of a metric over the updates of `span`, first and last included."""
 
     def mean(run: Mapping) -> float:
@@ -75,7 +76,8 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
     contrasts, span = contrasts_of(study, results), study.mean_updates
     means = {words: means_of(results, span, metric) for metric, words in METRICS.items()}
     means["KL at the end"] = means_of(results, (span[1] - LAST + 1, span[1]), "kl_k1")
-    drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results)}
+    drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results, REWARD)}
+    drawn["learning_curves"][0].set_ylabel("mean reward")
     text = f"{_contrast_table(study, contrasts)}\n\n{_method_table(means)}" + add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
     save_figures(drawn, figures)
