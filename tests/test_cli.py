@@ -512,4 +512,5 @@ def test_output_that_cannot_be_written_is_one_line(buffered):
 
 def test_other_errors_are_not_taken_for_a_full_disk():
     assert disk_fault(ValueError("no space here")) == disk_fault(FileNotFoundError(2, "No such file", "x")) == ""
+    assert disk_fault(OSError(36, "File name too long", "x" * 300)).endswith("choose a shorter name")
     assert disk_fault(PermissionError(13, "Permission denied", "runs/x")).startswith("runs/x: not written")

@@ -10,6 +10,7 @@ DISK_FAULTS = {
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
+    errno.ENAMETOOLONG: "choose a shorter name",
     errno.EPIPE: "what reads the output, such as head, ended: write the output to a file",
 }
 # What writers say that raise no OSError: safetensors, and torch's.
