@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from conftest import PROMPTS, RESPONSES, changed, fails, nudge, snapshot
 from one_update import one_more, trainer_of
+from safetensors.torch import load_file
 from small_runs import timeless
 from transformers import AutoModelForCausalLM
 
@@ -218,6 +219,59 @@ def test_no_process_holds_more_than_its_share_of_a_model(results):
     assert len(shares) == 6 * 8  # moments, by models and their layers
     sampling = {("before sampling", "policy"), ("after sampling", "policy")}
     assert {key for key, share in shares.items() if share > 0.6} == sampling
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """SFT and reward model of all weights by two processes: `whole`, one that goes on after a stop, `stopped` ones."""
+    folder = tmp_path_factory.mktemp("stages")
+    sizes = "--finetune full --size 80 --max_response_length 12 --seed 1".split()
+    options = {
+        "sft": "--sft_epochs 0.75 --sft_batch_size 4 --sft_learning_rate 1e-4".split(),
+        "rm": f"--sft {folder}/sft-whole --rm_epochs 0.75 --rm_batch_size 4 --rm_learning_rate 1e-4".split(),
+    }
+    words = []
+    for stage, own in options.items():
+        for name, stop in (("whole", []), ("resumed", ["STOP_AT=2"]), ("stopped", ["STOP_AT=2"])):
+            words += [*stop, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
+        words += [stage, "--resume", folder / f"{stage}-resumed", "+"]
+    launch(2, HERE / "sharded_command.py", *words[:-1], cwd=folder)
+    return folder
+
+
+@pytest.mark.parametrize("stage", ["sft", "rm"])
+def test_sft_and_reward_model_go_on_from_shards_bit_by_bit(stages, stage):
+    one, other = (stages / f"{stage}-{name}" / stage / "model.safetensors" for name in ("whole", "resumed"))
+    assert one.read_bytes() == other.read_bytes()
+    checkpoint = stages / f"{stage}-stopped" / stage / "checkpoint-2"
+    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+        sizes = [path.stat().st_size for path in (checkpoint / part).glob("*.distcp")]
+        assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
+
+
+def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, capsys):
+    """As a policy and as a reward model; a process without FSDP does not go on from it."""
+    base, kinds = load_base(whole[0]), {"sft": load_policy, "rm": load_score_model}
+    for stage, load in kinds.items():
+        place = stages / f"{stage}-stopped" / stage / "checkpoint-2"
+        model, end = (load(base, resolve_adapter_dir(stage, str(p))) for p in (place, stages / f"{stage}-whole"))
+        assert type(model) is type(end) and len(changed(model, snapshot(end))) > 0
+        assert all((x - y).abs().max() < 0.01 for x, y in zip(model.parameters(), end.parameters(), strict=True))
+        assert main([stage, "--resume", str(stages / f"{stage}-stopped")]) == 2
+        assert "checkpoint-2: made under FSDP: launch it with fsdp2.yaml" in capsys.readouterr().err
+
+
+def test_sft_and_reward_model_go_on_from_shards_with_one_process(stages, tmp_path):
+    shutil.copytree(stages, tmp_path / "stages")
+    words = [["--resume", tmp_path / "stages" / f"{stage}-stopped"] for stage in ("sft", "rm")]
+    done = launch(1, HERE / "sharded_command.py", "sft", *words[0], "+", "rm", *words[1])
+    assert done.stdout.count("checkpoint-2: made by 2 processes, not 1") == 2
+    for stage in ("sft", "rm"):
+        ours, theirs = (
+            flat(load_file(tmp_path / "stages" / f"{stage}-{name}" / stage / "model.safetensors").values())
+            for name in ("stopped", "whole")
+        )
+        assert (ours - theirs).norm() < 1e-6 * theirs.norm()
 
 
 def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):

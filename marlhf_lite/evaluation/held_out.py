@@ -13,7 +13,7 @@ from transformers import set_seed
 from marlhf_lite.evaluation.responses import HeldOutPrompts, answer
 from marlhf_lite.evaluation.scores import KLS, SCORES, GoldScore, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels
-from marlhf_lite.training.distributed import is_sharded, sampling_from
+from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
 
@@ -57,7 +57,7 @@ class HeldOutEvaluation:
             # Where the models are spread, all processes answer as many: those with one fewer answer another one again.
             missing = math.ceil(len(prompts) / count) - len(share) if is_sharded(policy) else 0
             ours = replace(self.held_out, prompts=[*share, *prompts[:1] * missing])
-            with sampling_from(policy):
+            with gathered_outside_layers(policy):
                 rows = answer(policy, models.reference, ours, self.reward, self.gold, name).head(len(share))
         finally:
             set_random_states(states)

@@ -134,7 +134,8 @@ def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:
     folder = Path(folder)
     adapter = folder / "adapter_config.json"
     config, pattern = (adapter, "adapter_model.*") if adapter.is_file() else (folder / "config.json", "*")
-    weights = [path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin", ".distcp")]
+    weights = [path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin")]
+    weights = weights or sorted(folder.glob("**/*.distcp"))  # of a checkpoint by several processes
     if not weights or not config.is_file():
         what = "it holds no weights with their config" if folder.is_dir() else "there is no such folder"
         raise InputError(f"{name}: {folder}: {what}: give the folder of an adapter or of a model")

@@ -39,7 +39,7 @@ from marlhf_lite.models.actor_critic import (
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import STATE, check_processes, go_back
-from marlhf_lite.training.distributed import local_tensor
+from marlhf_lite.training.distributed import gathered_outside_layers, local_tensor
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
@@ -151,7 +151,8 @@ def rm_stage(context: RunContext[commands.RMCommand], sft: Path) -> Path:
         arguments = (rows, options, options, folder, options.seed, options)
         log = train_reward_model(model, tokenizer, *arguments, resume=context.resume)
         held_out = different_pairs(context.task.held_out(500), tokenizer, context.limit)
-        accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
+        with gathered_outside_layers(model):
+            accuracy = pair_accuracy(ModelReward(ScalarHeadModel(model)), tokenizer, held_out, context.limit)
         print_main(f"reward model: {accuracy:.1%} of {len(held_out)} held-out pairs ranked as labelled")
         return {"log.json": log, "accuracy.json": {"accuracy": accuracy, "pairs": len(held_out)}}
 

@@ -56,7 +56,7 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         what = "a model" if is_full_model else "an adapter"
         raise InputError(f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote")
     weights = "model*" if is_full_model else "adapter_model.*"
-    if any(place.glob("*.distcp")):  # a checkpoint, whose shards are joined when it is loaded
+    if any(place.glob("**/*.distcp")):  # a checkpoint, whose shards are joined when it is loaded
         return
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")

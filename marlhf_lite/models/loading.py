@@ -31,7 +31,7 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
-from marlhf_lite.models.shards import is_sharded_folder, join
+from marlhf_lite.models.shards import is_sharded_folder, join_model
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
@@ -246,8 +246,10 @@ def _load_full_model(
     """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     if is_sharded_folder(folder):
-        config, weights = transformers.AutoConfig.from_pretrained(folder), join(Path(folder), "weights.policy.model.")
-        model = without_own_sampling(type(base).from_pretrained(None, config=config, state_dict=weights, **settings))
+        config, weights = transformers.AutoConfig.from_pretrained(folder), join_model(Path(folder))
+        with torch.device("meta"):
+            family = type(kind.from_config(config))
+        model = without_own_sampling(family.from_pretrained(None, config=config, state_dict=weights, **settings))
     else:
         place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
         model = _load(kind, str(folder), place, **settings)

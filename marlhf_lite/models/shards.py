@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from marlhf_lite.utils.errors import InputError
 
 METADATA = ".metadata"
+TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
+MODELS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}  # folder in a checkpoint -> how its names begin
 # What the metadata are made of; a file of anything else may come from somebody who wants to run code here.
 CLASSES = {("torch", "Size"), ("torch.serialization", "_get_layout")}
 MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
@@ -46,8 +48,14 @@ def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = Fal
 
 
 def is_sharded_folder(folder: str | Path) -> bool:
-    """Return whether a folder holds tensors that several processes wrote."""
-    return (Path(folder) / METADATA).is_file()
+    """Return whether a folder is a checkpoint with weights that several processes wrote."""
+    return any((Path(folder) / name / METADATA).is_file() for name in MODELS)
+
+
+def join_model(folder: Path) -> dict[str, Tensor]:
+    """Return the whole weights of the model in a checkpoint by name: of PPO the policy's. Raises as `join`."""
+    name, prefix = next(item for item in MODELS.items() if (folder / item[0] / METADATA).is_file())
+    return join(folder / name, prefix)
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
 from marlhf_lite.models.actor_critic import trainable
+from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.safeguards import check_moved, check_start, some_weights
 from marlhf_lite.utils.errors import InputError
@@ -52,9 +53,13 @@ class ProgressBar(TrainerCallback):
         if self.asked_to_stop():
             control.should_training_stop, control.should_save = True, control.should_save or self.saves
 
-    def on_save(self, args, state, control, **kwargs):
+    def on_save(self, args, state, control, model=None, **kwargs):
         if state.is_world_process_zero:
-            write_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / LOG_POSITIONS, self.positions())
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if is_sharded(model):  # transformers writes shards without the config that their readers need
+                model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
+                model.config.save_pretrained(checkpoint)
+            write_json(checkpoint / LOG_POSITIONS, self.positions())
 
     def positions(self) -> dict[str, int]:
         """The size of each log of ours, in bytes."""

@@ -59,25 +59,25 @@ def spread(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerato
 
 
 @contextmanager
-def sampling_from(policy: nn.Module, root: nn.Module | None = None) -> Iterator[None]:
-    """Inside this block `policy.model` can `generate`, spread or not: a layer is gathered while it runs.
+def gathered_outside_layers(model: nn.Module, root: nn.Module | None = None) -> Iterator[None]:
+    """Inside this block parts of a model can run by themselves, spread or not: `generate`, or backbone and head.
 
-    What lies outside its layers (embeddings, last norm, head) belongs to `policy`, which does not run, and is gathered
-    once. All processes must sample as many tokens: see `synced_gpus` in `rollout.sample`. `root` is the module that
-    runs in training, where that is not `policy` itself.
+    A layer is gathered while it runs. What lies outside of layers (embeddings, last norm, head) belongs to `model`,
+    which does not run, and is gathered once. All processes must make as many passes: see `synced_gpus` in
+    `rollout.sample`. `root` is the module that runs in training, where that is not `model` itself.
     """
-    if not isinstance(policy, FSDPModule):
+    if not isinstance(model, FSDPModule):
         yield
         return
     # Before any other pass: FSDP2 takes the first module that runs for its root.
-    (root if isinstance(root, FSDPModule) else policy)._get_fsdp_state()._lazy_init()
-    policy.set_reshard_after_forward(False, recurse=False)
-    policy.unshard()
+    (root if isinstance(root, FSDPModule) else model)._get_fsdp_state()._lazy_init()
+    model.set_reshard_after_forward(False, recurse=False)
+    model.unshard()
     try:
         yield
     finally:
-        policy.set_reshard_after_forward(True, recurse=False)
-        policy.reshard()
+        model.set_reshard_after_forward(True, recurse=False)
+        model.reshard()
 
 
 def full_tensor(x: Tensor) -> Tensor:

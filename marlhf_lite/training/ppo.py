@@ -27,8 +27,8 @@ from marlhf_lite.models.actor_critic import ActorCritic, PPOModels, trainable
 from marlhf_lite.training import safeguards
 from marlhf_lite.training.distributed import (
     full_tensor,
+    gathered_outside_layers,
     is_sharded,
-    sampling_from,
     spread,
     sum_over_processes,
     together,
@@ -276,7 +276,7 @@ class PPOTrainer:
         if self.engine is not None:
             rollout = together(self._ask_servers, prompts)
         else:
-            with sampling_from(self.models.policy, root=self.actor_critic):
+            with gathered_outside_layers(self.models.policy, root=self.actor_critic):
                 rollout, self.generation_batch_size = together(
                     generate_in_batches, self.generator, size, model, self.tokenizer, prompts, self.sampling
                 )

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel, PrinterCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
+from marlhf_lite.models.shards import is_sharded_folder
 from marlhf_lite.training.callbacks import LOG_POSITIONS, ProgressBar
 from marlhf_lite.training.checkpoint import check_processes
+from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import stops_behind_a_step
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
@@ -136,7 +138,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
-    checkpoint = checkpoint_of_stop(output) if resume else None
+    checkpoint = checkpoint_of_stop(output, trainer.is_fsdp_enabled) if resume else None
     with stops_behind_a_step() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
         trainer.add_callback(bar)
@@ -145,7 +147,11 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
         finally:
             bar.close()
         if trainer.state.global_step == trainer.state.max_steps:
-            trainer.save_model(str(output))
+            weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None
+            if weights is None:
+                trainer.save_model(str(output))
+            elif trainer.accelerator.is_main_process:  # that writes no model where checkpoints are by shard
+                trainer.model.save_pretrained(output, state_dict=weights)
             if trainer.accelerator.is_main_process:
                 tokenizer.save_pretrained(output)
     if trainer.accelerator.is_main_process:
@@ -154,13 +160,19 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def checkpoint_of_stop(output: Path) -> Path | None:
+def checkpoint_of_stop(output: Path, is_fsdp: bool) -> Path | None:
     """The checkpoint that a stopped training has left here, if it is whole.
 
-    Raises `InputError` where another number of processes made it.
+    Under FSDP any number of processes goes on from one by shard. Raises `InputError` where it was made in another way.
     """
     whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
     checkpoint = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     if checkpoint:  # transformers would go on without the states of its random generators, and not tell
-        check_processes(checkpoint, len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes)
+        made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
+        if not is_sharded_folder(checkpoint):
+            check_processes(checkpoint, made, processes)
+        elif not is_fsdp:
+            raise InputError(f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml")
+        elif made != processes and PartialState().is_main_process:
+            print(f"{checkpoint}: made by {made} processes, not {processes}: dropout, if there is any, will be another")
     return checkpoint
