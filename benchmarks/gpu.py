@@ -306,30 +306,22 @@ def measure_all(args: argparse.Namespace, sizes: Iterable[int], engine: str) -> 
 
 
 def run_launch_files(args: argparse.Namespace) -> dict:
-    """Run PPO through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
+    """Run all stages through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
     small = ["--size", "60", "--max_response_length", "16"]
     update = ["--updates", "1", "--batch_size", "4", "--micro_batch_size", "2"]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, finetune in (("ddp", "lora"), ("fsdp2", "full")):
-            marlhf = [sys.executable, "-m", "marlhf_lite"]
+            launched = [
+                *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / f"{name}.yaml")),
+                *("--num_processes", "1", *(["--cpu"] if args.device == "cpu" else []), "-m", "marlhf_lite"),
+            ]
             given = [*small, "--finetune", finetune]
-            places = {stage: f"{folder}/{name}-{stage}" for stage in ("sft", "rm", "ppo")}
+            sft, rm, ppo = (f"{folder}/{name}-{stage}" for stage in ("sft", "rm", "ppo"))
             stages = [
-                [*marlhf, "sft", *given, "--sft_epochs", "1", "--output_dir", places["sft"]],
-                [*marlhf, "rm", *given, "--rm_epochs", "1", "--sft", places["sft"], "--output_dir", places["rm"]],
-                [
-                    *(
-                        sys.executable,
-                        "-m",
-                        "accelerate.commands.launch",
-                        "--config_file",
-                        str(LAUNCH / f"{name}.yaml"),
-                    ),
-                    *("--num_processes", "1", *(["--cpu"] if args.device == "cpu" else []), "-m", "marlhf_lite"),
-                    *("ppo", *given, *update, "--sft", places["sft"], "--rm", places["rm"]),
-                    *("--output_dir", places["ppo"]),
-                ],
+                [*launched, "sft", *given, "--sft_epochs", "1", "--output_dir", sft],
+                [*launched, "rm", *given, "--rm_epochs", "1", "--sft", sft, "--output_dir", rm],
+                [*launched, "ppo", *given, *update, "--sft", sft, "--rm", rm, "--output_dir", ppo],
             ]
             start = time.monotonic()
             for command in stages:

@@ -44,5 +44,6 @@ if __name__ == "__main__":
         command, words = words[: [*words, "+"].index("+")], words[[*words, "+"].index("+") + 1 :]
         stop_at = int(command.pop(0).removeprefix("STOP_AT=")) if command[0].startswith("STOP_AT=") else 0
         status = main(command) and not stop_at
-        PartialState().wait_for_everyone()  # what the first process writes is read by the next command
+        if words:  # what the first process writes is read by the next command
+            PartialState().wait_for_everyone()
     sys.exit(status)
