@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -166,7 +167,7 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(tiny
     stops = [
         (signal.SIGTERM, [*words, "stopped"], 1, "sft/checkpoint-1"),
         (signal.SIGINT, again, len(logs[0]), "rm/checkpoint-1"),  # the rest of SFT, and one step of the reward model
-        (signal.SIGTERM, again, len(logs[1]), "ma-ppo/checkpoints/update-000001.pt"),
+        (interrupts.HANGUP, again, len(logs[1]), "ma-ppo/checkpoints/update-000001.pt"),
     ]
     for number, command, step, checkpoint in stops:
         assert stopped(monkeypatch, number, command, step) == 130
@@ -182,8 +183,34 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(tiny
     for kept, log in zip(("sft", "rm"), logs, strict=True):
         losses = [row["loss"] for row in json.loads((path / kept / "log.json").read_text())]
         assert losses == [row["loss"] for row in log]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == signal.getsignal(interrupts.HANGUP) == signal.SIG_DFL
     signal.signal(signal.SIGINT, before)
+
+
+HANGS_UP = """
+import fcntl, sys, termios, time
+from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+try:
+    with sigterm_as_ctrl_c():
+        print("ready", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("to nobody", flush=True)
+    open(sys.argv[1], "w").close()
+"""
+
+
+def test_what_follows_the_end_of_a_terminal_may_print(tmp_path):
+    """A closed window, a lost connection: SIGHUP, and from then on a terminal that refuses what is printed."""
+    pty = pytest.importorskip("pty")
+    terminal, end = pty.openpty()
+    words = [sys.executable, "-c", HANGS_UP, str(tmp_path / "done")]
+    process = subprocess.Popen(words, stdin=end, stdout=end, stderr=end, start_new_session=True)
+    os.close(end)
+    assert os.read(terminal, 5) == b"ready"
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()
 
 
 def test_a_second_ctrl_c_stops_at_once(monkeypatch):

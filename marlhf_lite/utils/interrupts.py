@@ -1,13 +1,17 @@
-"""Ctrl-C and SIGTERM, which Slurm, Kaggle and spot machines send: training ends behind the step under way."""
+"""Ctrl-C, SIGTERM (Slurm, Kaggle, spot machines) and SIGHUP (a terminal that is closed): training ends behind the step
+under way.
+"""
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 AGAIN = 2.0  # seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once more
+HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
 NOTE = b"\nmarlhf: stopping behind this step, with a checkpoint; another Ctrl-C stops at once\n"
 
 
@@ -17,9 +21,29 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt`."""
-    with _handlers({signal.SIGTERM: signal.default_int_handler}):
+    """Inside, SIGTERM and SIGHUP raise `KeyboardInterrupt`."""
+    with _handlers(dict.fromkeys((signal.SIGTERM, *_unless_ignored(HANGUP)), _interrupt)):
         yield
+
+
+def _interrupt(number: int, frame) -> None:
+    if number == HANGUP:
+        _leave_terminal()
+    raise KeyboardInterrupt
+
+
+def _unless_ignored(*numbers: int) -> list[int]:
+    """Those of these signals that are not switched off, by the shell or by `nohup`."""
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _leave_terminal() -> None:
+    """Print nowhere, where that was a terminal: it is closed, and printing to it would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        if stat.S_ISCHR(os.fstat(stream).st_mode):
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 class StopRequest:
@@ -36,6 +60,8 @@ class StopRequest:
 
     def remember(self, number: int, frame) -> None:
         """Take a signal. Raises `KeyboardInterrupt` at a second Ctrl-C."""
+        if number == HANGUP:
+            _leave_terminal()
         first, self.since = self.since, self.since or time.monotonic()
         if first is None and os.environ.get("LOCAL_RANK", "0") == "0":
             os.write(2, NOTE)  # print may be at work where the signal came
@@ -45,13 +71,13 @@ class StopRequest:
 
 @contextmanager
 def stops_behind_a_step() -> Iterator[StopRequest]:
-    """Inside, the first Ctrl-C or SIGTERM is remembered; at the end of the block it raises `Stopped`.
+    """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered; at the end of the block it raises `Stopped`.
 
-    The block ends its training when the request says so. Outside the main thread, which alone gets signals, and for a
-    Ctrl-C that the shell has switched off, nothing changes.
+    The block ends its training when the request says so. Outside the main thread, which alone gets signals, and for
+    signals that are switched off, nothing changes.
     """
     request = StopRequest()
-    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) != signal.SIG_IGN)
+    numbers = (signal.SIGTERM, *_unless_ignored(signal.SIGINT, HANGUP))
     with _handlers(dict.fromkeys(numbers, request.remember)):
         yield request
     if request():
