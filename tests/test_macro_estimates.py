@@ -84,6 +84,14 @@ def test_whiten(shift, scale):
     assert (got[~mask] == 0).all() and got.dtype == torch.float32
 
 
+def test_whiten_around_a_mean_that_is_no_float32():
+    """The mean lies between two neighbours of 2^14; what its rounding leaves counts neither in mean nor in variance."""
+    x = 2.0**14 + torch.tensor([[0.0, 29.0]]) * 2.0**-9
+    torch.testing.assert_close(
+        whiten(x, torch.ones(1, 2, dtype=torch.bool)), torch.tensor([[-1.0, 1.0]]), rtol=1e-6, atol=0
+    )
+
+
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e6, 1e-8])
 def test_whiten_of_equal_or_single_or_no_elements_is_zero(value):
     mask = torch.arange(1001) < torch.tensor([[1001], [333], [0]])
