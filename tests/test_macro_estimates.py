@@ -6,7 +6,7 @@ import pytest
 import reference_macro as ref
 import torch
 
-from marlhf_lite.macro import MacroActions, border_lam, gae, kl_rewards, macro_rewards, whiten
+from marlhf_lite.macro import MacroActions, adaptive_lam, border_lam, gae, kl_rewards, macro_rewards, whiten
 
 NAN = math.nan
 POOLS = [{"pooling": "mean", "sigma": sigma} for sigma in ref.SIGMAS]
@@ -70,6 +70,12 @@ def test_lam_at_borders_alone_counts_macro_actions():
     assert advantages.tolist() == [[0.25, 0.25, 0.5, 0.5, 0.5, 1, 0], [1, 1, 1, 1, 0, 0, 0], [0] * 7]
     each = border_lam(macro, torch.tensor([[0.5], [0.25], [0.0]]))
     assert each[1].tolist() == [1, 1, 1, 0.25, 1, 1, 1]
+
+
+def test_lam_by_length():
+    """VAPO (arXiv 2504.05118): 1 - 1 / (alpha l) of l macro actions; a short response has 0, and an empty one, too."""
+    mask = torch.arange(16) < torch.tensor([[16], [8], [4], [1], [0]])
+    assert adaptive_lam(mask, 0.25).tolist() == [[0.75], [0.5], [0.0], [0.0], [0.0]]
 
 
 @pytest.mark.parametrize("shift, scale", [(0.0, 1.0), (100.0, 1e-2), (-3.0, 1e4), (0.0, 1e-6)])
