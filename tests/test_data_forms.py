@@ -36,7 +36,7 @@ PAIRS = {
         "instruction": f"Why {i}?", "input": "", "output": "x", "chosen": "Warm.", "rejected": "Cold.",
     },
     "a winner": lambda i: {
-        "prompt": f"Why {i}?", "winner": "AB"[i % 2],
+        "prompt": f"Why {i}?", "winner": ("A", "Response B")[i % 2],
         "response_a": ("Warm.", "Cold.")[i % 2], "response_b": ("Cold.", "Warm.")[i % 2],
     },
     "another name": lambda i: {"question": f"Why {i}?", "chosen": "Warm.", "rejected": "Cold."},

@@ -134,6 +134,17 @@ NOTES = [  # row number -> a row, options, the note
         "note: 12 of 36 texts hold marks such as [/INST], which are read as characters: they are another model's",
     ),
     (
+        lambda i: (
+            {"prompt": [{"role": "user", "content": f"Why {i}?"}]}
+            | {
+                side: [{"role": "assistant", "content": f"{side}\n\nHuman: And?\n\nAssistant: So."}]
+                for side in ("chosen", "rejected")
+            }
+        ),
+        ["--chat_template", "no_system.jinja"],
+        "note: 24 of 36 texts hold marks such as Human:, which are read as characters: they are another model's",
+    ),
+    (
         lambda i: {
             "prompt": [{"role": "system", "content": "Be kind."}] * (i > 3) + [{"role": "user", "content": f"Why {i}?"}]
         },
@@ -151,6 +162,13 @@ def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, m
     (tmp_path / "no_system.jinja").write_text(f"{turns}{{% if add_generation_prompt %}}assistant: {{% endif %}}")
     assert not main(["data", "rows.jsonl", "--model", tiny.model, *options])
     assert f"\n{note}" in capsys.readouterr().out
+
+
+def test_characters_of_several_bytes_are_shown_whole(tiny, tmp_path, capsys):
+    rows = [{"prompt": f"为什么 {i}?", "chosen": " 😀 مرحبا é", "rejected": " no"} for i in range(8)]
+    assert not main(["data", str(write(tmp_path / "rows.jsonl", rows)), "--model", tiny.model, "--rows", "1"])
+    text = capsys.readouterr().out
+    assert "\ufffd" not in text and all(character in text for character in "为什么😀مرحبا")
 
 
 # A file for each stage

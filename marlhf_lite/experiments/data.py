@@ -19,7 +19,7 @@ from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
-from marlhf_lite.tasks.templates import COLUMNS
+from marlhf_lite.tasks.templates import COLUMNS, HUMAN
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder, run_of
 
@@ -192,13 +192,14 @@ def _column(task: Task, column: str) -> list[str]:
 
 def _mark(text: str, tokenizer, are_tokens: bool) -> str:
     """Return the first mark of a chat template that is read as characters: the tokenizer's own may be tokens."""
-    pattern, tokens = _marks(tokenizer)
-    return next((mark[0] for mark in pattern.finditer(text) if not (are_tokens and mark[0] in tokens)), "")
+    pattern, tokens = _marks(tokenizer, are_tokens)
+    return next((mark[0].strip() for mark in pattern.finditer(text) if not (are_tokens and mark[0] in tokens)), "")
 
 
 @functools.cache
-def _marks(tokenizer) -> tuple[re.Pattern, set[str]]:
+def _marks(tokenizer, are_tokens: bool) -> tuple[re.Pattern, set[str]]:
     """A pattern of the marks of chat templates, of the tokenizer and of other models; and what the tokenizer knows."""
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(token.content) for token in added if token.special]
-    return re.compile("|".join([MARKS, *special])), {token.content for token in added}
+    transcripts = [HUMAN] if are_tokens else []  # no mark where rows are transcripts
+    return re.compile("|".join([MARKS, *transcripts, *special])), {token.content for token in added}

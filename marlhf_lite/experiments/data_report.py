@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -79,7 +79,18 @@ def _tokens(row: dict, side: str, tokenizer, limit: int) -> Iterator[str]:
 
 
 def _line(kind: str, ids: list[int], tokenizer, name: str = "") -> str:
-    pieces = [repr(tokenizer.decode([i]))[1:-1] for i in ids]
+    pieces = _pieces(ids, tokenizer)
     if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
         pieces = [f"{COLOURS[kind]}{piece}{PLAIN}" for piece in pieces]
     return f"{name or kind} ({len(ids)}): |{'|'.join(pieces)}|"
+
+
+def _pieces(ids: Sequence[int], tokenizer) -> list[str]:
+    """Return the text of each token; tokens that are single bytes of a character, at most four, stand together."""
+    pieces, start = [], 0
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[start:end])
+        if not text.endswith("\ufffd") or end - start == 4 or end == len(ids):
+            pieces.append(repr(text)[1:-1])
+            start = end
+    return pieces

@@ -25,9 +25,8 @@ TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
 KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; {', '.join(TABLES)}"
 SEPARATORS = ",;\t|"
-# By their first bytes: the ends of names of files that are no text.
-ENDS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst", b"PK\3\4": ".zip"}
-ENDS |= {b"PAR1": ".parquet", b"ARROW1": ".arrow"}
+# First bytes of files that are no text -> the ends of their names.
+ENDS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7z": ".xz", b"PK\3": ".zip", b"PAR1": ".parquet", b"ARROW1": ".arrow"}
 WEB = ("http://", "https://")
 
 

@@ -79,7 +79,7 @@ def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 
 def _judged(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     """Convert two answers or whole chats, of which `winner` names the better one."""
-    winner = str(row["winner"]).strip().lower().removeprefix("model_")
+    winner = re.sub(r"^(model|response|answer|assistant)[ _]", "", str(row["winner"]).strip().lower())
     if "tie" in winner or "both" in winner:
         raise BadRow("tie", f"'winner' is {row['winner']}")
     if winner not in ("a", "b"):
