@@ -110,3 +110,5 @@ def test_means_are_over_prompts():
     assert ppo["repetition"]["mean"] == pytest.approx((1 / 4 / 2 + 0) / 2)
     assert ppo["distinct_1"] == 4 / 7 and ppo["distinct_2"] == 3 / 5 and ppo["distinct_3"] == 3 / 4
     assert sft["repetition"]["mean"] == 0.5 and {"tokens", "ended", "kl"}.isdisjoint(sft)
+    turns = {"turns": [{"response": "yes yes", "observation": " so so so"}, {"response": "yes yes"}]}
+    assert text_metrics([ROWS[3] | {"response": "yes yes so so so yes yes"} | turns])[0] == sft  # of the policy alone

@@ -29,15 +29,21 @@ def distinct(responses: Iterable[Sequence[Hashable]], n: int) -> float:
     return len(set(runs)) / len(runs) if runs else 0.0
 
 
+def _own_words(row: Mapping) -> list[str]:
+    turns = row.get("turns")
+    texts = [turn["response"] for turn in turns] if isinstance(turns, list) else [row["response"]]
+    return " ".join(texts).split()
+
+
 def text_metrics(responses: pd.DataFrame | Sequence[Mapping]) -> list[dict]:
     """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
 
     The means are of words (what stands between white space), repetition (of 3-grams), and where all responses have them
-    tokens, ended (share with EOS), kl and kl_k3 (nats).
+    tokens, ended (share with EOS), kl and kl_k3 (nats). What an environment said does not count.
     """
     rows = []
     for method, group in to_frame(responses).groupby("method", sort=False):
-        words = [response.split() for response in group["response"]]
+        words = [_own_words(row) for row in group.to_dict("records")]
         group = group.assign(words=list(map(len, words)), repetition=list(map(repetition, words)))
         names = [name for name in ("tokens", "ended", *KLS) if name in group and group[name].notna().all()]
         names = ["words", "repetition", *names]

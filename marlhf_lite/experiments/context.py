@@ -324,7 +324,8 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
     if getattr(options, "termination", "").startswith("sentence"):
         yield from note_on_sentences(task)
     if not options.stages and reward and task.gold:
-        yield f"--reward {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
+        source = "rewards of --environment" if isinstance(reward, EnvironmentReward) else "--reward"
+        yield f"{source} {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
     for stage, part in (("sft", "sft"), ("rm", "rm"), ("dpo", "rm")):
         batch, rows = getattr(options, f"{stage}_batch_size", None), len(task.splits[part])
         if batch and not getattr(inputs, stage, None) and 0 < (steps := math.ceil(rows / batch)) < FEW_STEPS:
