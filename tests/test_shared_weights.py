@@ -1,5 +1,7 @@
 """Weights that modules or models share: no stage changes the base, and what is trained is sampled and exported."""
 
+import json
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -20,6 +22,7 @@ from marlhf_lite.extras.baselines.dpo import dpo_trainer
 from marlhf_lite.extras.baselines.rloo_grpo import group_trainer
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_reward_model, share
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import rollout as rollouts
@@ -135,6 +138,31 @@ def test_an_adapter_of_another_model(base, tmp_path, fault):
     torch.save(weights, tmp_path / "adapter_model.bin")
     part = {"other embeddings": "other embeddings", "a layer is missing": "is missing"}[fault]
     fails(lambda: load_policy(base, tmp_path), f"{tmp_path}: does not fit --model", part)
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+def test_an_adapter_that_changes_biases_of_the_base_is_refused(base, tmp_path, bias):
+    """All models share them: the reference, too."""
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], bias=bias)
+    peft.get_peft_model(share(base), config).save_pretrained(tmp_path)
+    for load in (load_policy, new_reward_model, load_score_model):
+        fails(lambda load=load: load(base, tmp_path), f"{tmp_path}: its adapter changes biases", bias)
+
+
+def test_an_adapter_that_is_a_prompt_is_refused(base, tmp_path):
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    peft.get_peft_model(share(base), config).save_pretrained(tmp_path)
+    fails(lambda: load_policy(base, tmp_path), "is a prompt (PROMPT_TUNING)")
+
+
+def test_an_adapter_names_its_base(sft, tmp_path):
+    shutil.copytree(sft, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "adapter_config.json"
+    for base, models in {"Me/Small-1B": ("/x/small-1b", "me/Small-1B/"), "": ("tiny-gemma",)}.items():
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+        assert [other_base(tmp_path, model) for model in models] == [""] * len(models)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": "Me/Small-1B"}))
+    assert other_base(tmp_path, "Me/Small-1B-Instruct") == "Me/Small-1B" and other_base(tmp_path / "no", "x") == ""
 
 
 def test_an_adapter_of_the_head_alone_has_no_reward_model(base, tmp_path):

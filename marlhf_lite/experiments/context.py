@@ -29,6 +29,7 @@ from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import check_length, check_trainable, position_limit
 from marlhf_lite.models.loading import (
     check_target_modules,
@@ -51,7 +52,7 @@ from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
-from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run
+from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run, run_of
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 if TYPE_CHECKING:
@@ -321,6 +322,9 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
     """What is no fault, and may still not be what was meant."""
     if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
         yield f"{options.model} has read only {read}: on other data, scores mean little"
+    for folder in inputs.folders:  # those of runs are checked before
+        if not run_of(folder) and (base := other_base(folder, options.model)):
+            yield f"{folder} was trained on {base}, and --model is {options.model}: are these the same weights?"
     if getattr(options, "termination", "").startswith("sentence"):
         yield from note_on_sentences(task)
     if not options.stages and reward and task.gold:

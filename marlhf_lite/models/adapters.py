@@ -60,3 +60,10 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         return
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")
+
+
+def other_base(folder: Path, model: str) -> str:
+    """Return the base that an adapter names as its own where that is another than `model` by its last word; else ""."""
+    path = folder / "adapter_config.json"
+    base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") if path.is_file() else None
+    return base if base and Path(base).name.lower() != Path(model).name.lower() else ""

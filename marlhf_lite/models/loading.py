@@ -212,7 +212,7 @@ def new_reward_model(
     """
     if is_full_model(sft):
         return with_head(_load_full_model(base, sft, trainable=True), seed, head).requires_grad_(True).train()
-    config = peft.LoraConfig.from_pretrained(_check_adapter(sft, base))
+    config = _adapter_config(sft, base)
     classifier = with_head(share(base), seed, head)
     names = [name for name, _ in classifier.named_modules()]
     # What SFT trained as a whole trains on, but for a head over the vocabulary: a classifier has none.
@@ -260,16 +260,27 @@ def _device(model: nn.Module) -> str:
     return str(next(model.parameters()).device)
 
 
-def _check_adapter(folder: str | Path, base: PreTrainedModel) -> str:
+def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfig:
+    """Return the settings of a saved adapter. Raises `InputError` for one that this base cannot take."""
     if not (Path(folder) / "adapter_config.json").is_file():
         raise InputError(f"{folder}: no adapter_config.json: give a folder that `marlhf sft` or `marlhf rm` wrote")
     if base.device.type == "meta":
         raise InputError(f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora")
-    return str(folder)
+    config = peft.PeftConfig.from_pretrained(str(folder))
+    if config.is_prompt_learning:
+        raise InputError(
+            f"{folder}: its adapter is a prompt ({config.peft_type.value}): give one on layers, such as LoRA"
+        )
+    if (biases := getattr(config, "bias", "none")) != "none":
+        fix = 'train one with bias="none"'
+        raise InputError(
+            f"{folder}: its adapter changes biases of the base (bias={biases!r}), which models share: {fix}"
+        )
+    return config
 
 
 def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -> peft.PeftModel:
-    config = peft.PeftConfig.from_pretrained(_check_adapter(folder, model))
+    config = _adapter_config(folder, model)
     config.inference_mode = not trainable
     loaded = peft.get_peft_model(model, config)
     _load_weights(loaded, folder)
