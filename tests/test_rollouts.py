@@ -17,8 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
-from marlhf_lite.tasks.answers import encode_answers, encode_responses
-from marlhf_lite.tasks.observations import encode_observation
+from marlhf_lite.tasks.answers import encode_answers, encode_behind, encode_responses
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
@@ -147,7 +146,7 @@ def test_no_space_comes_between_prompt_and_answer(name):
                 assert row[:-1] == whole[len(ids) :]
             (response,) = from_tokens(tokenizer, [prompt], [row], [tokenizer.eos_token_id]).responses
             assert response == answer or name == "merged_spaces"
-            assert encode_observation(tokenizer, answer, []) == row[:-1]
+            assert encode_behind(tokenizer, [answer]) == [row[:-1]]  # what an environment says
 
 
 def test_from_texts(either, texts):

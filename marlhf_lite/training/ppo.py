@@ -39,13 +39,7 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses
-from marlhf_lite.training.rollout import (
-    Rollout,
-    generate,
-    generate_in_batches,
-    prompt_batches,
-    sampling_of,
-)
+from marlhf_lite.training.rollout import Rollout, generate, generate_in_batches, prompt_batches, sampling_of
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states

@@ -112,15 +112,9 @@ class Rollout:
         # The longest prompt and the longest response of these rows.
         start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
         width = max(int(self.ends.max()), 1)
-        end = self.prompt_width + width
-        return replace(
-            self,
-            tokens=self.tokens[:, start:end],
-            attention_mask=self.attention_mask[:, start:end],
-            mask=self.mask[:, :width],
-            sampled_logprobs=None if self.sampled_logprobs is None else self.sampled_logprobs[:, :width],
-            ref_logprobs=None if self.ref_logprobs is None else self.ref_logprobs[:, :width],
-        )
+        read, by_token = slice(start, self.prompt_width + width), ("mask", "sampled_logprobs", "ref_logprobs")
+        narrow = {name: x[:, :width] for name in by_token if (x := getattr(self, name)) is not None}
+        return replace(self, tokens=self.tokens[:, read], attention_mask=self.attention_mask[:, read], **narrow)
 
     def widen(self, x: Tensor) -> Tensor:
         """Pad a result [B, T'] of the trimmed rollout with zeros to [B, T]."""
