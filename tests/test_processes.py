@@ -235,7 +235,8 @@ def stages(tmp_path_factory):
         for name, stop in (("whole", []), ("resumed", ["STOP_AT=2"]), ("stopped", ["STOP_AT=2"])):
             words += [*stop, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
         words += [stage, "--resume", folder / f"{stage}-resumed", "+"]
-    launch(2, HERE / "sharded_command.py", *words[:-1], cwd=folder)
+    dpo = f"--sft {folder}/sft-whole --dpo_epochs 0.5 --dpo_batch_size 4 --dpo_learning_rate 1e-4".split()
+    launch(2, HERE / "sharded_command.py", *words, "dpo", *sizes, *dpo, "--output_dir", folder / "dpo", cwd=folder)
     return folder
 
 
@@ -259,6 +260,11 @@ def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, c
         assert all((x - y).abs().max() < 0.01 for x, y in zip(model.parameters(), end.parameters(), strict=True))
         assert main([stage, "--resume", str(stages / f"{stage}-stopped")]) == 2
         assert "checkpoint-2: made under FSDP: launch it with fsdp2.yaml" in capsys.readouterr().err
+
+
+def test_dpo_saves_weights_that_processes_share(stages, whole):
+    start, end = (load_policy(load_base(whole[0]), stages / place) for place in ("sft-whole/sft", "dpo/dpo/policy"))
+    assert changed(end, snapshot(start)) and all(p.isfinite().all() for p in end.parameters())
 
 
 def test_sft_and_reward_model_go_on_from_shards_with_one_process(stages, tmp_path):

@@ -39,7 +39,7 @@ from marlhf_lite.models.actor_critic import (
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import STATE, check_processes, go_back
-from marlhf_lite.training.distributed import gathered_outside_layers, local_tensor
+from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
@@ -358,15 +358,19 @@ def _train_baseline(
         stops |= {"response_length": getattr(trainer, "response_length", 0.0)}  # of DPO's pairs
         recorder = Recorder(logger, translate, held_out, options.eval_every, **stops)
         trainer.add_callback(recorder)
+        weights = None
         try:
             with nonfinite_probabilities_refused():
                 trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
         finally:
             recorder.close()
-            if logger.history and is_main and _is_finite(trainer.model):
+            is_whole = bool(weights) or not is_sharded(trainer.model)  # one process alone gathers no shares
+            if logger.history and is_main and is_whole and _is_finite(trainer.model):
                 policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
                 with written_as_a_whole(folder) as place:
-                    trainer.model.save_pretrained(place, **policy_only)  # without the reference's adapter
+                    # Without the reference's adapter.
+                    trainer.model.save_pretrained(place, state_dict=weights, **policy_only)
                     context.tokenizer.save_pretrained(place)
     return Trained(folder, logger.history)
 
