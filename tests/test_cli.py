@@ -512,5 +512,8 @@ def test_output_that_cannot_be_written_is_one_line(buffered):
 
 def test_other_errors_are_not_taken_for_a_full_disk():
     assert disk_fault(ValueError("no space here")) == disk_fault(FileNotFoundError(2, "No such file", "x")) == ""
+    assert disk_fault(RuntimeError("I/O error: File too large (os error 27)")).endswith("takes larger files")
+    no_folder = FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")  # at an import, on a full disk
+    assert disk_fault(no_folder).endswith("free some disk space")
     assert disk_fault(OSError(36, "File name too long", "x" * 300)).endswith("choose a shorter name")
     assert disk_fault(PermissionError(13, "Permission denied", "runs/x")).startswith("runs/x: not written")

@@ -10,11 +10,16 @@ DISK_FAULTS = {
     errno.EROFS: "choose a folder that can be written",
     errno.EACCES: "choose a folder that can be written",
     errno.EPERM: "choose a folder that can be written",
+    errno.EFBIG: "choose a disk, or a limit such as that of ulimit -f, that takes larger files",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EPIPE: "what reads the output, such as head, ended: write the output to a file",
 }
 # What writers say that raise no OSError: safetensors, and torch's.
-FULL_DISK = re.compile(r"No space left on device|quota exceeded|PytorchStreamWriter|file write failed|unexpected pos")
+TOO_LARGE = "File too large"
+FULL_DISK = re.compile(
+    r"No space left on device|No usable temporary directory|quota exceeded"
+    r"|PytorchStreamWriter|file write failed|unexpected pos"
+)
 
 
 class InputError(ValueError):
@@ -44,8 +49,8 @@ def one_line(error: Exception) -> str:
 def disk_fault(error: BaseException | None) -> str:
     """One line where an error, or what it came from, says that a file could not be written or read; else nothing."""
     while error is not None:
-        full = "free some disk space" if FULL_DISK.search(str(error)) else ""
-        fix = DISK_FAULTS.get(getattr(error, "errno", None), full)
+        number = errno.ENOSPC if FULL_DISK.search(str(error)) else errno.EFBIG if TOO_LARGE in str(error) else None
+        fix = DISK_FAULTS.get(getattr(error, "errno", None), DISK_FAULTS.get(number))
         if fix:
             place, reason = getattr(error, "filename", None), getattr(error, "strerror", None) or one_line(error)
             return f"{f'{place}: ' if place else ''}not written or read ({reason}): {fix}"
