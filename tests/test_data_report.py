@@ -154,6 +154,14 @@ NOTES = [  # row number -> a row, options, the note
 ]
 
 
+def test_columns_and_splits_that_are_not_read_are_named(tiny, tmp_path, capsys):
+    rows = datasets.Dataset.from_list([pair(i) | {"id": i} for i in range(COUNT)])
+    parts = {"train": rows, "validation": rows.select([1]), "test": rows.select([0])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    assert not main(["data", str(tmp_path / "saved"), "--model", tiny.model])
+    assert "\nnote: columns not used: id\nnote: splits not used: validation\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("row", "options", "note"), NOTES)
 def test_what_may_not_be_meant_is_noted_with_its_count(tiny, tmp_path, capsys, monkeypatch, row, options, note):
     monkeypatch.chdir(tmp_path)

@@ -134,8 +134,9 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
-    if task.unused:
-        yield f"not used: {', '.join(task.unused)}"
+    splits = [name.removeprefix("split ") for name in task.unused if name.startswith("split ")]
+    columns = [name for name in task.unused if not name.startswith("split ")]
+    yield from (f"{kind} not used: {', '.join(x)}" for kind, x in (("columns", columns), ("splits", splits)) if x)
     texts = [text for column in COLUMNS for text in _column(task, column)]
     marks = list(filter(None, (_mark(text, tokenizer, task.chats) for text in texts)))
     if marks:
