@@ -55,7 +55,8 @@ FAMILIES = {
     # A head narrower than the layers, as OPT-350m's; dropout by a function.
     "opt": (OPTConfig, {"word_embed_proj_dim": 16, "ffn_dim": 48, "do_layer_norm_before": False}),
     "granite": (GraniteConfig, {"logits_scaling": 3.0}),  # no sequence classifier; logits are scaled
-    "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2}),  # no sequence classifier; experts
+    # No sequence classifier; experts, with the logits of their router, as SFT saves it.
+    "olmoe": (OlmoeConfig, {"num_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}),
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 

@@ -152,7 +152,14 @@ def _load(kind, name: str, path: str = "", **kwargs):
 
 
 def without_own_sampling(model: nn.Module) -> nn.Module:
-    """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model."""
+    """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model.
+
+    Nor does it give the logits of its router, with which some mixtures of experts cannot generate: TRL's SFT asks for
+    them, and saves that.
+    """
+    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
+    if hasattr(config, "output_router_logits"):
+        config.output_router_logits = False
     if config := getattr(model, "generation_config", None):
         ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         model.generation_config = transformers.GenerationConfig(**ids)
