@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
-from marlhf_lite.training.experience import Batch
+from marlhf_lite.training.experience import Batch, Experience
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
@@ -74,6 +74,21 @@ def make_objective(config: PPOTrainerConfig) -> Objective:
     kinds = tuple(_objective(name) for name in reversed(different)) or (Objective,)
     with named_errors("objective", config.objective):
         return type(kinds[0].__name__, kinds, {})(config)
+
+
+def check_finite(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
+    """Raise `InputError` where a user's objective makes advantages, returns or losses that are not finite.
+
+    The models' outputs are: otherwise the fault is theirs.
+    """
+    outputs = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
+    if not all(x.isfinite().all() for x in outputs):
+        return
+    named = {"advantages": old.advantages, "returns": old.returns} | losses
+    wrong = [name for name, x in named.items() if not x.isfinite().all()]
+    if wrong:
+        what = f"{', '.join(wrong)} of the first update are not finite"
+        raise InputError(f"--objective {objective.user_name}: {what}: correct it")
 
 
 def _objective(name: str) -> type[Objective]:

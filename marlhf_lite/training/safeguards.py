@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from marlhf_lite.config.method import PPOConfig
 from marlhf_lite.training.distributed import local_tensor
-from marlhf_lite.training.experience import Batch, Experience
-from marlhf_lite.training.objective import Objective
 from marlhf_lite.utils.errors import InputError
 
 START_KL = 0.05  # nats per token: beyond this at the first update, the policy did not start from the reference
@@ -55,22 +53,6 @@ def check_start(nats: float, response_length: float) -> None:
         raise InputError(
             f"policy and reference are {per_token:.3f} nats a token apart before any step: the policy does not start "
             "from the reference: give both the same SFT folder"
-        )
-
-
-def check_objective(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
-    """Raises `InputError` where a user's objective makes advantages, returns or losses that are not finite.
-
-    The models' outputs are: otherwise the fault is theirs.
-    """
-    outputs = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
-    if not objective.user_name or not all(x.isfinite().all() for x in outputs):
-        return
-    named = {"advantages": old.advantages, "returns": old.returns} | losses
-    wrong = [name for name, x in named.items() if not x.isfinite().all()]
-    if wrong:
-        raise InputError(
-            f"--objective {objective.user_name}: {', '.join(wrong)} of the first update are not finite: correct it"
         )
 
 
