@@ -174,7 +174,7 @@ def test_a_server_that_does_not_do_its_part_is_named(serve, make, faults, parts)
     server = serve()
     for name, value in faults.items():
         setattr(server, name, value)
-    fails(make(server).train, "update 0: --vllm_url", server.url, *parts)
+    fails(make(server).train, "update 1: --vllm_url", server.url, *parts)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_responses_of_another_policy_end_the_run_before_a_step(serve, make):
         return row
 
     trainer.optimizer_step = counted
-    fails(trainer.train, "update 1: --vllm_url", "nats a token from the policy's")
+    fails(trainer.train, "update 2: --vllm_url", "nats a token from the policy's")
     assert len(rows) == 1  # the first adapter was the right one
     assert all(map(torch.equal, before, trainer.parameters["policy"]))
 
@@ -218,7 +218,7 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     server = serve()
     server.ends_after = 6  # in the second of three updates of four responses
     trainer = make(server, run=cut, checkpoint_every=3)
-    fails(trainer.train, "update 1: --vllm_url", server.url, "--resume goes on from here")
+    fails(trainer.train, "update 2: --vllm_url", server.url, "--resume goes on from here")
     assert [path.name for path in cut.path.glob("checkpoints/*")] == ["update-000001.pt"]
     set_seed(9)
     make(serve(), run=cut, checkpoint_every=3).train(resume=True)
@@ -231,7 +231,7 @@ def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, 
     monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
     run, server = RunFolder.create(tmp_path / "run", {}), serve()
     server.hangs_after, server.well = 6, False
-    fails(make(server, run=run).train, "update 1: --vllm_url", server.url, "503", "--resume goes on from here")
+    fails(make(server, run=run).train, "update 2: --vllm_url", server.url, "503", "--resume goes on from here")
     assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000001.pt"]
 
 
@@ -391,7 +391,7 @@ def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full)
         return row
 
     trainer.optimizer_step = forgetful
-    fails(trainer.train, "update 1: --vllm_url", "nats a token from the policy's")
+    fails(trainer.train, "update 2: --vllm_url", "nats a token from the policy's")
     assert len(trainer.history) == 1
 
 

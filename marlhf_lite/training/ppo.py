@@ -178,7 +178,7 @@ class PPOTrainer:
                 set_random_states(states)
                 self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
                 saved = "; --resume goes on from here"
-            raise InputError(f"update {self.updates_done}: {error}{saved}") from error
+            raise InputError(f"update {self.updates_done + 1}: {error}{saved}") from error
 
     def update(self, prompts: list[str]) -> dict[str, float]:
         """One update of Algorithm 1 on these prompts; returns its metrics."""
