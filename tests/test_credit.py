@@ -26,7 +26,10 @@ class Letters:
     pad_token_id, eos_token_id = PAD, END
 
     def __call__(self, prompts, **options):
-        return {"input_ids": [["abcde".index(letter) for letter in prompt] for prompt in prompts]}
+        return {"input_ids": [["abcde".find(letter) for letter in prompt] for prompt in prompts]}
+
+    def decode(self, ids):
+        return ""  # it has no space, and takes none off
 
     def batch_decode(self, rows, skip_special_tokens=True):
         return ["".join("abcde"[i] for i in row if i > END or not skip_special_tokens) for row in rows]

@@ -58,6 +58,11 @@ def test_all_stages_have_one_schedule(kind, tmp_path):
     assert rates(kind, 0.3, 10, tmp_path) == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_warm_up_that_ends_between_two_updates_stays_below_the_peak():
+    config = RolloutConfig(warmup_updates=0.25)
+    assert [learning_rate_share(config, update, 10) for update in range(4)] == pytest.approx([0.4, 0.8, 1.0, 1.0])
+
+
 @pytest.fixture
 def one_step(base, sft, rm, tokenizer, texts, tmp_path):
     """A function that makes one step of a stage with its default schedule; the models before and after it."""
