@@ -120,6 +120,15 @@ def test_file_is_small_and_its_cells_are_short(path):
         assert not re.search(r"\bif\s+.*smoke", cell["source"]), "profiles are chosen in one place, not in cells"
 
 
+@pytest.mark.parametrize("path", [*NOTEBOOKS, ROOT / "docs" / "guide.md", *sorted(ROOT.glob("examples/*.py"))], ids=str)
+def test_nothing_is_imported_by_a_former_name(path):
+    text = "\n".join(cell["source"] for cell in cells(path)) if path in NOTEBOOKS else path.read_text(encoding="utf-8")
+    moved = json.loads((ROOT / "marlhf_lite" / "utils" / "moved.json").read_text(encoding="utf-8"))
+    former = {f"marlhf_lite.{name}" for names in moved.values() for name in names}
+    for module, names in re.findall(r"^ *from (marlhf_lite[\w.]*) import (\([^)]*\)|.*)", text, re.M):
+        assert not {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))} & former, f"{module}: {names}"
+
+
 @every_notebook
 def test_sections_and_figures_are_counted_and_badges_lead_to_this_file(path):
     text = "\n".join(cell["source"] for cell in cells(path))
