@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import COMMANDS, option_names
 from marlhf_lite.experiments import context
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.training import ppo
 from marlhf_lite.training.rollout import generate
@@ -366,10 +367,14 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
             assert "marlhf: error: out: another process works in it" in capsys.readouterr().err
     calls.append(None)  # no interrupt any more
     assert main(["ppo", "--resume", "out"]) == 0
-    assert "begins again; what it has recorded is kept in out/ppo-stopped-1" in capsys.readouterr().out
-    kept = Path("out/ppo-stopped-1")
+    assert "begins again; what it has recorded is kept in out/stopped/ppo-1" in capsys.readouterr().out
+    kept = Path("out/stopped/ppo-1")
     assert {path.name: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
     assert [row["update"] for row in RunFolder.open("out/ppo").metrics()] == [1, 2]
+
+    # What is kept is in nobody's way: later commands and a study's report find one policy and one record.
+    assert resolve_adapter_dir("policies", "out") == Path("out/ppo/policy")
+    assert [path.parent.name for path in Path("out").glob("*/metrics.jsonl")] == ["ppo"]
 
 
 # Prompts without answers

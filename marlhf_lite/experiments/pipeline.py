@@ -235,7 +235,8 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
         checkpoints = {}  # none is whole
     PartialState().wait_for_everyone()  # all have looked
     if context.resume and not checkpoints and (place / METRICS).is_file() and PartialState().is_main_process:
-        kept = next(path for i in count(1) if not (path := place.with_name(f"{name}-stopped-{i}")).exists())
+        kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
+        kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, where nobody looks for a result
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
     return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
