@@ -10,6 +10,7 @@ from made_up_results import made_up
 
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies.learning import learning_table
+from marlhf_lite.lab.studies.mean_reward import contrasts_of
 from marlhf_lite.lab.studies.reports import study_figures, study_report
 from marlhf_lite.lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
 from marlhf_lite.lab.studies.study import Study, load_study, run_study
@@ -154,9 +155,12 @@ def test_stored_summaries_come_out_again_from_results_of_the_protocol(name, caps
     assert lines and all(line.endswith((" done", " to do")) for line in lines)  # none of an option that changed
     order = list(study.methods)
     results = sorted(stored_results(name), key=lambda result: (order.index(result["method"]), result["seed"]))
-    if study.threshold is None:
+    part = "methods"
+    if study.mean_updates:
+        part, rows = "contrasts", contrasts_of(study, results)
+    elif study.threshold is None:
         rows = study_table(results, study.baseline, study.target_method)
     else:
         rows = learning_table(study.figures or {"": order}, results, study.threshold, study.window)
-    before, ours = leaves(stored["methods"]), leaves(json.loads(json.dumps(rows)))
+    before, ours = leaves(stored[part]), leaves(json.loads(json.dumps(rows)))
     assert {path: getattr(value, "expected", value) for path, value in ours.items()} == before
