@@ -228,7 +228,7 @@ def read_yaml(path: Path, source: str = "") -> dict:
 
 
 def environment() -> dict:
-    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processor and threads.
+    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processor, GPU, threads.
 
     Outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that a tracked file differs from the
     commit; results and figures, which studies write and no run reads, do not count.
@@ -247,6 +247,7 @@ def environment() -> dict:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "platform": platform.platform(),
         "processor": _processor(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
     }
 
