@@ -228,7 +228,7 @@ def read_yaml(path: Path, source: str = "") -> dict:
 
 
 def environment() -> dict:
-    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processor, GPU, threads.
+    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processors, threads.
 
     Outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that a tracked file differs from the
     commit; results and figures, which studies write and no run reads, do not count.
