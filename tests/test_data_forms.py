@@ -364,7 +364,7 @@ def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     of_three = {"train": rows, "validation": [PAIRS["TRL"](98)], "test": [PAIRS["TRL"](99)]}
     usual = datasets.DatasetDict({name: datasets.Dataset.from_list(part) for name, part in of_three.items()})
     usual.save_to_disk(tmp_path / "usual")
-    assert load_task(str(tmp_path / "usual")).unused == ("split validation",) and task.unused == ()
+    assert load_task(str(tmp_path / "usual")).unused_splits == ("validation",) and task.unused_splits == ()
     one = tmp_path / "one"
     datasets.Dataset.from_list(rows).save_to_disk(one)
     for name in ("split", "dataset_config", "data_dir"):

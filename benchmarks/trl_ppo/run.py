@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).parents[1]))
 from cells import RESULTS, Cells
-from synthetic import SHAPES, make_prompts, write_model
+from synthetic import SHAPES, make_prompts, size_arguments, write_model
 
 from marlhf_lite.utils.tables import markdown
 
@@ -179,12 +179,7 @@ def table(rows: list[dict]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only cases whose name contains this text")
-    parser.add_argument("--batch", type=int, default=32, help="responses in an update")
-    parser.add_argument("--micro_batch", type=int, default=16, help="responses in a forward and backward pass")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens in every prompt")
-    parser.add_argument("--response", type=int, default=64, help="tokens in every response")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
+    size_arguments(parser)
     parser.add_argument("--torch_index", default="", help="package index to install torch from")
     parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_trl_ppo.json")
     args = parser.parse_args()

@@ -1,8 +1,8 @@
 """Options of the command line, of `--config` files and of presets, as dataclasses; `--help` prints their help.
 
 Those of the method (macro actions, sampling, PPO) are in `config.method`. A command takes the classes whose options it
-uses (`config.commands`). Numbers are checked against their bounds when an
-object is made. Options have the names of TRL and transformers, where these have the option.
+uses (`config.commands`). Numbers are checked against their bounds when an object is made. Options have the names of TRL
+and transformers, where these have the option.
 """
 
 import math

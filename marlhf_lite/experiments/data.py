@@ -134,9 +134,8 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
-    splits = [name.removeprefix("split ") for name in task.unused if name.startswith("split ")]
-    columns = [name for name in task.unused if not name.startswith("split ")]
-    yield from (f"{kind} not used: {', '.join(x)}" for kind, x in (("columns", columns), ("splits", splits)) if x)
+    unused = {"columns": task.unused, "splits": task.unused_splits}
+    yield from (f"{kind} not used: {', '.join(names)}" for kind, names in unused.items() if names)
     texts = [text for column in COLUMNS for text in _column(task, column)]
     marks = list(filter(None, (_mark(text, tokenizer, task.chats) for text in texts)))
     if marks:

@@ -77,7 +77,7 @@ def load_task(
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     source = f"{dataset}{' (streamed)' * streaming}"
-    others, unused = rows if test is None else test, (*_unused(rows, form, chats), *splits)
+    others, unused = rows if test is None else test, _unused(rows, form, chats)
     rows, counts = read(rows, source, form.convert, limit=limit)
     if test is not None:
         test, test_counts = read(test, f"{source} (test)", form.convert_test or form.convert, limit=most)
@@ -90,7 +90,7 @@ def load_task(
         of_part = draw(read(others, f"{source} ({part})", form.parts[part], limit=most)[0], held_out, seed)
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
-    return replace(task, chats=chats, shape=form.name, unused=unused)
+    return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -201,7 +201,7 @@ def _load(
             _refuse({"split": split.removeprefix("train")}, f"{shown} is one data set and")
             return rename(loaded, names), None, []
         train, test = _splits(loaded, split or "train", shown)
-        others = [] if split else [f"split {part}" for part in loaded if part not in (train, test)]
+        others = [] if split else [part for part in loaded if part not in (train, test)]
         parts = [rename(loaded[part], names) if part else None for part in (train, test)]
         if stream_seed is not None:
             parts = [part and Stream(part, shown, stream_seed) for part in parts]

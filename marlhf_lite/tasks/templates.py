@@ -115,10 +115,7 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    known: tuple[str, ...] = (
-        "empty_response",
-        "human_last",
-    )  # faults of published data: always dropped
+    known: tuple[str, ...] = ("empty_response", "human_last")  # faults of published data: always dropped
     convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out where there is no separate test set

@@ -10,6 +10,8 @@ from marlhf_lite.utils.moved import moved_names
 
 __getattr__ = moved_names(__name__)
 
+BEFORE = ("\n", ":")  # texts that few answers join into one token
+
 
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma).
@@ -41,9 +43,6 @@ def decode_behind(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     start = tokenizer(BEFORE[-1], add_special_tokens=False)["input_ids"]
     texts = tokenizer.batch_decode([[*start, *row] for row in rows], skip_special_tokens=True)
     return [text.removeprefix(tokenizer.decode(start)) for text in texts]
-
-
-BEFORE = ("\n", ":")  # texts that few answers join into one token
 
 
 @functools.lru_cache
