@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 
 from marlhf_lite.lab.studies import mean_reward, result_tables
 from marlhf_lite.lab.studies.could_be_seen import SECTIONS, sizes
-from marlhf_lite.lab.studies.mean_reward import difference_of_means, interaction, mean_reward_report
+from marlhf_lite.lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
 from marlhf_lite.lab.studies.power import visible, visible_gap, visible_ratio
 from marlhf_lite.lab.studies.study import STUDIES, load_study
 from marlhf_lite.utils.tables import interval
@@ -90,6 +91,19 @@ def test_the_sizes_that_studies_could_have_seen_stand_in_the_docs():
         assert len(load_study(study).seeds) == 1
 
 
+def test_figure_of_differences(results):
+    """A line for each contrast: its seeds and its mean; the interaction has no seeds of its own."""
+    pair = {"difference": ["MA-PPO", "PPO"]}
+    study = SimpleNamespace(mean_updates=SPAN, contrasts={"paired": pair, "far - near": pair})
+    paired = difference_of_means(results, pair["difference"], SPAN)
+    far = interaction(paired["by_seed"], [gap / 2 for gap in paired["by_seed"]])
+    (axes,) = differences(study, {"paired": paired, "far - near": far})
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["paired", "far - near"]
+    seeds = [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "."]
+    assert seeds == [paired["by_seed"], []]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"] == [paired["mean"], far["mean"]]
+
+
 def test_report(results, tmp_path, monkeypatch):
     """The first contrast is the primary outcome; one may be taken from the same difference in a stored study."""
     contrasts = {"MA-PPO - PPO": {"difference": ["MA-PPO", "PPO"]}, "far - near": {"difference": ["MA-PPO", "PPO"]}}
@@ -110,7 +124,8 @@ def test_report(results, tmp_path, monkeypatch):
     assert summary["means"]["mean reward"]["PPO"]["3"] == pytest.approx(means(results, "PPO")[3])
     assert summary["means"]["KL at the end"]["PPO"]["3"] == pytest.approx(0.3)
     assert "| 0.40 | 0.10 | 0.05 | 0.30 |" in text  # KL of updates 3 to 5, and of all five
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"learning_curves.png", "score_over_kl.png"}
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert names == {"learning_curves", "differences", "score_over_kl"}
     # Its cells in docs/results.md: nothing of six seeds where seven are planned.
     monkeypatch.setattr(result_tables, "shipped", lambda name: tmp_path.parent)
     names = "contrast|MA-PPO - PPO|+.3f contrast|MA-PPO - PPO|visible mean|PPO|KL|.1f mean|PPO|KL at the end|.1f"

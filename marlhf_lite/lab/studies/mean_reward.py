@@ -13,7 +13,7 @@ from scipy import stats
 from marlhf_lite.lab.studies.contrasts import curve_of
 from marlhf_lite.lab.studies.learning import learning_curves
 from marlhf_lite.lab.studies.power import visible, visible_gap
-from marlhf_lite.lab.studies.reports import add_equal_kl, save_figures, write_report
+from marlhf_lite.lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
 from marlhf_lite.utils import tables
 
@@ -78,10 +78,27 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
     means["KL at the end"] = means_of(results, (span[1] - LAST + 1, span[1]), "kl_k1")
     drawn = {"learning_curves": learning_curves({"": list(study.methods)}, results, REWARD)}
     drawn["learning_curves"][0].set_ylabel("mean reward")
+    if known := {name: value for name, value in contrasts.items() if value["mean"] is not None}:
+        drawn["differences"] = differences(study, known)
     text = f"{_contrast_table(study, contrasts)}\n\n{_method_table(means)}" + add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
     save_figures(drawn, figures)
     return text
+
+
+def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
+    """Plot contrasts of `contrasts_of`, all with a mean, in the colour of their first method; returns the [1] Axes."""
+    first, last = study.mean_updates
+    text = (
+        f"Mean reward of the training batches of updates {first} to {last}, differences of two methods. Dot: mean; "
+        "bar: 95 % interval over seeds; small dots: each seed, where seeds are paired. Further right: more for the "
+        "first."
+    )
+    rows = [
+        {"contrast": name, "method": study.contrasts[name]["difference"][0], "reward_difference": value}
+        for name, value in contrasts.items()
+    ]
+    return dots(rows, {"reward_difference": "difference in mean reward"}, text, line="contrast")
 
 
 def _contrast_table(study, contrasts: Mapping[str, Mapping]) -> str:

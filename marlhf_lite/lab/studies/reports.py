@@ -174,8 +174,11 @@ def costs(rows: Sequence[Mapping], target_method: str = "PPO") -> np.ndarray:
 
 
 @plt.rc_context(plots.STYLE)
-def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndarray:
-    """Draw a panel for each key that rows have, and in it a line for each row that has one of them."""
+def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str, line: str = "method") -> np.ndarray:
+    """Draw a panel for each key that rows have, and in it a line for each row that has one of them.
+
+    A line has the name that stands in the row's field `line`, and the colour of its `method`.
+    """
     keys = {key: label for key, label in keys.items() if any(key in row for row in rows)}
     shown = [row for row in rows if any(key in row for key in keys)]
     axes = plots.subplots((1, len(keys)), 0.14 + 0.055 * len(shown))[0]
@@ -187,12 +190,12 @@ def dots(rows: Sequence[Mapping], keys: Mapping[str, str], text: str) -> np.ndar
             if key in row:
                 _point(ax, row[key], place, styles[row["method"]]["color"])
         ax.set(xlabel=label, ylim=(len(shown) - 0.5, -0.5))
-        ax.set_yticks(range(len(shown)), [row["method"] for row in shown] if ax is axes[0] else [])
+        ax.set_yticks(range(len(shown)), [row[line] for row in shown] if ax is axes[0] else [])
         if len(keys) > 2:  # narrow panels
             ax.locator_params(axis="x", nbins=2)
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         ax.grid(axis="x", alpha=0.3, linewidth=0.5)
-    axes[0].figure.supylabel("method", fontsize="medium")
+    axes[0].figure.supylabel(line, fontsize="medium")
     plots.caption(axes[0].figure, text)
     return axes
 
