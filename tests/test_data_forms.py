@@ -267,8 +267,10 @@ def test_transcripts_that_end_with_the_human_are_dropped_and_counted(tmp_path):
     whole = "\n\nHuman: Why {}?\n\nAssistant: {}"
     rows = [{"chosen": whole.format(i, "Yes."), "rejected": whole.format(i, "No.")} for i in range(COUNT)]
     rows[3]["rejected"] += "\n\nHuman: Go on."
-    task = load_task(write(tmp_path / "rows.jsonl", rows))
-    assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
+    judged = [{"winner": "a", "conversation_a": row["chosen"], "conversation_b": row["rejected"]} for row in rows]
+    for name, of_kind in (("pairs", rows), ("judged", judged)):
+        task = load_task(write(tmp_path / f"{name}.jsonl", of_kind))
+        assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
 
 
 def test_transcripts_may_have_one_line_break(tmp_path):

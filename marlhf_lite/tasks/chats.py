@@ -70,9 +70,8 @@ class Chat:
         for answer in answers:
             last = list(_special_tokens(self.tokenizer, answer))[-1:]
             if last and answer.endswith(last[0]):
-                raise BadRow(
-                    "bad_chat", f"an answer ends with {last[0]}, where this tokenizer ends turns with {self.end}"
-                )
+                fault = f"an answer ends with {last[0]}, where this tokenizer ends turns with {self.end}"
+                raise BadRow("bad_chat", fault)
         first = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id] and self.tokenizer.bos_token
         return (prompt if not first or prompt.startswith(first) else first + prompt), answers
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.splits import Task, check_part, make_task
+from marlhf_lite.tasks.templates import WITHOUT_PAIRS
 from marlhf_lite.tasks.tiny_guess.game import load_tiny_guess
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
 from marlhf_lite.tasks.tiny_steps import gold as steps_gold
@@ -39,7 +40,7 @@ def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Tas
         return load_tiny_guess(size, seed)
     rows = read_file(shipped(f"{name}.jsonl.gz"))[:size]
     columns = [column for column in rows[0] if column != "demonstration"]
-    fractions = (0.2, 0.4, 0.4) if "rejected" in columns else (0.2, 0.0, 0.8)
+    fractions = (0.2, 0.4, 0.4) if "rejected" in columns else WITHOUT_PAIRS
     task = make_task(name, rows, seed, fractions=fractions, gold=STORED[name])
     if "demonstration" in rows[0]:
         task.splits["sft"] = task.splits["sft"].remove_columns("chosen").rename_column("demonstration", "chosen")

@@ -79,10 +79,8 @@ def _rows(content: bytes, kind: str) -> list:
     if kind == ".parquet":
         return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     if kind in TABLES:
-        try:  # what `datasets` writes is a stream, what others write is a file
-            return pyarrow.ipc.open_stream(content).read_all().to_pylist()
-        except pyarrow.ArrowInvalid:
-            return pyarrow.ipc.open_file(content).read_all().to_pylist()
+        is_file = content.startswith(b"ARROW1")  # what `datasets` writes is a stream
+        return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(content).read_all().to_pylist()
     if end := next((end for mark, end in ENDS.items() if content.startswith(mark)), ""):
         raise InputError(f"by its content it is a {end} file: give it that name, or unpack it")
     if b"\0" in content[:2]:

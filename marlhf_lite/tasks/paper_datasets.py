@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from marlhf_lite.tasks import shapes, templates
-from marlhf_lite.tasks.templates import BadRow, Form
+from marlhf_lite.tasks.templates import WITHOUT_PAIRS, BadRow, Form
 
 PARQUET_BRANCH = "refs/convert/parquet"
 
@@ -120,21 +120,15 @@ def _json(row: dict, column: str, empty: dict | list):
     return value
 
 
-_SHARED = ("empty_response", "equal_pair")
-
-
-TLDR = Form(("info", "summaries", "choice"), tldr_row, (*_SHARED, "cnn_dm", "post"), parts={"cnn_dm": cnn_dm_row})
+TLDR = Form(("info", "summaries", "choice"), tldr_row, ("equal_pair",), parts={"cnn_dm": cnn_dm_row})
 WEBGPT = Form(
-    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, (*_SHARED, "tie"), test_fraction=0.05
+    ("question", "answer_0", "answer_1", "score_0", "score_1"), webgpt_row, ("equal_pair",), test_fraction=0.05
 )
 APPS = Form(
-    ("question", "solutions", "input_output", "difficulty", "starter_code"),
-    apps_row,
-    ("no_solution",),
-    convert_test=apps_test_row,
-    fractions=(0.2, 0.0, 0.8),
-)
-HUMANEVAL = Form(("prompt", "canonical_solution", "test", "entry_point"), humaneval_row, fractions=(0.2, 0.0, 0.8))
+    ("question", "solutions", "input_output", "difficulty", "starter_code"), apps_row,
+    convert_test=apps_test_row, fractions=WITHOUT_PAIRS,
+)  # fmt: skip
+HUMANEVAL = Form(("prompt", "canonical_solution", "test", "entry_point"), humaneval_row, fractions=WITHOUT_PAIRS)
 
 
 def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
@@ -144,7 +138,7 @@ def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
 # Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` besides the name.
 HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
-    "Dahoas/full-hh-rlhf": (replace(shapes.PAIRS, known=_SHARED), {}),
+    "Dahoas/full-hh-rlhf": (replace(shapes.PAIRS, known=("equal_pair",)), {}),
     "openai/webgpt_comparisons": _parquet("default", WEBGPT),
     "codeparrot/apps": _parquet("all", APPS),
 }

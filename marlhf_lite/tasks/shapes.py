@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 
 from trl.data_utils import extract_prompt, maybe_convert_to_chatml
 
 from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.chats import Chat
-from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, HUMAN, BadRow, Form
+from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, DROPPED, HUMAN, WITHOUT_PAIRS, BadRow, Form
 from marlhf_lite.utils.errors import InputError
 
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
@@ -195,14 +195,12 @@ def _shape(name: str, form: Form, **names: str) -> Form:
 
 PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
 TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
-JUDGED = replace(
-    PAIRS, columns=("prompt", "first", "second", "winner"), convert=_judged, known=("empty_response", "tie")
-)
+JUDGED = replace(PAIRS, columns=("prompt", "first", "second", "winner"), convert=_judged)
+JUDGED_CHATS = replace(JUDGED, columns=JUDGED.columns[1:])
 # Answers for SFT alone: a later stage of the same file has its prompts.
 ANSWERS = replace(
-    PAIRS, columns=("prompt", "completion"), convert=_answered, known=("empty_response", "labelled_false"),
-    fractions=(0.2, 0.0, 0.8), optional=("system", *LABELS),
-)  # fmt: skip
+    PAIRS, columns=("prompt", "completion"), convert=_answered, fractions=WITHOUT_PAIRS, optional=("system", *LABELS)
+)
 MESSAGES = replace(ANSWERS, columns=("completion",))
 PROMPTS = replace(
     PAIRS, columns=COLUMNS[:1], convert=partial(_row, sides=()), fractions=(0.0, 0.0, 1.0), name="prompts alone"
@@ -214,15 +212,12 @@ SHAPES = (
     *(_shape(f"pairs, with {name} as the prompt", PAIRS, prompt=name) for name in PROMPT_NAMES[1:]),
     TRANSCRIPTS,
     _shape("pairs with a winner", JUDGED, first="response_a", second="response_b"),
-    _shape(
-        "Arena's pairs", replace(JUDGED, columns=JUDGED.columns[1:]), first="conversation_a", second="conversation_b"
-    ),
+    _shape("Arena's pairs", JUDGED_CHATS, first="conversation_a", second="conversation_b"),
     _shape("messages, for SFT", MESSAGES, completion="messages"),
     _shape("ShareGPT's conversations, for SFT", MESSAGES, completion="conversations"),
     *(
         _shape(f"{prompt} and {answer}, for SFT", ANSWERS, prompt=prompt, completion=answer)
-        for prompt in PROMPT_NAMES
-        for answer in ANSWER_NAMES
+        for prompt, answer in product(PROMPT_NAMES, ANSWER_NAMES)
     ),
     PROMPTS,
 )
@@ -278,7 +273,7 @@ def to_preferences(
     dicts of strings, answers for SFT `{"prompt", "chosen"}`, prompts alone `{"prompt"}`. White space at the end of a
     response is stripped, since the end-of-sequence token follows it; all else is kept.
 
-    Rows with a fault that the form knows, such as a blank response, are dropped and counted by reason. Other bad rows
+    Rows with a fault of `DROPPED` or one that the form knows are dropped and counted by reason. Other bad rows
     raise `InputError` that names `source` and the row; with `bad_rows="drop"` they are dropped and counted:
     `missing_column`, `not_text`, `bad_chat`, `no_shared_turn`, `empty_prompt`, `equal_pair`. `counts` also has `read`
     and `kept`. Columns that all rows lack, answers that repeat their prompts, and no row left, are always an
@@ -295,7 +290,7 @@ def to_preferences(
             kept.append(form.convert(_named(row, form)))
         except BadRow as bad:
             counts[bad.reason] += 1
-            if bad_rows == "error" and bad.reason not in form.known:
+            if bad_rows == "error" and bad.reason not in (*DROPPED, *form.known):
                 text = re.sub(r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad))
                 fault = fault or f"row {number}: {text}: correct or delete the row"
         if len(kept) == limit or (fault and (kept or number > _REST)):

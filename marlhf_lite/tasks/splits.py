@@ -116,10 +116,8 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
     test = max(min(round(total * test_fraction), total - wanted), 1) if test_fraction else 0
     left = total - test
     if left < wanted:
-        raise InputError(
-            f"{total} rows are too few for {wanted} training parts and {test} test rows: give at least "
-            f"{wanted + test}, with a higher --size where it is given"
-        )
+        fix = f"give at least {wanted + test}, with a higher --size where it is given"
+        raise InputError(f"{total} rows are too few for {wanted} training parts and {test} test rows: {fix}")
     exact = {part: left * share / sum(fractions) for part, share in zip(TRAIN_PARTS, fractions, strict=True)}
     sizes = {part: int(size + 1e-9) for part, size in exact.items()}
     by_remainder = sorted(sizes, key=lambda part: sizes[part] - exact[part])
@@ -140,10 +138,8 @@ def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[st
     groups = Counter(keys[index] for index in order).most_common()
     free = {part: size for part, size in sizes.items() if size}
     if len(groups) < len(free):
-        raise InputError(
-            f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(free)}: "
-            f"give at least {len(free)} different prompts"
-        )
+        fault = f"{len(keys)} rows have {len(groups)} different prompts, too few for the parts {', '.join(free)}"
+        raise InputError(f"{fault}: give at least {len(free)} different prompts")
     part_of, empty = {}, list(free)
     for done, (key, count) in enumerate(groups):
         # The last groups go to parts that have none yet, so that none stays empty.

@@ -14,6 +14,9 @@ from marlhf_lite.utils.errors import InputError
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
 COLUMNS = ("prompt", "chosen", "rejected")
+WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo where no pairs train a reward model
+# Faults of published data, and rows that are not meant to be read: always dropped, and counted by these names.
+DROPPED = ("empty_response", "human_last", "labelled_false", "tie", "no_solution", "cnn_dm", "post")
 
 _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
 # At the start of a line the space after the citation goes, elsewhere the space before it: words keep one space.
@@ -88,10 +91,8 @@ def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
         if mark in shared:
             end = shared.rindex(mark) + len(mark)
             return shared[:end], chosen[end:], rejected[end:]
-    fault = (
-        f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: begin both with the same prompt, or add a column prompt"
-    )
-    raise BadRow("no_shared_turn", fault)
+    fix = "begin both with the same prompt, or add a column prompt"
+    raise BadRow("no_shared_turn", f"'chosen' and 'rejected' share no {ASSISTANT!r} turn: {fix}")
 
 
 # Rows of a task
@@ -115,7 +116,7 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    known: tuple[str, ...] = ("empty_response", "human_last")  # faults of published data: always dropped
+    known: tuple[str, ...] = ()  # faults of its published data besides `DROPPED`
     convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, where it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out where there is no separate test set

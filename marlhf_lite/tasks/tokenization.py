@@ -19,11 +19,10 @@ def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     What it puts last, such as EOS, is left out: the response follows. A prompt that a chat template wrote
     (`chats.expect_chats`) has its special tokens in it, BOS among them.
     """
-    if getattr(tokenizer, "expects_chats", False):
-        return tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=False)["input_ids"]
-    plain = tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    first = _leading_special_tokens(tokenizer)
-    return [[*first, *ids] for ids in plain]
+    is_written = getattr(tokenizer, "expects_chats", False)
+    rows = tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=not is_written)["input_ids"]
+    first = [] if is_written else _leading_special_tokens(tokenizer)
+    return [[*first, *ids] for ids in rows]
 
 
 def _leading_special_tokens(tokenizer) -> list[int]:

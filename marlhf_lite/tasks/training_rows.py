@@ -20,12 +20,9 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
     else:
         prompts, chosen = encode_answers(tokenizer, rows["prompt"], rows["chosen"], limit)
         masks = [[1] * len(ids) for ids in chosen]
-    return type(rows).from_dict(
-        {
-            "input_ids": [p + c for p, c in zip(prompts, chosen, strict=True)],
-            "completion_mask": [[0] * len(p) + mask for p, mask in zip(prompts, masks, strict=True)],
-        }
-    )
+    ids = [p + c for p, c in zip(prompts, chosen, strict=True)]
+    masks = [[0] * len(p) + mask for p, mask in zip(prompts, masks, strict=True)]
+    return type(rows).from_dict({"input_ids": ids, "completion_mask": masks})
 
 
 def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[int], list[int]]:
@@ -44,6 +41,5 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
 def pair_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
     """Return columns `chosen_ids` and `rejected_ids` (prompt and response), as `trl.RewardTrainer` takes them."""
     sides = {side: encode_answers(tokenizer, rows["prompt"], rows[side], limit) for side in ("chosen", "rejected")}
-    return type(rows).from_dict(
-        {f"{side}_ids": [p + r for p, r in zip(*ids, strict=True)] for side, ids in sides.items()}
-    )
+    whole = {f"{side}_ids": [p + r for p, r in zip(*ids, strict=True)] for side, ids in sides.items()}
+    return type(rows).from_dict(whole)

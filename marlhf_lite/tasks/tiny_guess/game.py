@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marlhf_lite.tasks.splits import Task, make_task
+from marlhf_lite.tasks.templates import WITHOUT_PAIRS
 
 HIGHEST = 16
 MAX_TURNS = 6
@@ -116,4 +117,4 @@ def load_tiny_guess(size: int | None, seed: int) -> Task:
     for _ in range(size or DEFAULT_SIZE):
         texts = random_game(rng, prompt := make_prompt(rng))
         rows.append({"prompt": prompt, "chosen": texts[0], "dialogue": texts})
-    return make_task("tiny-guess", rows, seed, fractions=(0.2, 0.0, 0.8), gold=gold_scores)
+    return make_task("tiny-guess", rows, seed, fractions=WITHOUT_PAIRS, gold=gold_scores)

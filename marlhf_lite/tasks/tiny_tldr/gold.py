@@ -9,6 +9,7 @@ It is read off the text alone, so it scores any response, also one no grammar ma
 import re
 from dataclasses import dataclass
 
+from marlhf_lite.tasks.statements import sentences
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, SLOT, WHO
 
 WRONG, PADDING, LONG, FREE_WORDS = 1.0, 0.5, 0.05, 36
@@ -56,8 +57,7 @@ def inspect(prompt: str, response: str) -> Report:
     truth, stated = set(statements(prompt)), statements(response)
     distinct = set(stated)
     correct = len(distinct & truth)
-    sentences = [s for s in re.split(r"[.!?\n]+", response) if s.strip()]
-    empty = sum(not statements(s) for s in sentences)
+    empty = sum(not statements(text) for text in sentences(response))
     padding = empty + len(stated) - len(distinct)
     return Report(correct, len(distinct) - correct, padding, len(response.split()), len(truth))
 

@@ -33,7 +33,4 @@ def noise(response: str) -> float:
 
 def gold_scores(prompts: list[str], responses: list[str], place: str = "first", kappa: float = 0.0) -> list[float]:
     """Return ±1 for the decision, plus `kappa` times the noise, for each response."""
-    return [
-        (1.0 if decision(response, place) == RIGHT else -1.0) + (kappa * noise(response) if kappa else 0.0)
-        for response in responses
-    ]
+    return [(1.0 if decision(text, place) == RIGHT else -1.0) + kappa * noise(text) for text in responses]
