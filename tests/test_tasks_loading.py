@@ -195,6 +195,11 @@ def test_folders(tmp_path, monkeypatch):
     fails(lambda: load_task(save("bad", train=make(30), test=bad)), "bad (test): row 1: ")
     datasets.Dataset.from_list(make(40)).save_to_disk(tmp_path / "one")
     assert load_task(str(tmp_path / "one")).counts["test"] == 4
+    for path in (two, str(tmp_path / "one"), write(tmp_path / "file.jsonl", make(40))):  # they are never streamed
+        drawn, asked = (load_task(path, size=20, streaming=streaming) for streaming in (False, True))
+        assert {part: rows.to_list() for part, rows in asked.splits.items()} == {
+            part: rows.to_list() for part, rows in drawn.splits.items()
+        }
     (tmp_path / "files").mkdir()
     write(tmp_path / "files" / "train.jsonl", make(40))
     write(tmp_path / "files" / "test.jsonl", make(6, 100))

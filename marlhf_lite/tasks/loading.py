@@ -66,8 +66,8 @@ def load_task(
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
-    has_own = dataset in HUB and not any(where.values())
-    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    streaming = isinstance(rows, Stream)
+    form = _form(dataset, rows, where)
     chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
@@ -91,6 +91,12 @@ def load_task(
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
+
+
+def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
+    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are."""
+    has_own = dataset in HUB and not any(where.values())
+    return HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -152,7 +158,7 @@ def find_rows(
 ) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
     """Return the rows of `dataset`, those of its test set or None, and the names of splits that nobody asked for.
 
-    With a seed they are streamed; files never.
+    With a seed they are streamed; files and what was saved to disk never.
     """
     path = Path(os.path.expanduser(dataset))
     load = partial(_load, dataset, stream_seed, columns, **where)
@@ -203,7 +209,7 @@ def _load(
         train, test = _splits(loaded, split or "train", shown)
         others = [] if split else [part for part in loaded if part not in (train, test)]
         parts = [rename(loaded[part], names) if part else None for part in (train, test)]
-        if stream_seed is not None:
+        if isinstance(parts[0], datasets.IterableDataset):
             parts = [part and Stream(part, shown, stream_seed) for part in parts]
         return *parts, others
     except InputError:
