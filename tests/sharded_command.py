@@ -1,14 +1,16 @@
 """`marlhf` with all weights spread over processes on a CPU, in all stages. Not a test by itself.
 
-usage: sharded_command.py [STOP_AT=3] <command> [options] [+ [STOP_AT=3] <command> [options] ...]
+usage: sharded_command.py [NAME=VALUE ...] <command> [options] [+ [NAME=VALUE ...] <command> [options] ...]
 
-Several commands run one after the other. With STOP_AT the last process gets SIGTERM after so many steps of SFT or
-reward model.
+Several commands run one after the other, each with its own environment variables. With STOP_AT=3 the last process gets
+SIGTERM after 3 steps of SFT, reward model or DPO.
 """
 
 import os
 import signal
 import sys
+from itertools import takewhile
+from unittest import mock
 
 import torch
 from accelerate import Accelerator, PartialState
@@ -19,7 +21,7 @@ from marlhf_lite.training.callbacks import ProgressBar
 
 # Of a process that no launcher started.
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-plain_start, plain_end, stop_at = Accelerator.__init__, ProgressBar.on_step_end, 0
+plain_start, plain_end = Accelerator.__init__, ProgressBar.on_step_end
 
 
 def sharded_start(self, *args, **kwargs):
@@ -29,7 +31,7 @@ def sharded_start(self, *args, **kwargs):
 
 
 def end_of_step(self, args, state, control, **kwargs):
-    if state.global_step == stop_at and args.process_index == args.world_size - 1:
+    if state.global_step == int(os.environ.get("STOP_AT", 0)) and args.process_index == args.world_size - 1:
         os.kill(os.getpid(), signal.SIGTERM)
     plain_end(self, args, state, control, **kwargs)
 
@@ -42,8 +44,9 @@ if __name__ == "__main__":
     status, words = 0, sys.argv[1:]
     while words and not status:
         command, words = words[: [*words, "+"].index("+")], words[[*words, "+"].index("+") + 1 :]
-        stop_at = int(command.pop(0).removeprefix("STOP_AT=")) if command[0].startswith("STOP_AT=") else 0
-        status = main(command) and not stop_at
+        variables = [word.split("=", 1) for word in takewhile(lambda word: "=" in word, command)]
+        with mock.patch.dict(os.environ, variables):
+            status = main(command[len(variables) :]) and "STOP_AT" not in os.environ
         if words:  # what the first process writes is read by the next command
             PartialState().wait_for_everyone()
     sys.exit(status)

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from conftest import PROMPTS, RESPONSES, changed, fails, nudge, snapshot
 from one_update import one_more, trainer_of
 from safetensors.torch import load_file
@@ -25,6 +26,7 @@ from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
+from marlhf_lite.training.trl_trainers import read_as_written
 from marlhf_lite.utils.run_folder import RunFolder
 
 HERE = Path(__file__).parent
@@ -221,33 +223,72 @@ def test_no_process_holds_more_than_its_share_of_a_model(results):
     assert {key for key, share in shares.items() if share > 0.6} == sampling
 
 
+MODELS = {"sft": "sft", "rm": "rm", "dpo": "dpo/policy"}  # stage -> where it leaves its model
+
+
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """SFT and reward model of all weights by two processes: `whole`, one that goes on after a stop, `stopped` ones."""
+    """SFT, reward model and DPO of all weights by two processes: a `whole` run, and some that stop.
+
+    `shards` and `full` go on after the stop; `full` stopped under FULL_STATE_DICT, which older launch files had.
+    """
     folder = tmp_path_factory.mktemp("stages")
     sizes = "--finetune full --size 80 --max_response_length 12 --seed 1".split()
     options = {
         "sft": "--sft_epochs 0.75 --sft_batch_size 4 --sft_learning_rate 1e-4".split(),
         "rm": f"--sft {folder}/sft-whole --rm_epochs 0.75 --rm_batch_size 4 --rm_learning_rate 1e-4".split(),
+        "dpo": f"--sft {folder}/sft-whole --dpo_epochs 0.75 --dpo_batch_size 4 --dpo_learning_rate 1e-4".split(),
     }
+    options["dpo"] += ["--eval_every", "0"]  # no test while training
+    stops = {"whole": [], "stopped": ["STOP_AT=2"], "shards": ["STOP_AT=2"]}
+    stops["full"] = ["STOP_AT=2", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT"]
     words = []
     for stage, own in options.items():
-        for name, stop in (("whole", []), ("resumed", ["STOP_AT=2"]), ("stopped", ["STOP_AT=2"])):
-            words += [*stop, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
-        words += [stage, "--resume", folder / f"{stage}-resumed", "+"]
-    dpo = f"--sft {folder}/sft-whole --dpo_epochs 0.5 --dpo_batch_size 4 --dpo_learning_rate 1e-4".split()
-    launch(2, HERE / "sharded_command.py", *words, "dpo", *sizes, *dpo, "--output_dir", folder / "dpo", cwd=folder)
+        for name, variables in stops.items():
+            words += [*variables, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
+        for name in ("shards", "full"):
+            words += [stage, "--resume", folder / f"{stage}-{name}", "+"]
+    launch(2, HERE / "sharded_command.py", *words[:-1], cwd=folder, timeout=600)
     return folder
 
 
-@pytest.mark.parametrize("stage", ["sft", "rm"])
-def test_sft_and_reward_model_go_on_from_shards_bit_by_bit(stages, stage):
-    one, other = (stages / f"{stage}-{name}" / stage / "model.safetensors" for name in ("whole", "resumed"))
+@pytest.mark.parametrize("form", ["shards", "full"])
+@pytest.mark.parametrize("stage", MODELS)
+def test_a_stopped_stage_goes_on_bit_by_bit(stages, stage, form):
+    """From either form of a checkpoint, though shards are what FSDP writes now."""
+    one, other = (stages / f"{stage}-{name}" / MODELS[stage] / "model.safetensors" for name in ("whole", form))
     assert one.read_bytes() == other.read_bytes()
-    checkpoint = stages / f"{stage}-stopped" / stage / "checkpoint-2"
-    for part in ("pytorch_model_fsdp_0", "optimizer_0"):
-        sizes = [path.stat().st_size for path in (checkpoint / part).glob("*.distcp")]
-        assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
+
+
+def test_checkpoints_have_two_forms(stages):
+    """Shards of half the weights, or one file of all."""
+    for place in ("sft-stopped/sft", "rm-stopped/rm", "dpo-stopped/dpo/checkpoints"):
+        for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+            sizes = [path.stat().st_size for path in (stages / place / "checkpoint-2" / part).glob("*.distcp")]
+            assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
+    checkpoint = stages / "dpo-full" / "dpo" / "checkpoints" / "checkpoint-2"
+    assert [path.name for path in checkpoint.glob("pytorch_model_fsdp*")] == ["pytorch_model_fsdp.bin"]
+
+
+@pytest.mark.parametrize("now", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_fsdp_takes_the_form_of_a_checkpoint(now, tmp_path):
+    """And the settings that belong to it. One that was made without FSDP is refused, and the other way round."""
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=now)
+    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    without, under = (SimpleNamespace(accelerator=accelerator, is_fsdp_enabled=fsdp) for fsdp in (False, True))
+    read_as_written(without, tmp_path)
+    fails(lambda: read_as_written(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml")
+    for form, file in {"FULL_STATE_DICT": ".bin", "SHARDED_STATE_DICT": "_0/.metadata"}.items():
+        checkpoint = tmp_path / form
+        path = checkpoint / f"pytorch_model_fsdp{file}"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        error = f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml"
+        fails(lambda at=checkpoint: read_as_written(without, at), error)
+        read_as_written(under, checkpoint)
+        expected = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=form)
+        for name in ("state_dict_type", "state_dict_config", "optim_state_dict_config"):
+            assert getattr(plugin, name) == getattr(expected, name)
 
 
 def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, capsys):
@@ -263,18 +304,19 @@ def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, c
 
 
 def test_dpo_saves_weights_that_processes_share(stages, whole):
-    start, end = (load_policy(load_base(whole[0]), stages / place) for place in ("sft-whole/sft", "dpo/dpo/policy"))
+    places = ("sft-whole/sft", "dpo-whole/dpo/policy")
+    start, end = (load_policy(load_base(whole[0]), stages / place) for place in places)
     assert changed(end, snapshot(start)) and all(p.isfinite().all() for p in end.parameters())
 
 
-def test_sft_and_reward_model_go_on_from_shards_with_one_process(stages, tmp_path):
+def test_stages_go_on_from_shards_with_one_process(stages, tmp_path):
     shutil.copytree(stages, tmp_path / "stages")
-    words = [["--resume", tmp_path / "stages" / f"{stage}-stopped"] for stage in ("sft", "rm")]
-    done = launch(1, HERE / "sharded_command.py", "sft", *words[0], "+", "rm", *words[1])
-    assert done.stdout.count("checkpoint-2: made by 2 processes, not 1") == 2
-    for stage in ("sft", "rm"):
+    words = [word for stage in MODELS for word in (stage, "--resume", tmp_path / "stages" / f"{stage}-stopped", "+")]
+    done = launch(1, HERE / "sharded_command.py", *words[:-1])
+    assert done.stdout.count("checkpoint-2: made by 2 processes, not 1") == len(MODELS)
+    for stage, place in MODELS.items():
         ours, theirs = (
-            flat(load_file(tmp_path / "stages" / f"{stage}-{name}" / stage / "model.safetensors").values())
+            flat(load_file(tmp_path / "stages" / f"{stage}-{name}" / place / "model.safetensors").values())
             for name in ("stopped", "whole")
         )
         assert (ours - theirs).norm() < 1e-6 * theirs.norm()

@@ -38,7 +38,7 @@ from marlhf_lite.models.actor_critic import (
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
-from marlhf_lite.training.checkpoint import STATE, check_processes, go_back
+from marlhf_lite.training.checkpoint import STATE, go_back
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
@@ -47,6 +47,7 @@ from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
+from marlhf_lite.training.trl_trainers import check_checkpoint, read_as_written
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
@@ -346,6 +347,7 @@ def _train_baseline(
     policy = _to_train(load_policy(context.base, sft), options)
     without_dropout(policy)
     trainer, held_out = make(policy, logger), None
+    read_as_written(trainer, checkpoint)
     if options.eval_every:
         reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
@@ -393,9 +395,8 @@ def _update_to_go_on_from(run: RunFolder, checkpoints: Mapping[int, Path], asked
     if asked and asked not in whole:
         raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
     update = asked or max(whole, default=0)
-    if update:  # transformers would go on without the states of its random generators, and not tell
-        made = len([*checkpoints[update].glob("rng_state*.pth")])
-        check_processes(checkpoints[update], made, PartialState().num_processes)
+    if update:
+        check_checkpoint(checkpoints[update])
     return update
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from accelerate.utils.constants import FSDP_MODEL_NAME
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback
+from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
@@ -138,7 +139,8 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
-    checkpoint = checkpoint_of_stop(output, trainer.is_fsdp_enabled) if resume else None
+    checkpoint = checkpoint_of_stop(output) if resume else None
+    read_as_written(trainer, checkpoint)
     with stops_behind_a_step() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
         trainer.add_callback(bar)
@@ -160,19 +162,38 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def checkpoint_of_stop(output: Path, is_fsdp: bool) -> Path | None:
-    """The checkpoint that a stopped training has left here, if it is whole.
-
-    Under FSDP any number of processes goes on from one by shard. Raises `InputError` where it was made in another way.
-    """
+def checkpoint_of_stop(output: Path) -> Path | None:
+    """The checkpoint that a stopped training has left here, if it is whole. Raises as `check_checkpoint`."""
     whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
     checkpoint = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    if checkpoint:  # transformers would go on without the states of its random generators, and not tell
-        made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
-        if not is_sharded_folder(checkpoint):
-            check_processes(checkpoint, made, processes)
-        elif not is_fsdp:
-            raise InputError(f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml")
-        elif made != processes and PartialState().is_main_process:
-            print(f"{checkpoint}: made by {made} processes, not {processes}: dropout, if there is any, will be another")
+    if checkpoint:
+        check_checkpoint(checkpoint)
     return checkpoint
+
+
+def check_checkpoint(checkpoint: Path) -> None:
+    """Raise `InputError` where another number of processes wrote it, unless by shard: any number goes on from those."""
+    # transformers would go on without the states of its random generators, and not tell
+    made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
+    if not is_sharded_folder(checkpoint):
+        check_processes(checkpoint, made, processes)
+    elif made != processes and PartialState().is_main_process:
+        print(f"{checkpoint}: made by {made} processes, not {processes}: dropout, if there is any, will be another")
+
+
+def read_as_written(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Let FSDP read a checkpoint, if any, in the form in which it was written: by shard, or as one file of all weights.
+
+    Those that the trainer writes from now on have the same form. Raises `InputError` where FSDP wrote it and is not
+    active now, or the other way round.
+    """
+    if checkpoint is None:
+        return
+    is_of_fsdp = any(checkpoint.glob(f"{FSDP_MODEL_NAME}*"))
+    if is_of_fsdp != trainer.is_fsdp_enabled:
+        made, launch = ("under", "with") if is_of_fsdp else ("without", "without")
+        raise InputError(f"{checkpoint}: made {made} FSDP: launch it {launch} fsdp2.yaml")
+    if is_of_fsdp:
+        plugin = trainer.accelerator.state.fsdp_plugin
+        plugin.state_dict_config = plugin.optim_state_dict_config = None  # it would keep those of another form
+        plugin.set_state_dict_type("SHARDED_STATE_DICT" if is_sharded_folder(checkpoint) else "FULL_STATE_DICT")
