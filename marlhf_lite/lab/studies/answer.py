@@ -1,6 +1,7 @@
-"""Does MA-RLHF work, and when? The answer of one screen: a table of six situations and a figure, from stored results.
+"""Does MA-RLHF work, and when? The answer of one screen: a table of situations and a figure, from stored results.
 
-Every number is a ratio of updates: how many times PPO's updates a method takes to the same score. Below 1 it is faster.
+A number is a ratio of updates: how many times PPO's updates a method takes to the same score; below 1 it is faster. Of
+the language model it is a difference in mean reward.
 `python -m marlhf_lite.lab.studies.answer` prints the table and draws the figure again.
 """
 
@@ -14,7 +15,9 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score
+from marlhf_lite.lab.studies.mean_reward import difference_of_means
 from marlhf_lite.lab.studies.results import by_method, stored_results, student
+from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import method_styles
 from marlhf_lite.utils.tables import interval, markdown
@@ -28,21 +31,27 @@ class Situation(NamedTuple):
 
     text: str
     study: str
-    ratio: Callable[[str, Sequence[str]], dict]  # (study, [method, PPO]) -> mean, low and high
+    measure: Callable[[str, Sequence[str]], str]  # (study, [method, PPO]) -> the number with its interval
     ppo: str
     ours: str
     horizon: str = ""  # PPO with a longer horizon; "" where that is no question of the study
     primary: bool = False  # whether MA-PPO / PPO is the study's primary outcome
 
 
-def to_score(study: str, methods: Sequence[str], score: float, window: int) -> dict:
+def to_score(study: str, methods: Sequence[str], score: float, window: int) -> str:
     """Updates of the first method over those of the second, to a score that was fixed beforehand."""
-    return ratio_of_updates(stored_results(study), methods, score, window)
+    return interval(ratio_of_updates(stored_results(study), methods, score, window), beside=1)
 
 
-def to_final_score(study: str, methods: Sequence[str]) -> dict:
+def to_final_score(study: str, methods: Sequence[str]) -> str:
     """Updates of the first method over those of PPO, to PPO's own final score, as the paper measures speed."""
-    return ratio_to_final_score(stored_results(study), methods)
+    return interval(ratio_to_final_score(stored_results(study), methods), beside=1)
+
+
+def in_reward(study: str, methods: Sequence[str]) -> str:
+    """Mean reward of the first method minus that of the second, over the updates that the protocol names."""
+    value = difference_of_means(stored_results(study), methods, load_study(study).mean_updates)
+    return f"{interval(value, '+.2f')} in reward"
 
 
 LABELS = {"PPO": "PPO (λ = 0.95)", "MA-PPO": "MA-PPO (n = 5)", "PPO lam^(1/5)": "PPO with λ = 0.99"}
@@ -58,6 +67,8 @@ SITUATIONS = (
               "no noise PPO", "no noise MA-PPO"),
     Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
     Situation("arithmetic, each method tuned: PPO has λ = 1", "tuned_steps", STEPS, "PPO", "MA-PPO"),
+    Situation("a language model, the first 12 words of 64 tokens decide; blind critic",
+              "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
 )  # fmt: skip
 PANELS = {  # title -> study, methods by their names in the legend
     "word 128 tokens before the score, no noise, blind critic": (
@@ -70,12 +81,12 @@ PANELS = {  # title -> study, methods by their names in the legend
 
 
 def answer_table() -> str:
-    """The six situations as a Markdown table; brackets hold 95 % t-intervals over seeds, paired by seed."""
+    """The situations as a Markdown table; brackets hold 95 % t-intervals over seeds, paired by seed."""
     lines = []
     for row in SITUATIONS:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
-        ours = interval(row.ratio(row.study, [row.ours, row.ppo]), beside=1)
-        horizon = interval(row.ratio(row.study, [row.horizon, row.ppo]), beside=1) if row.horizon else "-"
+        ours = row.measure(row.study, [row.ours, row.ppo])
+        horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "-"
         lines.append([row.text, f"`{row.study}`, {seeds}", f"**{ours}**" if row.primary else ours, horizon])
     return markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines)
 

@@ -1,7 +1,7 @@
 """Numbers of `docs/results.md` that are in no table, from the stored results: `python -m ...studies.claims`.
 
-The explained variances of `critic_tries` are primary outcomes, and the ratio of `tuned_steps` to 0.6 was fixed
-beforehand. All others were found afterwards, so they are exploration.
+The explained variances of `critic_tries` are primary outcomes; the ratio of `tuned_steps` to 0.6 and the noise of
+`critic_head` in the first five updates were fixed beforehand. All others were found afterwards: exploration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ import numpy as np
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
+from marlhf_lite.lab.studies.mean_reward import means_of
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval
 
@@ -56,6 +57,7 @@ def claims() -> dict[str, str]:
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(value)
     value = _between(stored_results("sentiment_all"), "score_mean", 26, 30)
     texts["sentiment_all: MA-PPO - PPO, score in updates 26 to 30"] = interval(value, "+.2f")
+    texts |= _settled() | _quieter_heads()
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
         runs = [run for run in stored_results(study) if run["method"] in ("PPO", "MA-PPO")]
@@ -87,6 +89,28 @@ def claims() -> dict[str, str]:
     runs = [run for name in ("kl_price", "kl_price_high") for run in stored_results(name) if run["method"] != "SFT"]
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
+    return texts
+
+
+def _settled() -> dict[str, str]:
+    """What `sentiment_settle` shows beside its outcomes."""
+    settled, texts = stored_results("sentiment_settle"), {}
+    for pair in (("PPO lam^(1/5)", "PPO"), ("PPO lam^(1/5)", "MA-PPO")):
+        value = difference_at_kl(settled, *pair)
+        texts[f"sentiment_settle: {' - '.join(pair)} at equal KL"] = interval(value, "+.3f")
+    for first, last in ((1, 15), (26, 30)):
+        value = _between(settled, "score_mean", first, last)
+        texts[f"sentiment_settle: MA-PPO - PPO, reward in updates {first} to {last}"] = interval(value, "+.3f")
+    return texts
+
+
+def _quieter_heads() -> dict[str, str]:
+    """How much less noise the values of a head of zero have than those of a normal head, in blind PPO."""
+    blind, texts = [run for run in stored_results("critic_head") if run["method"].startswith("blind PPO")], {}
+    for span in ((1, 5), (11, 15)):
+        noise = means_of(blind, span, "value_noise")
+        less = [noise["blind PPO"][seed] - value for seed, value in noise["blind PPO, zero"].items()]
+        texts[f"critic_head: less noise, updates {span[0]} to {span[1]}"] = interval(t_interval(less), ".3f")
     return texts
 
 

@@ -97,6 +97,8 @@ SECTIONS: Mapping[str, Sequence[Callable[[], str]]] = {
     "hh": [lambda: scores("hh")],
     "webgpt": [lambda: scores("webgpt")],
     "programs": [lambda: gap("programs", "pass@1", "pass@1")],
+    "sentiment_settle": [lambda: mean_reward("sentiment_settle", "mean reward")],
+    "critic_head": [lambda: ratio("critic_head")],
     "turns": [lambda: mean_reward("turns", "mean score")],
     "ablations": [lambda: scores("ablations", ("n=5", "n=1"))],
 }

@@ -31,7 +31,7 @@ from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval, markdown, number
 
 TABLES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "result_tables.yaml"
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(\n<!-- end -->)", re.S)
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
 MADE_ELSEWHERE = {
     "answer": answer_table,
     "signal": lambda: ratio_table(gradient_record()),
@@ -43,7 +43,7 @@ NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 def write_tables(text: str) -> str:
     """Return a page with every marked table made anew."""
     specs = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
-    return MARKED.sub(lambda match: f"{match[1]}{table(specs[match[2]])}{match[4]}", text)
+    return MARKED.sub(lambda match: f"{match[1]}{table(specs[match[2]])}\n{match[4]}", text)
 
 
 def table(spec: Mapping) -> str:
