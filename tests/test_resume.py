@@ -266,3 +266,30 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
     assert main(["run", "--resume", "broken", "--from_checkpoint", "3"]) == 0
     assert RunFolder.open(path / "ma-ppo").metrics()[:3] == rows
     assert RunFolder.open(path).config["from_checkpoint"] == 0  # else the next --resume would go back again
+
+
+STEPS = "--updates 2 --batch_size 4 --max_response_length 4 --size 24 --reward my_reward:score".split()
+# Each makes few steps, and those with epochs end in the middle of one.
+LAST = {
+    "sft": "--sft_epochs 0.75 --sft_batch_size 4 --size 80".split(),
+    "rm": "--rm_epochs 0.75 --rm_batch_size 4 --size 80".split(),
+    "dpo": "--dpo_epochs 0.75 --dpo_batch_size 4 --size 80 --eval_every 1 --test_prompts 2".split(),
+} | {method: [*STEPS, "--eval_every", "1"] for method in ("rloo", "grpo", "ppo")}
+
+
+@pytest.mark.parametrize("method", LAST)
+def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(method, tiny, sft, here, pairs, monkeypatch):
+    """It makes no step more, and ends as one that was not stopped."""
+    words = [method, "--dataset", str(pairs), "--model", tiny.model, *LAST[method]]
+    words += [] if method == "sft" else ["--sft", str(sft)]
+    assert main([*words, "--output_dir", "whole"]) == 0
+    trained, log = here / "whole" / method, "log.json" if method in ("sft", "rm") else "metrics.jsonl"
+    text = (trained / log).read_text()
+    last = len(json.loads(text)) if log == "log.json" else text.count("\n")
+    assert stopped(monkeypatch, signal.SIGTERM, [*words, "--output_dir", "stopped"], last) == 130
+    monkeypatch.setattr(FreeCores, "use", lambda self: pytest.fail("a step more begins"))
+    assert main([method, "--resume", "stopped"]) == 0
+    for path in trained.rglob("*"):
+        other = here / "stopped" / path.relative_to(here / "whole")
+        if path.name in ("adapter_model.safetensors", "tests.jsonl", "accuracy.json"):
+            assert path.read_bytes() == other.read_bytes()

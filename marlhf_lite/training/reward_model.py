@@ -17,7 +17,13 @@ from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.trl_trainers import EvenPairs, run_trainer, shared_arguments, train_within_memory
+from marlhf_lite.training.trl_trainers import (
+    EndsWithLastStep,
+    EvenPairs,
+    run_trainer,
+    shared_arguments,
+    train_within_memory,
+)
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
@@ -81,7 +87,7 @@ class _PairLoss(RewardTrainer):
         return score_states(classifier, states[0])
 
 
-class PairTrainer(ScaledGradients, WarmUpAboveZero, EvenPairs, _PairLoss):
+class PairTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, EvenPairs, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
 
     of_pairs = ("accuracy", "margin")

@@ -11,10 +11,16 @@ from marlhf_lite.config import options as o
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.optimizer import WarmUpAboveZero
-from marlhf_lite.training.trl_trainers import check_head, run_trainer, shared_arguments, train_within_memory
+from marlhf_lite.training.trl_trainers import (
+    EndsWithLastStep,
+    check_head,
+    run_trainer,
+    shared_arguments,
+    train_within_memory,
+)
 
 
-class ResponseTrainer(ScaledGradients, WarmUpAboveZero, SFTTrainer):
+class ResponseTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, SFTTrainer):
     """TRL's trainer, in float16 too."""
 
 

@@ -85,6 +85,16 @@ def shared_arguments(
     }
 
 
+class EndsWithLastStep:
+    """Makes a trainer whose checkpoint is that of the last step train no more: transformers would make one step more
+    where this step is in the middle of an epoch.
+    """
+
+    def _run_epoch(self, *args, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+
+
 class EvenPairs:
     """Makes loss and metrics of a step means over its pairs: trainers take the mean over passes, of which the last one
     may have fewer pairs than the others.
@@ -148,7 +158,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
             trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             bar.close()
-        if trainer.state.global_step == trainer.state.max_steps:
+        if trainer.state.global_step >= trainer.state.max_steps:
             weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None
             if weights is None:
                 trainer.save_model(str(output))
