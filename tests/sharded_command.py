@@ -3,18 +3,20 @@
 usage: sharded_command.py [NAME=VALUE ...] <command> [options] [+ [NAME=VALUE ...] <command> [options] ...]
 
 Several commands run one after the other, each with its own environment variables. With STOP_AT=3 the last process gets
-SIGTERM after 3 steps of SFT, reward model or DPO.
+SIGTERM after 3 steps of TRL's trainers. With GIVEN=1 RLOO and GRPO train on responses without random numbers.
 """
 
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from itertools import takewhile
 from unittest import mock
 
 import torch
 from accelerate import Accelerator, PartialState
 from one_update import sharding
+from trl import GRPOTrainer, RLOOTrainer
 
 from marlhf_lite.cli import main
 from marlhf_lite.training.callbacks import ProgressBar
@@ -36,6 +38,18 @@ def end_of_step(self, args, state, control, **kwargs):
     plain_end(self, args, state, control, **kwargs)
 
 
+def give_responses(trainer):
+    """Let a trainer of TRL sample, and then take the prompt's own tokens, backwards, another number in each row."""
+    sample = trainer._generate_single_turn
+
+    def given(self, prompt_ids, *args):
+        sampled = sample(self, prompt_ids, *args)
+        responses = [ids[::-1][: 2 + row % 4] for row, ids in enumerate(prompt_ids)]
+        return responses if trainer is RLOOTrainer else (responses, sampled[1])
+
+    return mock.patch.object(trainer, "_generate_single_turn", given)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update({name: os.environ.get(name, value) for name, value in ALONE.items()})
@@ -45,7 +59,10 @@ if __name__ == "__main__":
     while words and not status:
         command, words = words[: [*words, "+"].index("+")], words[[*words, "+"].index("+") + 1 :]
         variables = [word.split("=", 1) for word in takewhile(lambda word: "=" in word, command)]
-        with mock.patch.dict(os.environ, variables):
+        patches = [give_responses(trainer) for trainer in (RLOOTrainer, GRPOTrainer) if "GIVEN=1" in command]
+        with mock.patch.dict(os.environ, variables), ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch)
             status = main(command[len(variables) :]) and "STOP_AT" not in os.environ
         if words:  # what the first process writes is read by the next command
             PartialState().wait_for_everyone()

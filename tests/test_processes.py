@@ -16,8 +16,10 @@ from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from conftest import PROMPTS, RESPONSES, changed, fails, nudge, snapshot
 from one_update import one_more, trainer_of
 from safetensors.torch import load_file
+from sharded_command import give_responses
 from small_runs import timeless
 from transformers import AutoModelForCausalLM
+from trl import GRPOTrainer, RLOOTrainer
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import ExportCommand
@@ -320,6 +322,40 @@ def test_stages_go_on_from_shards_with_one_process(stages, tmp_path):
             for name in ("stopped", "whole")
         )
         assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+
+
+def test_group_methods_train_weights_that_processes_share(whole, tmp_path, monkeypatch):
+    """RLOO and GRPO learn from the same responses what one process learns, and a stopped run goes on bit by bit."""
+    (tmp_path / "by_length.py").write_text(
+        "def ninth(prompts, responses):\n    return [len(r) / 9 for r in responses]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    options, sft, _ = whole
+    words = f"--model {options.model} --finetune full --sft {sft} --reward by_length:ninth --batch_size 8".split()
+    words += "--size 80 --max_response_length 6 --policy_learning_rate 1e-4 --warmup_updates 1 --kl_coef 0.1".split()
+    words += "--updates 3 --eval_every 2 --test_prompts 3 --seed 1 --output_dir".split()
+    commands = []
+    for method in ("rloo", "grpo"):
+        commands += ["GIVEN=1", method, *words, method, "+"]
+        commands += ["GIVEN=1", "STOP_AT=2", method, *words, f"{method}-stopped", "+"]
+        commands += ["GIVEN=1", method, "--resume", f"{method}-stopped", "+"]
+    launch(2, HERE / "sharded_command.py", *commands[:-1], cwd=tmp_path, timeout=600)
+    start = load_file(sft / "model.safetensors")
+    for method, trainer in {"rloo": RLOOTrainer, "grpo": GRPOTrainer}.items():
+        with give_responses(trainer):
+            assert main([method, *words, f"{method}-alone"]) == 0
+        runs = [tmp_path / name / method for name in (method, f"{method}-stopped", f"{method}-alone")]
+        two, resumed, one = [timeless(RunFolder.open(run).metrics()) for run in runs]
+        assert resumed == two and len(two) == 3
+        assert len([*runs[1].glob("checkpoints/checkpoint-2/optimizer_0/*.distcp")]) == 2
+        two, one = ({f"{i} {k}": x for i, row in enumerate(rows) for k, x in row.items()} for rows in (two, one))
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-5)
+        files = [run / "policy" / "model.safetensors" for run in runs]
+        assert files[0].read_bytes() == files[1].read_bytes()
+        two, one = (load_file(file) for file in (files[0], files[2]))
+        apart, moved = (flat(two[name] - other[name] for name in start).norm() for other in (one, start))
+        assert apart < 0.01 * moved
 
 
 def test_a_fault_in_one_process_ends_a_sharded_run(whole, tmp_path):

@@ -187,8 +187,9 @@ def group_trainer(
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": drawn}),
         processing_class=tokenizer,
-        optimizers=(optimizer, schedule),
     )
+    # Not as `optimizers`, which transformers refuses under FSDP.
+    trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
     complete_reference(trainer.model)
     return trainer
 
