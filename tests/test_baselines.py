@@ -457,6 +457,20 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
     assert timeless(run.metrics()) == whole
 
 
+@pytest.mark.parametrize(
+    "file, error", [("pytorch_model_fsdp.bin", "made under FSDP"), ("rng_state_1.pth", "made by 2")]
+)
+def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
+    """Where an older checkpoint is asked for: those behind it and the logs stay."""
+    options = {"checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
+    run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).policy.parent)
+    (run.path / "checkpoints" / "checkpoint-1" / file).touch()
+    before = sorted(run.path.rglob("*")), run.metrics()
+    again = work(method="dpo", **options, resume="work", from_checkpoint=1)
+    fails(lambda: pipeline.dpo_stage(again, sft), f"checkpoint-1: {error}", ": launch it with")
+    assert (sorted(run.path.rglob("*")), run.metrics()) == before
+
+
 @pytest.mark.parametrize("method, rows", [("rloo", 8), ("grpo", 8), ("dpo", 2)])
 def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
     work, base, sft, model_reward, method, rows, monkeypatch

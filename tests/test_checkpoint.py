@@ -15,6 +15,7 @@ from small_runs import build, early_letters, noisy, same, same_checkpoints, stat
 
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
+from marlhf_lite.training import checkpoint
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.random_states import random_states, set_random_states
@@ -172,6 +173,16 @@ def test_from_an_earlier_one(make, stored, copied):
     assert seen == [(["update-000002.pt"], 2)] and other.checkpoints.updates() == [2, 3]
     assert timeless(copied.metrics()) == timeless(stored.metrics())
     assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (stored, copied)))
+
+
+def test_one_that_does_not_fit_deletes_nothing(make, copied, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(checkpoint, "_set_optimizer_state", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        make(copied, from_checkpoint=2).train(resume=True)
+    assert make(copied).checkpoints.updates() == [2, 3] and len(copied.metrics()) == 3
 
 
 def test_what_is_newer_than_it_is_removed(make, stored, copied):

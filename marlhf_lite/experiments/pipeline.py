@@ -47,7 +47,7 @@ from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import check_checkpoint, read_as_written
+from marlhf_lite.training.trl_trainers import read_as_written
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
@@ -337,17 +337,16 @@ def _train_baseline(
     checkpoint, logs = checkpoints.get(update), dict.fromkeys(run.position(), 0)
     if checkpoint:
         logs = json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8"))
-    if is_main:
-        go_back(run, [path for number, path in checkpoints.items() if number > update], logs)
-    PartialState().wait_for_everyone()
-    logger = RunLogger(run, name.upper())
-    logger.history = run.metrics()
 
-    # 2. The trainer, with our records in place of its own.
-    policy = _to_train(load_policy(context.base, sft), options)
+    # 2. The trainer, with our records in place of its own. Nothing is deleted before it takes the checkpoint.
+    policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
     trainer, held_out = make(policy, logger), None
     read_as_written(trainer, checkpoint)
+    if is_main:
+        go_back(run, [path for number, path in checkpoints.items() if number > update], logs)
+    PartialState().wait_for_everyone()
+    logger.history = run.metrics()
     if options.eval_every:
         reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
@@ -394,10 +393,7 @@ def _update_to_go_on_from(run: RunFolder, checkpoints: Mapping[int, Path], asked
     whole = [update for update, path in checkpoints.items() if (path / LOG_POSITIONS).is_file()]
     if asked and asked not in whole:
         raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    update = asked or max(whole, default=0)
-    if update:
-        check_checkpoint(checkpoints[update])
-    return update
+    return asked or max(whole, default=0)
 
 
 # Evaluation

@@ -138,14 +138,14 @@ class Checkpoints:
         made, processes = len(state["random"]), self.accelerator.num_processes
         if not path.is_dir():  # shards are read by any number of processes
             check_processes(path, made, processes)
-        if self.accelerator.is_main_process:
-            newer = map(self.path, existing[existing.index(update) + 1 :])
-            go_back(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
         if not path.is_dir():
             states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
             _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
         if self.accelerator.scaler and state.get("scaler"):  # older checkpoints have none
             self.accelerator.scaler.load_state_dict(state["scaler"])
+        if self.accelerator.is_main_process:
+            newer = map(self.path, existing[existing.index(update) + 1 :])
+            go_back(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
         if made == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:

@@ -173,29 +173,16 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
 
 
 def checkpoint_of_stop(output: Path) -> Path | None:
-    """The checkpoint that a stopped training has left here, if it is whole. Raises as `check_checkpoint`."""
+    """The checkpoint that a stopped training has left here, if it is whole."""
     whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
-    checkpoint = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    if checkpoint:
-        check_checkpoint(checkpoint)
-    return checkpoint
-
-
-def check_checkpoint(checkpoint: Path) -> None:
-    """Raise `InputError` where another number of processes wrote it, unless by shard: any number goes on from those."""
-    # transformers would go on without the states of its random generators, and not tell
-    made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
-    if not is_sharded_folder(checkpoint):
-        check_processes(checkpoint, made, processes)
-    elif made != processes and PartialState().is_main_process:
-        print(f"{checkpoint}: made by {made} processes, not {processes}: dropout, if there is any, will be another")
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def read_as_written(trainer: Trainer, checkpoint: Path | None) -> None:
     """Let FSDP read a checkpoint, if any, in the form in which it was written: by shard, or as one file of all weights.
 
     Those that the trainer writes from now on have the same form. Raises `InputError` where FSDP wrote it and is not
-    active now, or the other way round.
+    active now, or the other way round, and where another number of processes wrote it, unless by shard.
     """
     if checkpoint is None:
         return
@@ -203,7 +190,14 @@ def read_as_written(trainer: Trainer, checkpoint: Path | None) -> None:
     if is_of_fsdp != trainer.is_fsdp_enabled:
         made, launch = ("under", "with") if is_of_fsdp else ("without", "without")
         raise InputError(f"{checkpoint}: made {made} FSDP: launch it {launch} fsdp2.yaml")
+    is_by_shard = is_sharded_folder(checkpoint)
+    # transformers would go on without the states of its random generators, and not tell
+    made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
+    if not is_by_shard:
+        check_processes(checkpoint, made, processes)
+    elif made != processes and PartialState().is_main_process:
+        print(f"{checkpoint}: made by {made} processes, not {processes}: its random numbers will be others")
     if is_of_fsdp:
         plugin = trainer.accelerator.state.fsdp_plugin
         plugin.state_dict_config = plugin.optim_state_dict_config = None  # it would keep those of another form
-        plugin.set_state_dict_type("SHARDED_STATE_DICT" if is_sharded_folder(checkpoint) else "FULL_STATE_DICT")
+        plugin.set_state_dict_type("SHARDED_STATE_DICT" if is_by_shard else "FULL_STATE_DICT")
