@@ -14,6 +14,7 @@ from marlhf_lite.lab.studies import mean_reward, result_tables
 from marlhf_lite.lab.studies.could_be_seen import SECTIONS, sizes
 from marlhf_lite.lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
 from marlhf_lite.lab.studies.power import visible, visible_gap, visible_ratio
+from marlhf_lite.lab.studies.results import t_interval
 from marlhf_lite.lab.studies.study import STUDIES, load_study
 from marlhf_lite.utils.tables import interval
 
@@ -136,3 +137,17 @@ def test_report(results, tmp_path, monkeypatch):
         monkeypatch.setattr(result_tables, "load_study", lambda name, planned=planned: planned)
         result_tables._mean_rewards.cache_clear()
         assert result_tables.fill(row, tmp_path.name) == cells
+
+
+def test_report_without_contrasts(results, tmp_path):
+    """Figures and the table of methods; what a method has not is a dash."""
+    few = [r | {"curve": [{k: x for k, x in row.items() if "v" not in k} for row in r["curve"]]} for r in results[::3]]
+    keys = {"methods": {"RLOO": {"command": "rloo"}, "PPO": {"command": "ppo"}}, "mean_updates": SPAN}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump({"seeds": list(range(6))} | keys))
+    study, both = load_study(str(tmp_path / "few.yaml")), [r | {"method": "RLOO"} for r in few] + results[::3]
+    text = mean_reward_report(study, both, tmp_path, tmp_path / "figures")
+    legend, rest = text.split("\n\n")
+    assert "updates 3 to 5" in legend and "6 of 6 planned seeds are there." in legend and "paired" not in legend
+    reward = interval(t_interval([*means(results, "PPO")]))
+    assert f"| RLOO | {reward} | 0.40 | - | - | 0.30 |" in rest and f"| PPO | {reward} | 0.40 | 0.10 | 0.05 |" in rest
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"learning_curves"}

@@ -19,10 +19,13 @@ from marlhf_lite.utils import tables
 
 LEGEND = (
     "Mean reward of the training batches of updates {first} to {last}. In square brackets the 95 % t-interval over "
-    "seeds, in parentheses the seeds one by one; differences are paired by seed, and one that is subtracted from that "
-    "of another study has Welch's interval. Could be seen: with 90 % power. KL is in nats a response, explained "
-    "variance that of the score, noise the root mean square of the value's change from token to token: means of the "
-    "same updates, KL at the end of the last five. {seeds} of {planned} planned seeds are there{unfinished}."
+    "seeds{differences}. KL is in nats a response, explained variance that of the score, noise the root mean square of "
+    "the value's change from token to token: means of the same updates, KL at the end of the last five. {seeds} of "
+    "{planned} planned seeds are there{unfinished}."
+)
+DIFFERENCES = (
+    ", in parentheses the seeds one by one; differences are paired by seed, and one that is subtracted from that of "
+    "another study has Welch's interval. Could be seen: with 90 % power"
 )
 REWARD = "score_mean"  # of what was trained on, whatever gold score there is besides
 METRICS = {REWARD: "mean reward", "kl_k1": "KL", EXPLAINED: "explained variance", "value_noise": "noise of values"}
@@ -30,12 +33,17 @@ LAST = 5  # updates in the KL at the end
 
 
 def means_of(results: Sequence[Mapping], span: Sequence[int], metric: str = REWARD) -> dict[str, dict[int, float]]:
-    """Method -> seed -> mean of a metric over the updates of `span`, first and last included."""
+    """Method -> seed -> mean of a metric over the updates of `span`, first and last included; without runs that have
+    no such metric (RLOO and GRPO have no values).
+    """
 
-    def mean(run: Mapping) -> float:
-        return float(np.mean([row[metric] for row in curve_of(run) if span[0] <= row["update"] <= span[1]]))
+    def values(run: Mapping) -> list[float]:
+        return [row[metric] for row in curve_of(run) if span[0] <= row["update"] <= span[1] and metric in row]
 
-    return {method: {seed: mean(run) for seed, run in runs.items()} for method, runs in by_method(results).items()}
+    return {
+        method: {seed: float(np.mean(numbers)) for seed, run in runs.items() if (numbers := values(run))}
+        for method, runs in by_method(results).items()
+    }
 
 
 def difference_of_means(results: Sequence[Mapping], methods: Sequence[str], span: Sequence[int]) -> dict:
@@ -80,7 +88,10 @@ def mean_reward_report(study, results: Sequence[Mapping], folder: Path, figures:
     drawn["learning_curves"][0].set_ylabel("mean reward")
     if known := {name: value for name, value in contrasts.items() if value["mean"] is not None}:
         drawn["differences"] = differences(study, known)
-    text = f"{_contrast_table(study, contrasts)}\n\n{_method_table(means)}" + add_equal_kl(study, results, drawn)
+    seeds = [value["seeds"] for value in contrasts.values()][:1] or means[METRICS[REWARD]].values()
+    legend = _legend(study, len(set.intersection(*map(set, seeds))))
+    parts = [_contrast_table(contrasts)] * bool(contrasts) + [legend, _method_table(means)]
+    text = "\n\n".join(parts) + add_equal_kl(study, results, drawn)
     write_report({"study": study.name, "contrasts": contrasts, "means": means}, text, folder)
     save_figures(drawn, figures)
     return text
@@ -101,23 +112,32 @@ def differences(study, contrasts: Mapping[str, Mapping]) -> np.ndarray:
     return dots(rows, {"reward_difference": "difference in mean reward"}, text, line="contrast")
 
 
-def _contrast_table(study, contrasts: Mapping[str, Mapping]) -> str:
+def _contrast_table(contrasts: Mapping[str, Mapping]) -> str:
     lines = []
     for number, (name, value) in enumerate(contrasts.items()):
         by_seed = "; ".join(tables.number(gap, "+.2f") for gap in value["by_seed"])
         role = "exploration" if number else "primary outcome"
         cells = [tables.interval(value, "+.3f") + f" ({by_seed})" * bool(by_seed), tables.number(value["visible"])]
         lines.append([name, role, *cells])
-    seeds = len(next(iter(contrasts.values()))["seeds"])
-    unfinished = "" if seeds == len(study.seeds) else ": unfinished, so nothing is claimed yet"
+    return tables.markdown(["contrast", "", "difference", "could be seen"], lines)
+
+
+def _legend(study, seeds: int) -> str:
+    """Of both tables; `seeds` are there of the primary outcome, or without contrasts of every method."""
     first, last = study.mean_updates
-    legend = LEGEND.format(first=first, last=last, seeds=seeds, planned=len(study.seeds), unfinished=unfinished)
-    return tables.markdown(["contrast", "", "difference", "could be seen"], lines) + f"\n\n{legend}"
+    return LEGEND.format(
+        first=first,
+        last=last,
+        differences=DIFFERENCES if study.contrasts else "",
+        seeds=seeds,
+        planned=len(study.seeds),
+        unfinished="" if seeds == len(study.seeds) else ": unfinished, so nothing is claimed yet",
+    )
 
 
 def _method_table(means: Mapping[str, Mapping]) -> str:
     def cell(by_seed: Mapping) -> str:
-        return tables.interval(t_interval([*by_seed.values()]))
+        return tables.interval(t_interval([*by_seed.values()])) if by_seed else "-"
 
     methods = next(iter(means.values()))
     lines = [[method, *(cell(by_method[method]) for by_method in means.values())] for method in methods]
