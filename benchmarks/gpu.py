@@ -3,7 +3,7 @@
 Tests of kernels, autocast and checkpointing on the card; PPO and MA-PPO on the architecture of Gemma-2B with random
 bfloat16 weights, with LoRA and with full fine-tuning, sampled by transformers and by a vLLM server on the same card:
 tokens a second, seconds by phase, the share of the card's arithmetic, and peak memory against `marlhf memory`; how far
-the server's log-probabilities are from the trainer's; the launch files with one process; a 4-bit base. All goes into
+the server's log-probabilities are from the trainer's; a 4-bit base; the launch files with one process. All goes into
 one JSON file.
 
     python benchmarks/gpu.py --vllm ../vllm-venv/bin/vllm  # one card of 80 GB; without --vllm, vLLM is left out
@@ -270,12 +270,14 @@ def run_tests(args: argparse.Namespace) -> dict:
 
 
 def run(args: argparse.Namespace, command: list[str]) -> subprocess.CompletedProcess:
-    """Run a command in the checkout, until the time limit."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    """Run a command in the checkout; the status is 124 where the time limit ended it."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if args.device == "cpu":
         env |= {"CUDA_VISIBLE_DEVICES": ""}
     left = max(args.deadline - time.monotonic(), 1)
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=left)
+    command = ["timeout", "--kill-after=10", str(left), *command]  # it ends the processes of a launcher, too
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 
 
 def run_updates(args: argparse.Namespace) -> dict:
@@ -306,7 +308,7 @@ def measure_all(args: argparse.Namespace, sizes: Iterable[int], engine: str) -> 
 
 
 def run_launch_files(args: argparse.Namespace) -> dict:
-    """Run all stages through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
+    """Run SFT and PPO through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
     small = ["--size", "60", "--max_response_length", "16"]
     update = ["--updates", "1", "--batch_size", "4", "--micro_batch_size", "2"]
     found = {}
@@ -317,11 +319,10 @@ def run_launch_files(args: argparse.Namespace) -> dict:
                 *("--num_processes", "1", *(["--cpu"] if args.device == "cpu" else []), "-m", "marlhf_lite"),
             ]
             given = [*small, "--finetune", finetune]
-            sft, rm, ppo = (f"{folder}/{name}-{stage}" for stage in ("sft", "rm", "ppo"))
+            sft, ppo = (f"{folder}/{name}-{stage}" for stage in ("sft", "ppo"))
             stages = [
                 [*launched, "sft", *given, "--sft_epochs", "1", "--output_dir", sft],
-                [*launched, "rm", *given, "--rm_epochs", "1", "--sft", sft, "--output_dir", rm],
-                [*launched, "ppo", *given, *update, "--sft", sft, "--rm", rm, "--output_dir", ppo],
+                [*launched, "ppo", *given, *update, "--sft", sft, "--reward", "gold", "--output_dir", ppo],
             ]
             start = time.monotonic()
             for command in stages:
@@ -329,6 +330,7 @@ def run_launch_files(args: argparse.Namespace) -> dict:
                 if done.returncode:
                     break
             error = (done.stderr or done.stdout).strip().splitlines()[-3:] if done.returncode else []
+            error += ["the time limit ended it"] if done.returncode == 124 else []
             found[name] = {"status": done.returncode, "seconds": time.monotonic() - start, "error": error}
     return found
 
@@ -346,8 +348,8 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict]] = {
     "tests": run_tests,
     "update": run_updates,
     "vllm": run_vllm,
-    "launch": run_launch_files,
     "four_bits": run_four_bits,
+    "launch": run_launch_files,
 }
 
 

@@ -98,6 +98,10 @@ def test_checkpointing_changes_no_gradient(model):
     assert relative(found, plain) < 1e-5 and relative(recomputed, gradient) < 1e-4
 
 
+# A process that has used the card cannot begin anew on the CPU; on the card `make gpu` itself measures.
+without_card = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+
+
 @pytest.fixture
 def gpu_script(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the script sets it
@@ -107,6 +111,7 @@ def gpu_script(monkeypatch):
     return module
 
 
+@without_card
 def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
     out = tmp_path / "new" / "cpu.json"
     assert (
@@ -126,7 +131,7 @@ def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
     assert all("left_out" in record["parts"][part] for part in ("vllm", "four_bits"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+@without_card
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
     assert gpu_script.main([]) == 0
     assert capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
