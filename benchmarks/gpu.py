@@ -164,7 +164,8 @@ def measure(
             rows = run_trainer(args, n, models, tokenizer, servers)
         lengths = {"max_prompt_length": args.prompt, "max_response_length": args.response}
         sizes = {"batch_size": args.batch, "micro_batch_size": args.micro} | lengths
-        estimate = estimate_memory(MemoryCommand(**sizes, **asdict(options)), gpu=False)
+        gpu = torch.cuda.get_device_properties(0).total_memory / GIB if args.device == "cuda" else 0.0
+        estimate = estimate_memory(MemoryCommand(**sizes, **asdict(options), gpu=gpu), gpu=False)
     used = rows[1:] or rows
     seconds = sum(row["seconds"] for row in used) / len(used)
     weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)

@@ -306,7 +306,7 @@ def _parsed(tree: nltk.Tree, count: int) -> MacroActions:
 def memory(c: Canvas) -> None:
     """Memory of a PPO run with Gemma-2B: full fine-tuning against LoRA
 
-    Two bars on one scale. Full fine-tuning of four models in float32 needs 99 GiB at the peak: weights, Adam's
+    Two bars on one scale. Full fine-tuning of four models in float32 needs 103 GiB at the peak: weights, Adam's
     moments and gradients. LoRA over one bfloat16 base needs 14 GiB, about half of it for sampling.
     """
     full, lora = _estimate("gemma-2b/tldr"), _estimate("lora-24gb")
@@ -314,7 +314,7 @@ def memory(c: Canvas) -> None:
     each = full.weights / 4
     parts = [(name, each, colour) for name, colour in _ROLES] + [
         ("Adam's two moments\nof policy and critic", full.optimizer, LONGER),
-        ("gradients and\nactivations", max(full.training, full.generation), MACRO),
+        ("gradients and\nbackward pass", max(full.training, full.generation), MACRO),
     ]
     title = f"Full fine-tuning, four models in float32: {full.peak / GIB:.0f} GiB at the peak"
     c.text(28, 72, title, bold=True, anchor="start")

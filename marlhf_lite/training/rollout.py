@@ -21,6 +21,8 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
+MERGED_SHARE = 1 / 8  # of a GPU's memory, which copies with a merged adapter may take
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -259,8 +261,9 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def _merge_limit(device: torch.device) -> int:
-    """Bytes that merged copies may take: an eighth of a GPU's memory, 1 GiB elsewhere."""
-    return torch.cuda.get_device_properties(device).total_memory // 8 if device.type == "cuda" else 2**30
+    """Bytes that merged copies may take: a share of a GPU's memory, 1 GiB elsewhere."""
+    gpu = device.type == "cuda"
+    return int(torch.cuda.get_device_properties(device).total_memory * MERGED_SHARE) if gpu else 2**30
 
 
 @contextmanager

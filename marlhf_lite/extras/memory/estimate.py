@@ -20,6 +20,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
+from marlhf_lite.training.rollout import MERGED_SHARE
 from marlhf_lite.utils.errors import InputError
 
 GIB = 2**30
@@ -37,8 +38,8 @@ class Memory:
     weights: float  # of the base, or of four models
     adapters: float
     optimizer: float  # Adam's two moments
-    generation: float  # keys and values, and a prefill pass
-    training: float  # activations, logits and gradients of a micro-batch, or the optimizer's step
+    generation: float  # keys and values, a prefill pass, and copies with the adapter merged
+    training: float  # gradients, activations and logits of a micro-batch, or the optimizer's step
     cuda: float  # CUDA's own memory
 
     @property
@@ -51,8 +52,9 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     """Estimate the memory of one process that runs PPO with these options, one of `--num_processes`.
 
     The longest batch counts: prompts of --max_prompt_length, responses of --max_response_length. With `gpu`, CUDA's own
-    memory is added. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and what its
-    matrix products copy.
+    memory is added. Sampling merges LoRA's adapter into copies where a card of --gpu GiB has room for them; without
+    --gpu they are not counted. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and
+    what its matrix products copy.
     """
     base = empty_base(_in_passes(options))
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
@@ -69,11 +71,13 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     rows = min(rows, share) if options.num_processes > 1 else rows
     prompt, response = options.max_prompt_length, options.max_response_length
     gradients = 0 if is_spread(options) else trained
+    merged = merged_bytes(base, options)
+    beside = options.finetune == "lora" and not merged
     memory = Memory(
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
-        generation=generation_bytes(base, rows, prompt + response),
+        generation=merged + generation_bytes(base, rows, prompt + response, adapters=beside),
         training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
@@ -89,12 +93,13 @@ def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = Tr
     kept, again = activation_bytes(base, options, tokens)
     tiles = 1 if gpu else 6  # Triton works in place, torch's operations do not
     logits = tiles * base.dtype.itemsize * min(tokens * 32_768, TILE) if stage == "sft" else 0
+    head = head_gradient_bytes(base, options) if stage == "sft" else 0
     memory = Memory(
         weights=weights,
         adapters=trained if lora else 0,
         optimizer=2 * trained,
         generation=0,
-        training=max(kept + max(logits, again), (0 if is_spread(options) else trained) + again),
+        training=(0 if is_spread(options) else trained) + kept + max(logits, again, head),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
     return _spread(memory, base, options) if is_spread(options) else memory
@@ -178,11 +183,28 @@ def training_bytes(
 ) -> float:
     """Return what a micro-batch's forward and backward pass through policy and critic needs beside the weights.
 
-    `trained` is the bytes of all gradients.
+    `trained` is the bytes of all gradients, which earlier micro-batches left.
     """
     kept, again = activation_bytes(base, options, rows * (prompt + response))
     logits = 4 * 4 * min(rows * response * base.config.get_text_config().vocab_size, MAX_LOGITS)  # two are gradients
-    return max(2 * kept + max(logits, again), trained + again)  # where the backward pass begins, and where it ends
+    # The backward pass goes through the critic first, and then begins the policy's with the head.
+    return trained + max(2 * kept + max(logits, again), kept + head_gradient_bytes(base, options))
+
+
+def head_gradient_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
+    """Return what the gradient of a head that trains needs while it is made: sums in float32, and a rounded copy."""
+    weight = base.get_output_embeddings().weight
+    return (4 + weight.element_size()) * weight.numel() if options.finetune == "full" else 0
+
+
+def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
+    """Return the bytes of the weights that sampling copies to merge the adapter into them, 0 where it does not.
+
+    See `training.rollout.merged_adapter`.
+    """
+    copies = _bytes(_adapted(base, options.lora_target_modules))
+    merges = options.finetune == "lora" and not options.load_in_4bit and copies <= MERGED_SHARE * options.gpu * GIB
+    return copies if merges else 0
 
 
 def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
@@ -199,12 +221,17 @@ def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -
     return config.num_hidden_layers * tokens * config.hidden_size * element, layer
 
 
-def generation_bytes(base: PreTrainedModel, rows: int, width: int) -> float:
-    """Return keys and values of `rows` sequences of `width` tokens, and the larger of a layer's pass and the logits."""
+def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: bool) -> float:
+    """Return keys and values of `rows` sequences of `width` tokens, and the larger of a layer's pass and the logits.
+
+    That pass reads the prompts alone. It is counted for `width` tokens, because allocators lose more here than
+    elsewhere while the cache grows (measured: benchmarks/README.md). With `adapters` beside the weights its numbers
+    have their format.
+    """
     config, element = base.config.get_text_config(), base.dtype.itemsize
     _, keys, inner = _widths(config)
     cache = rows * width * config.num_hidden_layers * 2 * keys * element
-    layer = rows * width * ADAPTER_BYTES * (3 * inner + 4 * config.hidden_size)
+    layer = rows * width * (ADAPTER_BYTES if adapters else element) * (3 * inner + 4 * config.hidden_size)
     return cache + max(layer, rows * config.vocab_size * (element + 16))
 
 
