@@ -29,7 +29,7 @@ NUMBER = re.compile(r"(?<![\w.])[-−+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|(?<=\D)\.\d+
 CHANGING = re.compile(r"^marlhf_lite \d.*$|\[[\d:?]+ left|█+[▏▎▍▌▋▊▉]? *|0x[0-9a-f]+", re.M)  # versions, progress
 SPACE = re.compile(r"\s+|-{3,}")
 TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.S)
-OBJECT = re.compile(r"<[\w.]+ [^>]*>$")  # the text of an output that has no text of its own
+OBJECT = re.compile(r"<[\w.]+( [^>]*)?>$")  # the text of an output that has no text of its own
 
 
 def text_of(output) -> str:
