@@ -278,6 +278,7 @@ def test_fsdp_takes_the_form_of_a_checkpoint(now, tmp_path):
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=now)
     accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
     without, under = (SimpleNamespace(accelerator=accelerator, is_fsdp_enabled=fsdp) for fsdp in (False, True))
+    (tmp_path / "rng_state.pth").touch()
     read_as_written(without, tmp_path)
     fails(lambda: read_as_written(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml")
     for form, file in {"FULL_STATE_DICT": ".bin", "SHARDED_STATE_DICT": "_0/.metadata"}.items():
