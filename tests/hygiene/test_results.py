@@ -47,6 +47,11 @@ def intervals(record) -> list[str]:
     return texts
 
 
+def test_an_empty_table_does_not_swallow_the_next_one():
+    page = "<!-- table: a -->\n<!-- end -->\n\ntext\n\n<!-- table: b -->\n| x |\n<!-- end -->\n"
+    assert [(found[2], found[3]) for found in MARKED.finditer(page)] == [("a", ""), ("b", "| x |")]
+
+
 @pytest.mark.parametrize("section", SECTIONS[1:], ids=lambda text: text.splitlines()[0][3:40])
 def test_every_interval_of_a_table_by_hand_is_in_the_records(section):
     title = section.splitlines()[0].removeprefix("## ").partition(":")[0]

@@ -106,9 +106,9 @@ def _settled() -> dict[str, str]:
 
 def _quieter_heads() -> dict[str, str]:
     """How much less noise the values of a head of zero have than those of a normal head, in blind PPO."""
-    blind, texts = [run for run in stored_results("critic_head") if run["method"].startswith("blind PPO")], {}
+    texts = {}
     for span in ((1, 5), (11, 15)):
-        noise = means_of(blind, span, "value_noise")
+        noise = means_of(stored_results("critic_head"), span, "value_noise")
         less = [noise["blind PPO"][seed] - value for seed, value in noise["blind PPO, zero"].items()]
         texts[f"critic_head: less noise, updates {span[0]} to {span[1]}"] = interval(t_interval(less), ".3f")
     return texts
