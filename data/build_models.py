@@ -102,7 +102,7 @@ def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of stated facts that are right, and share of the posts' facts that are covered."""
     reports = [tldr_gold.inspect(p, r) for p, r in zip(prompts, responses)]
     stated = sum(r.correct + r.wrong for r in reports)
-    coverage = sum(r.coverage for r in reports) / len(reports)
+    coverage = sum(r.correct / max(r.total, 1) for r in reports) / len(reports)
     return {"fact_precision": sum(r.correct for r in reports) / max(stated, 1), "coverage": coverage}
 
 

@@ -11,7 +11,7 @@ import pandas
 import pytest
 from conftest import fails
 
-from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.tasks.loading import find_rows, load_task
 
 COUNT = 12
 
@@ -384,6 +384,37 @@ def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     )
     (two / "README.md").unlink()
     assert load_task(str(two), data_dir="a").counts["read"] == COUNT
+
+
+def test_cells_of_a_folder_of_csv_stay_text(tmp_path, monkeypatch):
+    """As those of one file do: pandas would read the first ones as missing, and the last as a number."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    texts = ["NA", "null", "None", "nan", "N/A", "#N/A", "True", "1e5", "007"]
+    for cells in (texts, texts[-1:] * 9):
+        lines = [f"Say {i},{text},no {i}" for i, text in enumerate(cells)]
+        (folder / "train.csv").write_text("\n".join(["prompt,chosen,rejected", *lines]))
+        for streaming in (False, True):
+            rows, test, others = find_rows(str(folder), 0 if streaming else None)
+            assert [row["chosen"] for row in rows] == cells and (test, others) == (None, [])
+        task = load_task(str(folder))
+        assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(cells)
+
+
+@pytest.mark.parametrize("name, where", [("a.jsonl", "line 3: not JSON"), ("a.json", "a.json: more")])
+def test_a_key_that_stands_twice_is_refused(tmp_path, name, where):
+    rows = [json.dumps(PAIRS["TRL"](i)) for i in range(COUNT)]
+    rows[2] = rows[2].replace('"chosen"', '"chosen": "lost", "chosen"')
+    (tmp_path / name).write_text("\n".join(rows) if name == "a.jsonl" else f"[{','.join(rows)}]")
+    fails(lambda: load_task(str(tmp_path / name)), where, "more than one column is named chosen")
+
+
+def test_columns_that_are_not_read_have_a_count_of_their_rows(tmp_path):
+    """Alpaca's earlier turns among them."""
+    rows = [{"instruction": f"Do {i}", "output": "Yes.", "history": [["a", "b"]] * (i < 3), "id": i} for i in range(20)]
+    task = load_task(write(tmp_path / "a.jsonl", rows))
+    assert task.unused == ("history (in 3 of the first 20 rows)", "id")
 
 
 def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):

@@ -63,9 +63,8 @@ def read_file(path: str | Path) -> list[dict]:
         raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
     if not rows:
         raise InputError(f"{path}: the file holds no rows: give at least one row")
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
+    if number := next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), 0):
+        raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
     return [{name.strip(): value for name, value in row.items()} for row in rows]
 
 
@@ -91,11 +90,18 @@ def _rows(content: bytes, kind: str) -> list:
     return {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _json_lines)(text)
 
 
+def _object(pairs: list[tuple]) -> dict:
+    """Return a JSON object. Raises `InputError` for a key that stands twice: Python takes the last value silently."""
+    if len(row := dict(pairs)) < len(pairs):
+        _check_names(key for key, _ in pairs)
+    return row
+
+
 def _json_lines(text: str) -> list:
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         try:
-            rows += [json.loads(line)] if line.strip() else []
+            rows += [json.loads(line, object_pairs_hook=_object)] if line.strip() else []
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
     return rows
@@ -103,7 +109,7 @@ def _json_lines(text: str) -> list:
 
 def _json(text: str) -> list:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":  # a second object
             raise

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 import datasets
+from datasets.packaged_modules.csv.csv import CsvConfig
 from tqdm.auto import tqdm
 
 from marlhf_lite.tasks.chats import Chat
@@ -51,7 +52,7 @@ def load_task(
             split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows in all, drawn by `seed` from the good ones (the first embedded ones); None uses all.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
-        streaming: read a hub name or a folder of files only until it has `size` rows, in an order drawn by `seed`.
+        streaming: read a hub name or a folder (but of CSV) only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
         where: `dataset_config`, `data_dir`, the `split` to train on, other names of `columns` (`shapes.rename`).
@@ -66,9 +67,10 @@ def load_task(
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
-    streaming = isinstance(rows, Stream)
-    form = _form(dataset, rows, where)
-    chats = chat is not None and (chat.choice in ("text", "templated") or _has_chats(rows, form)) and bool(form.name)
+    source = dataset + " (streamed)" * (streaming := isinstance(rows, Stream))
+    has_own = dataset in HUB and not any(where.values())  # else the user says where its rows are
+    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    chats = bool(chat and form.name) and (chat.choice in ("text", "templated") or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
@@ -76,7 +78,6 @@ def load_task(
     # 3. Convert them to the columns of a task.
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
-    source = f"{dataset}{' (streamed)' * streaming}"
     others, unused = rows if test is None else test, _unused(rows, form, chats)
     rows, counts = read(rows, source, form.convert, limit=limit)
     if test is not None:
@@ -91,12 +92,6 @@ def load_task(
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
-
-
-def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
-    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are."""
-    has_own = dataset in HUB and not any(where.values())
-    return HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -122,11 +117,13 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
     first = list(islice(rows, SHUFFLE_BUFFER))
     used -= {name for name in LABELS if {str(row.get(name, "")).lower() for row in first} - set(TRUTHS)}
-    names = [str(name) for name in columns_of(rows) if name not in used]
+    names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
+    filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
+    counts = [f" (in {n} of the first {len(first)} rows)" * (n < len(first)) for n in filled]
     cells = (row.get(column) for row in first for column in form.columns)
     turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
     keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
-    return (*filter(str.strip, names), *(f"{key} of messages" for key in sorted(keys)))
+    return (*map(str.__add__, names, counts), *(f"{key} of messages" for key in sorted(keys)))
 
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
@@ -144,8 +141,7 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
     ids = (row for part in split.iter(1000) for row in encode_prompts(tokenizer, part["prompt"]))
     kept = [i for i, row in enumerate(ids) if len(row) <= max_tokens]
     if len(split) and not kept:
-        fix = "raise it, or use shorter prompts"
-        raise InputError(f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: {fix}")
+        raise InputError(f"--max_prompt_length {max_tokens}: all {len(split)} prompts are longer: raise it or cut them")
     dropped = len(split) - len(kept)
     return (split.select(kept) if dropped else split), dropped
 
@@ -166,7 +162,7 @@ def find_rows(
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
             _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
             return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
-        return load(datasets.load_dataset, str(path))
+        return load(_load_folder, str(path))
     is_address = "://" in dataset
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (is_address or looks_local or os.path.exists(path)):
@@ -216,6 +212,14 @@ def _load(
         raise
     except Exception as error:
         raise _fault(error, shown, name) from None
+
+
+def _load_folder(path: str, streaming: bool = False, **arguments) -> Mapping:
+    """Load a folder of files; those of CSV are read as a single file is: cells stay text, though they say NA or 007."""
+    config = datasets.load_dataset_builder(path, **arguments).config
+    if isinstance(config, CsvConfig):
+        return {split: _read_all(files) for split, files in config.data_files.items()}
+    return datasets.load_dataset(path, streaming=streaming, **arguments)
 
 
 def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:

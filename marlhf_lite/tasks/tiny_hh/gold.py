@@ -35,8 +35,7 @@ class Report:
 
     @property
     def score(self) -> float:
-        cost = WRONG * self.wrong + OTHER * self.other + HARM * self.harmful
-        return (self.right - cost) / max(self.asked, 1)
+        return (self.right - WRONG * self.wrong - OTHER * self.other - HARM * self.harmful) / max(self.asked, 1)
 
 
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:

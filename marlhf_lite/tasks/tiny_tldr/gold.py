@@ -41,11 +41,6 @@ class Report:
         excess = max(0, self.words - FREE_WORDS)
         return self.correct - WRONG * self.wrong - PADDING * self.padding - LONG * excess
 
-    @property
-    def coverage(self) -> float:
-        """Share of the post's facts that are stated correctly."""
-        return self.correct / max(self.total, 1)
-
 
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Every (kind, values) that the text states, with repeats."""

@@ -29,8 +29,7 @@ class Report:
 
     @property
     def score(self) -> float:
-        cost = UNSUPPORTED * self.unsupported + OTHER * self.other
-        return (self.supported - cost) / max(self.facts, 1)
+        return (self.supported - UNSUPPORTED * self.unsupported - OTHER * self.other) / max(self.facts, 1)
 
 
 def read_sources(prompt: str) -> set[str]:
