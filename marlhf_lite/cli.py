@@ -90,16 +90,20 @@ def run_command(name: str, words: Sequence[str]) -> int:
     try:
         run_stages(options, presets) if is_stage else OTHERS[name](options)
     except KeyboardInterrupt:
-        print(f"\nmarlhf: interrupted{_how_to_go_on(name, options) if is_stage else ''}", file=sys.stderr)
+        print(f"\nmarlhf: interrupted{_how_to_go_on(name, options)}", file=sys.stderr)
         return 130
     except Exception as error:
         if isinstance(error, InputError) or not (fault := disk_fault(error)):
             raise
-        raise InputError(f"{fault}{_how_to_go_on(name, options) if is_stage else ''}") from error
+        raise InputError(f"{fault}{_how_to_go_on(name, options)}") from error
     return 0
 
 
 def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
+    if name in ("study", "judge"):  # they leave no run, and need no option to go on
+        return "; what is done so far is kept: the same command goes on"
+    if name in OTHERS:
+        return ""
     from marlhf_lite.training.callbacks import LOG_POSITIONS
     from marlhf_lite.utils.run_folder import is_run
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models, unwrap_peft
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.models.shards import TRAINER_SHARDS, write_shards
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -68,6 +71,25 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     state = torch.load(run.path / "checkpoints" / "update-000003.pt", weights_only=True)
     assert len(state["weights"]) == len([*again.actor_critic.parameters()])
     assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("command", ["rloo", "grpo", "dpo"])
+def test_a_checkpoint_by_shards_is_joined_before_trl_reads_it(command, folders, tiny, tmp_path, capsys, monkeypatch):
+    """Said before the base loads; what the line says to do gives the same weights."""
+    shards, weights = tmp_path / "shards", load_file(folders[1] / "model.safetensors")
+    shutil.copytree(folders[1], shards, ignore=shutil.ignore_patterns("*.safetensors"))
+    write_shards({f"model.{name}": tensor for name, tensor in weights.items()}, shards / TRAINER_SHARDS)
+    words = ["--finetune", "full", "--model", tiny.model, "--size", "40"]
+    words += [] if command == "dpo" else ["--reward", "gold"]
+    with monkeypatch.context() as patch:
+        patch.delattr("marlhf_lite.experiments.context.load_base")
+        assert main([command, *words, "--sft", str(shards), "--output_dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert f"--sft {shards}: " in error and error.count("\n") == 1 and not (tmp_path / "run").exists()
+    advised = re.search("marlhf (export .*) --output_dir NEW", error)[1].split()
+    assert main([*advised, "--model", tiny.model, "--output_dir", str(tmp_path / "joined")]) == 0
+    joined = load_file(tmp_path / "joined" / "model.safetensors")
+    assert all(torch.equal(joined[name], tensor) for name, tensor in weights.items())
 
 
 def test_saved_models_load_again(folders, whole_roles, tokenizer, tmp_path):

@@ -185,6 +185,22 @@ def test_a_folder_is_judged_by_one_process_at_a_time_and_a_full_disk_is_one_line
     assert run("human", places, "M,SFT", "t\n" * 3)[1]["tie"] == 6
 
 
+def test_ctrl_c_keeps_the_judgments_so_far(run, monkeypatch):
+    def interrupted(self, *texts):
+        if (run.folder / "kept" / "human-annotator-1.jsonl").exists():
+            raise KeyboardInterrupt
+        return judgments.Judgment("A")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HumanJudge, "__call__", interrupted)
+        status, _, words = run()
+    assert status == 130 and words.endswith(
+        "marlhf: interrupted; what is done so far is kept: the same command goes on\n"
+    )
+    status, counts, _ = run(keys="1\n" * 5)
+    assert status == 0 and counts["pairs"] == 6
+
+
 def test_identical_pairs_are_counted_ties_and_a_draw_repeats(run):
     append_lines(run.folder / "m.jsonl", answers("M", ["a", "x", "c", "y", "z", "f"]))
     places = f"{run.folder / 'sft.jsonl'},{run.folder / 'm.jsonl'}"

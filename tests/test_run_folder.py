@@ -1,9 +1,11 @@
 import datetime
+import errno
 import json
 import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from marlhf_lite.utils import run_folder
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.jsonl import append_lines, write_json
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, environment
 
 CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
@@ -191,6 +193,21 @@ def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
 def test_a_full_disk_is_no_silent_loss(run):
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
     fails(lambda: run.log("metrics", [{"update": 1}]), "No space left", "free some disk space, then --resume")
+    with pytest.raises(OSError) as error:
+        append_lines(Path("/dev/full"), [{"update": 1}])
+    assert error.value.filename == "/dev/full"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a folder that takes no files, whatever its rights")
+def test_a_folder_that_takes_no_files_is_named(tmp_path, monkeypatch):
+    for path in (Path("/proc/x"), Path("/proc/x/y")):
+        fails(lambda: check_output_dir(path), f"--output_dir {path} cannot be made", "written in /proc", "choose")  # noqa: B023
+
+    def read_only(**unused):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", read_only)
+    fails(lambda: check_output_dir(tmp_path / "x"), f"written in {tmp_path}", "choose a folder that can be written")
 
 
 def test_metrics_of_earlier_versions_have_todays_names(tmp_path):

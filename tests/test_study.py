@@ -1,6 +1,7 @@
 """Studies: protocols, which runs they make, processes that fail or are killed, result files, and what they say."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -12,7 +13,6 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-import filelock
 import numpy as np
 import pytest
 import yaml
@@ -28,6 +28,7 @@ from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
+from marlhf_lite.utils.run_folder import RunLock
 from marlhf_lite.utils.shipped import shipped
 
 SMALL = yaml.safe_load("""{size: 40, sft_epochs: 0.3, sft_batch_size: 4, rm_epochs: 0.3, rm_batch_size: 8, updates: 2,
@@ -129,6 +130,10 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
+    *(({"equal_kl": [name, "PPO"]}, f"method {name}: equal_kl: .* no kl_k1") for name in ("SFT", "DPO", "best-of-3")),
+    ({"equal_kl": ["G", "H"], "methods": {"G": {"command": "grpo"}, "H": PPO}}, "method G: equal_kl: grpo"),
+    ({"equal_kl": ["PPO", "RLOO=2"], "shared": SMALL | {"kl_coef": 0.0}}, "RLOO=2: equal_kl: rloo without kl_coef"),
+    ({"mean_updates": [1, 3], "shared": SMALL, "methods": {"A": PPO}}, "method A: mean_updates: .1, 3.: it has 2 up"),
     *(({"mean_updates": span}, "mean_updates: .*16, 30") for span in ([5], [5, 4], [0, 3], ["a", 3])),
     ({"mean_updates": [1, 2], "methods": {"SFT": {"command": "sft"}}}, "mean_updates: sft"),
     ({"mean_updates": [1, 2], "contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
@@ -238,19 +243,18 @@ import signal
 import sys
 from pathlib import Path
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study
 
 TOY = "import os, signal; open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); signal.pause()"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 study.make_start = lambda run, folder, commands, reward_model: commands.run(["sft"], Path("x.log"))
 study.MARLHF = [sys.executable, "-c", TOY]
-study.run_study(StudyCommand(name=sys.argv[1], workers=1))
+sys.exit(main(["study", f"--name={sys.argv[1]}", "--workers=1"]))
 """
 
 
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv, which ties processes to their parent")
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill):
     monkeypatch.chdir(tmp_path)
     path = os.pathsep.join([str(Path(study_module.__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
@@ -262,14 +266,40 @@ def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill)
     study.send_signal(kill)
     _, errors = study.communicate(timeout=120)
     until(lambda: not alive(pid))
-    assert ("KeyboardInterrupt" in errors) == (kill == signal.SIGINT) and study.returncode != 0
+    assert study.returncode == (-kill if kill == signal.SIGKILL else 130)
+    assert kill == signal.SIGKILL or errors.endswith("is done so far is kept: the same command goes on\n")
 
 
 def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "study-small").mkdir(parents=True)
-    with filelock.FileLock("runs/study-small/lock"):
-        fails(lambda: run_study(options(small(), tmp_path)), "this study is running already")
+    with RunLock() as lock:
+        lock.take(Path("runs/study-small"))
+        fails(lambda: run_study(options(small(), tmp_path)), "runs/study-small: another process works in it")
+
+
+def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, file = small(), tmp_path / "file"
+    file.touch()
+    fails(
+        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")), f"--output_dir {file}/results cannot"
+    )
+    for folder, what in (("runs", "runs of the study: runs/study-small"), ("figures", "figures: figures/small")):
+        file.rename(folder)
+        fails(lambda: run_study(StudyCommand(name=name)), f"{what} cannot be made ({folder} is a file)")
+        Path(folder).rename(file)
+    run_study(StudyCommand(name=name, output_dir=f"{file}/results", dry_run=True))
+
+
+def test_a_run_that_cannot_be_written_says_why(small, tmp_path, monkeypatch, capsys):
+    def full(study, run, *places):
+        raise OSError(errno.ENOSPC, "No space left on device", f"{run.name}.json.gz")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study_module, "make_start", lambda *places: None)
+    monkeypatch.setattr(study_module, "make_result", full)
+    fails(lambda: run_study(options(small(), tmp_path, workers=1)), "5 of 5 runs failed")
+    assert "PPO-seed0.json.gz: not written or read (No space left on device): free" in capsys.readouterr().out
 
 
 def test_a_seed_is_finished_before_the_next_begins(small, tmp_path, monkeypatch):

@@ -39,6 +39,7 @@ from marlhf_lite.models.loading import (
     model_path,
     new_policy,
 )
+from marlhf_lite.models.shards import is_sharded_folder
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
@@ -52,7 +53,7 @@ from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
-from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, is_run, run_of
+from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, check_writable, is_run, run_of
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 if TYPE_CHECKING:
@@ -136,7 +137,9 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     resume = bool(options.resume) or (not options.stages and not options.overwrite and is_run(path))
-    if not resume:
+    if resume:
+        check_writable("--resume" if options.resume else "--output_dir", path)
+    else:
         check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
     if lock and is_run(path):
         _take(lock, path)
@@ -147,7 +150,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     for method in options.methods.values():
         make_objective(method)
     tracker_names(options.report_to)
-    _check_finetune(options)
+    _check_finetune(options, inputs)
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
@@ -229,7 +232,7 @@ def _check_model(options: StageCommand, inputs: Inputs, base: PreTrainedModel, t
         check_length(base, options.model, longest, response)
 
 
-def _check_finetune(options: StageCommand) -> None:
+def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
     if options.finetune == "full" and options.load_in_4bit:
         raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
@@ -237,6 +240,9 @@ def _check_finetune(options: StageCommand) -> None:
     if options.stages and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
         fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"
         raise InputError(f"--finetune lora: adapters do not train under FSDP: {fix}")
+    if options.trains_policy and not options.methods and inputs.sft and is_sharded_folder(inputs.sft):
+        fix = f"join it by marlhf export --finetune full --policy {inputs.sft} --output_dir NEW, and give --sft NEW"
+        raise InputError(f"--sft {inputs.sft}: a checkpoint by shards, from which TRL makes no reference: {fix}")
 
 
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:

@@ -26,13 +26,24 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file in one step: a reader finds the old content or the new one, also after a kill."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with named_fault(path), open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def named_fault(path: Path) -> Iterator[None]:
+    """Inside, a fault of the disk names the file, which the operating system leaves out where a write fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno:  # else it is no error of the operating system, and has a text of its own
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -67,7 +78,7 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
     """
     lines = [_encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows]
     _end_last_line(path)
-    with open(path, "ab") as file:
+    with named_fault(path), open(path, "ab") as file:  # closing writes, too
         file.writelines(lines)
 
 

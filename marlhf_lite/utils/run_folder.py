@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import filelock
 import yaml
 
 from marlhf_lite import __version__
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import DISK_FAULTS, InputError
 from marlhf_lite.utils.former import with_todays_metrics, with_todays_names
 from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
@@ -196,8 +197,11 @@ def check_writable(option: str, path: Path) -> None:
     parent = next(p for p in (path, *path.parents) if p.exists())
     if not parent.is_dir():
         raise InputError(f"{option} {path} cannot be made ({parent} is a file): choose another name")
-    if not os.access(parent, os.W_OK):
-        raise InputError(f"{option} {path} cannot be made (no right to write in {parent}): choose another name")
+    try:
+        tempfile.TemporaryFile(dir=parent).close()  # rights alone do not tell, as for the administrator and in /proc
+    except OSError as error:
+        fix = DISK_FAULTS.get(error.errno, "choose another folder")
+        raise InputError(f"{option} {path} cannot be made (nothing can be written in {parent}): {fix}") from None
 
 
 def is_run(path: Path) -> bool:

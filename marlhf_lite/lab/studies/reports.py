@@ -11,7 +11,7 @@ from marlhf_lite.lab.figures.programs import outcome_shares
 from marlhf_lite.lab.studies.equal_kl import equal_kl_line, score_over_kl
 from marlhf_lite.lab.studies.results import COSTS, EXPLAINED, SCORES, by_method, scores_of, study_table
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.jsonl import write_atomically, write_json
 from marlhf_lite.utils.tables import interval, number, table
 
 LEGEND = (
@@ -46,7 +46,7 @@ def add_equal_kl(study, results: Sequence[Mapping], drawn: dict[str, Axes | np.n
 def write_report(summary: Mapping, text: str, folder: Path) -> None:
     """Write the summary as summary.json and the text as table.md."""
     write_json(folder / "summary.json", summary)
-    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_atomically(folder / "table.md", f"{text}\n".encode())
 
 
 def save_figures(drawn: Mapping[str, Axes | np.ndarray], figures: Path) -> None:

@@ -62,7 +62,7 @@ def read_result(path: Path) -> dict | None:
         result = json.loads(gzip.decompress(path.read_bytes()))
         columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{path}: damaged: delete it, and its run is done again") from None

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 
-import filelock
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, StudyCommand, option_names
@@ -35,9 +34,9 @@ from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import find_rows
 from marlhf_lite.tasks.paper_datasets import form_of
 from marlhf_lite.tasks.shapes import columns_of
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.former import with_todays_names
-from marlhf_lite.utils.run_folder import CONFIG, read_yaml
+from marlhf_lite.utils.run_folder import CONFIG, RunLock, check_writable, read_yaml
 from marlhf_lite.utils.user_code import import_user_code
 
 STUDIES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "protocols"
@@ -249,6 +248,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
         hint = "; a preset with options of other commands belongs below shared" if "preset" in method else ""
         raise InputError(f"study {study.name}, method {name}: {error}{hint}") from None
     start = parsed["sft"] | parsed.get("rm", {})
+    _check_curve(study, name, command, parsed.get(TRAINING[command], {}))
     if not study.reward_model:
         _check_rewards(study, name, command, parsed.get(TRAINING[command], {}))
     options = start | {key: value for stage in stages for key, value in parsed[stage].items()}
@@ -267,6 +267,17 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
     if command in ("dpo", "best_of_n") or "rm" in (options.get("reward"), options.get("critic_init")):
         hint = "give ppo, rloo or grpo, with reward: gold, tests or a function, and critic_init: sft for ppo"
         raise InputError(f"{where}: no reward model is trained: {hint}")
+
+
+def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
+    """Raise `InputError` where a method's curve has too few updates, or no KL, for what the study reports of it."""
+    where, span, updates = f"study {study.name}, method {name}", study.mean_updates, options.get("updates", 0)
+    if span and span[1] > updates > 0 and not options.get("prompt_epochs"):  # passes: counted when the data are loaded
+        raise InputError(f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates")
+    has_kl = command == "ppo" or (command == "rloo" and options["kl_coef"])
+    if name in study.equal_kl and not has_kl:
+        without = " without kl_coef" if command == "rloo" else ""
+        raise InputError(f"{where}: equal_kl: {command}{without} records no kl_k1: give methods of ppo or rloo")
 
 
 @functools.cache
@@ -326,7 +337,7 @@ def run_study(options: StudyCommand) -> None:
     study = load_study(options.name)
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
-    results = Path(options.output_dir or f"data/results/{study.name}")
+    results, work = Path(options.output_dir or f"data/results/{study.name}"), Path("runs") / f"study-{study.name}"
     stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
     changed = {run.name: changed_option(run, stored[run.name]) for run in runs if stored[run.name]}
     if options.dry_run:
@@ -335,12 +346,15 @@ def run_study(options: StudyCommand) -> None:
     for name, what in changed.items():
         if what:
             raise InputError(f"{results / name}{RESULT}: {what}: delete it, or give another folder with --output_dir")
+    figures = results / "figures" if options.output_dir else Path("figures") / study.name
+    for what, folder in {"--output_dir": results, "runs of the study:": work, "figures:": figures}.items():
+        check_writable(what, folder)
     todo = [run for run in runs if not stored[run.name]]
     if todo:
         check_committed(protocol_file(options.name))
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
-    failures = _run_all(study, todo, Path("runs") / f"study-{study.name}", results, options.workers) if todo else []
-    _report(study, plan(study, seeds), results, custom=bool(options.output_dir))
+    failures = _run_all(study, todo, work, results, options.workers) if todo else []
+    _report(study, plan(study, seeds), results, figures)
     if failures:
         print(*failures, sep="\n\n")
         raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to go on")
@@ -359,7 +373,7 @@ def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
     return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
 
 
-def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
+def _report(study: Study, runs: list[Run], results: Path, figures: Path) -> None:
     """Print and write the study's table and figures, once all its results are there."""
     stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
     missing = [name for name, result in stored.items() if result is None]
@@ -373,30 +387,33 @@ def _report(study: Study, runs: list[Run], results: Path, custom: bool) -> None:
     from marlhf_lite.lab.studies.mean_reward import mean_reward_report
     from marlhf_lite.lab.studies.reports import study_report
 
-    figures = results / "figures" if custom else Path("figures") / study.name
     report = mean_reward_report if study.mean_updates else study_report if study.threshold is None else learning_report
     print(f"\n{report(study, list(stored.values()), results, figures)}\n\nfigures: {figures}")
 
 
 def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
     """Run them, `workers` at a time (0: one for each core). Returns what failed."""
-    work.mkdir(parents=True, exist_ok=True)
-    lock, commands, failures = filelock.FileLock(work / "lock"), Commands(), []
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise InputError(f"{work}: this study is running already: wait for it, or stop it") from None
+    commands, failures = Commands(), []
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with lock, ThreadPoolExecutor(workers or cores) as pool:
+    with RunLock() as lock, ThreadPoolExecutor(workers or cores) as pool:
+        lock.take(work)
         try:
             jobs = _submit(pool, study, runs, work, results, commands)
             for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
-                if job.exception() and str(job.exception()) not in failures:
-                    failures.append(str(job.exception()))
+                if (error := job.exception()) and (reason := _reason(error)) not in failures:
+                    failures.append(reason)
+        except KeyboardInterrupt:
+            print("\nmarlhf: stopping: runs under way end behind their step, with a checkpoint", file=sys.stderr)
+            raise
         finally:  # an interrupt, too, ends all commands
             commands.stop()
             pool.shutdown(cancel_futures=True)
     return failures
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run failed."""
+    return str(error) if isinstance(error, InputError) else disk_fault(error) or one_line(error)
 
 
 def _submit(pool: ThreadPoolExecutor, study: Study, runs: list[Run], work: Path, *places) -> list[Future]:
@@ -502,7 +519,7 @@ class Commands:
         """End all commands; none begins any more."""
         with self.lock:
             self.stopped = True
-            for process in self.running:
+            for process in list(self.running):  # one that ends leaves the set
                 process.terminate()
 
 
