@@ -15,7 +15,9 @@ from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score
+from marlhf_lite.lab.studies.equal_kl import difference_at_kl
 from marlhf_lite.lab.studies.mean_reward import difference_of_means
+from marlhf_lite.lab.studies.paper import typeset
 from marlhf_lite.lab.studies.results import by_method, stored_results, student
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.plotting import training as plots
@@ -54,6 +56,11 @@ def in_reward(study: str, methods: Sequence[str]) -> str:
     return f"{interval(value, '+.2f')} in reward"
 
 
+def at_equal_kl(study: str, methods: Sequence[str]) -> str:
+    """What the first method's reward adds to that of the second where both are equally far from the first model."""
+    return f"{interval(difference_at_kl(stored_results(study), *methods), '+.2f')} in reward"
+
+
 LABELS = {"PPO": "PPO (λ = 0.95)", "MA-PPO": "MA-PPO (n = 5)", "PPO lam^(1/5)": "PPO with λ = 0.99"}
 WORD, STEPS = partial(to_score, score=0.8, window=3), partial(to_score, score=0.6, window=5)
 LONG = "PPO lam^(1/5)"
@@ -69,6 +76,7 @@ SITUATIONS = (
     Situation("arithmetic, each method tuned: PPO has λ = 1", "tuned_steps", STEPS, "PPO", "MA-PPO"),
     Situation("a language model, the first 12 words of 64 tokens decide; blind critic",
               "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
+    Situation("the same runs, compared at equal KL", "sentiment_settle", at_equal_kl, "PPO", "MA-PPO", LONG),
 )  # fmt: skip
 PANELS = {  # title -> study, methods by their names in the legend
     "word 128 tokens before the score, no noise, blind critic": (
@@ -88,7 +96,7 @@ def answer_table() -> str:
         ours = row.measure(row.study, [row.ours, row.ppo])
         horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "-"
         lines.append([row.text, f"`{row.study}`, {seeds}", f"**{ours}**" if row.primary else ours, horizon])
-    return markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines)
+    return typeset(markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines))
 
 
 @plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, WIDE)})
