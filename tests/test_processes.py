@@ -1,12 +1,17 @@
 """Several processes: given the same responses, the update of one process; and a whole run that learns."""
 
+import json
 import os
 import pickle
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,16 +45,45 @@ def free_port():
         return server.getsockname()[1]
 
 
-def launch(processes, *words, cwd=HERE.parent, timeout=300, succeeds=True):
-    """Run `python words...` as so many processes over gloo, as `accelerate launch` does."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-    command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-    # On a CPU, this flag and this variable are what makes accelerate start several processes, over gloo.
-    command += ["--multi_gpu", "--main_process_port", str(free_port())] if processes > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE": "1"}
-    done = subprocess.run(
-        [*command, *map(str, words)], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
-    )
+# On a CPU this variable and `--multi_gpu` are what makes accelerate start several processes, over gloo.
+VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "TQDM_DISABLE": "1"}
+
+
+@cache
+def warm_launcher():
+    command = [sys.executable, "-P", HERE / "warm_launch.py"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, env=os.environ | VARIABLES, text=True, start_new_session=True, **pipes)
+
+
+def launch_warm(words, *, cwd, timeout):
+    """`accelerate launch words...` by a process that has done the large imports."""
+    server = warm_launcher()
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        asked = {"folder": str(cwd), "environment": os.environ | VARIABLES, "files": [*map(str, files)], "words": words}
+        print(json.dumps(asked), file=server.stdin, flush=True)
+        if not select.select([server.stdout], [], [], timeout)[0]:
+            os.killpg(server.pid, signal.SIGKILL)
+            warm_launcher.cache_clear()
+            pytest.fail(f"no end after {timeout} seconds: {files[1].read_text()[-3000:]}")
+        return subprocess.CompletedProcess(words, int(server.stdout.readline()), *(x.read_text() for x in files))
+
+
+def launch(processes, *words, cwd=HERE.parent, timeout=300, succeeds=True, warm=True):
+    """Run `python words...` as so many processes over gloo, as `accelerate launch` does.
+
+    With `warm=False` it is accelerate's command itself, and torchrun starts the processes.
+    """
+    options = ["--num_processes", str(processes), "--num_machines", "1", "--mixed_precision", "no"]
+    options += ["--dynamo_backend", "no"]
+    options += ["--multi_gpu", "--main_process_port", str(free_port())] if processes > 1 else []
+    options += [*map(str, words)]
+    if warm:
+        done = launch_warm(options, cwd=cwd, timeout=timeout)
+    else:
+        command, how = [sys.executable, "-m", "accelerate.commands.launch"], {"capture_output": True, "text": True}
+        done = subprocess.run([*command, *options], env=os.environ | VARIABLES, timeout=timeout, cwd=cwd, **how)
     assert (done.returncode == 0) == succeeds, done.stderr[-3000:]
     return done
 
@@ -491,7 +525,7 @@ def launched(tmp_path_factory, tiny, sft):
     }
     config = folder / "config.yaml"
     config.write_text("".join(f"{name}: {value}\n" for name, value in options.items()))
-    launch(2, "-m", "marlhf_lite", "ppo", "--config", config, cwd=folder)
+    launch(2, "-m", "marlhf_lite", "ppo", "--config", config, cwd=folder, warm=False)
     return folder
 
 
