@@ -78,8 +78,8 @@ def test_padding_on_the_left_changes_nothing(real_tokenizer):
 
 def test_from_the_pairs_to_an_exported_policy(pairs, tmp_path, capsys):
     """SFT, reward model, update, resume, evaluation, answer and export; policy and reference start as one."""
-    sizes = "--batch_size 4 --micro_batch_size 2 --sft_batch_size 4 --rm_batch_size 4 --max_response_length 12"
-    short = "--rm_epochs 0.4 --updates 1 --checkpoint_every 1 --eval_prompts 2"
+    sizes = "--batch_size 4 --micro_batch_size 2 --sft_batch_size 4 --rm_batch_size 4 --max_response_length 8"
+    short = "--rm_epochs 0.4 --updates 1 --num_ppo_epochs 1 --checkpoint_every 1 --eval_prompts 2"
     run = f"run --model {MODEL} --dataset {pairs} {sizes} {short}"
     assert not main(f"{run} --sft_learning_rate 1e-4 --output_dir {tmp_path}/run".split())
     assert not main(f"run --resume {tmp_path}/run --updates 2".split())

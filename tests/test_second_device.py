@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 
 from marlhf_lite.cli import main
 
-SIZES = "--size 60 --batch_size 4 --updates 1 --max_prompt_length 200 --max_response_length 16"
+SIZES = "--size 50 --batch_size 4 --updates 1 --max_prompt_length 200 --max_response_length 10"
 RULES = {
     "randomized": "--num_mini_batches 2 --whiten --objective sae",
     "whole": "--micro_batch_size 0 --rollouts 2 --ratio macro --value_target macro",
@@ -41,11 +41,11 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
         f"{run} --eval_samples 2 --best_of 1,2 --output_dir {tmp_path}/run",
         *(f"{ppo} --termination {rule} {more} --output_dir {tmp_path}/{rule}" for rule, more in RULES.items()),
         f"ppo --resume {tmp_path}/randomized --updates 2",
-        f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --output_dir {tmp_path}/turns",
+        f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --max_turns 2 --output_dir {tmp_path}/turns",
         f"rloo {group} --output_dir {tmp_path}/rloo",
         f"rloo --resume {tmp_path}/rloo --updates 2",
         f"grpo {group} --reward gold --output_dir {tmp_path}/grpo",
-        f"dpo {made} --size 60 --dpo_batch_size 8 --eval_every 2 --test_prompts 4 --output_dir {tmp_path}/dpo",
+        f"dpo {made} --size 50 --dpo_batch_size 8 --eval_every 2 --test_prompts 4 --output_dir {tmp_path}/dpo",
         f"evaluate {made} --policies {two} --eval_prompts 4 --eval_temperatures 0,0.7 --output_dir {tmp_path}/answers",
         f"generate --policy {tmp_path}/rloo --prompt Why?",
         f"export --policy {tmp_path}/rloo --output_dir {tmp_path}/exported",
