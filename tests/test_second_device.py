@@ -41,7 +41,7 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
         f"{run} --eval_samples 2 --best_of 1,2 --output_dir {tmp_path}/run",
         *(f"{ppo} --termination {rule} {more} --output_dir {tmp_path}/{rule}" for rule, more in RULES.items()),
         f"ppo --resume {tmp_path}/randomized --updates 2",
-        f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --max_turns 2 --output_dir {tmp_path}/turns",
+        f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --max_turns 2 --output_dir {tmp_path}/turn",
         f"rloo {group} --output_dir {tmp_path}/rloo",
         f"rloo --resume {tmp_path}/rloo --updates 2",
         f"grpo {group} --reward gold --output_dir {tmp_path}/grpo",
