@@ -70,7 +70,7 @@ SITUATIONS = (
     Situation("arithmetic in steps; blind critic", "steps_confirm", STEPS, "PPO", "MA-PPO", LONG, primary=True),
     Situation("one word decides, 64 tokens before a noisy score; a critic that sees", "critic_confirm", WORD,
               "seeing PPO", "seeing MA-PPO", f"seeing {LONG}", primary=True),
-    Situation("one word decides, the score has no noise; a critic that sees", "noise_contrast", WORD,
+    Situation("one word decides, 32 tokens before a score without noise; a critic that sees", "noise_contrast", WORD,
               "no noise PPO", "no noise MA-PPO"),
     Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
     Situation("arithmetic, each method tuned: PPO has λ = 1", "tuned_steps", STEPS, "PPO", "MA-PPO"),
