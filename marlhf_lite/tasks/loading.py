@@ -67,7 +67,8 @@ def load_task(
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
-    source = dataset + " (streamed)" * (streaming := isinstance(rows, Stream))
+    streaming = isinstance(rows, Stream)
+    source = f"{dataset} (streamed)" if streaming else dataset
     has_own = dataset in HUB and not any(where.values())  # else the user says where its rows are
     form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
     chats = bool(chat and form.name) and (chat.choice in ("text", "templated") or _has_chats(rows, form))
@@ -119,11 +120,14 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     used -= {name for name in LABELS if {str(row.get(name, "")).lower() for row in first} - set(TRUTHS)}
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
-    counts = [f" (in {n} of the first {len(first)} rows)" * (n < len(first)) for n in filled]
+    shown = [
+        name if count == len(first) else f"{name} (in {count} of the first {len(first)} rows)"
+        for name, count in zip(names, filled, strict=True)
+    ]
     cells = (row.get(column) for row in first for column in form.columns)
     turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
     keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
-    return (*map(str.__add__, names, counts), *(f"{key} of messages" for key in sorted(keys)))
+    return (*shown, *(f"{key} of messages" for key in sorted(keys)))
 
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:

@@ -29,9 +29,12 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
     """Return the token ids of texts of policy and environment in turn, and a mask, 1 on those of the policy."""
     ids, mask = [], []
     for turn, text in enumerate(texts):
-        said = encode_behind(tokenizer, [text]) if turn % 2 else encode_responses(tokenizer, [text], limit)
-        more = make_message(tokenizer, said[0], ids[-1:]) if turn % 2 else said[0]
-        ids, mask = ids + more, mask + [1 - turn % 2] * len(more)
+        acts = turn % 2 == 0
+        if acts:
+            (more,) = encode_responses(tokenizer, [text], limit)
+        else:
+            more = make_message(tokenizer, encode_behind(tokenizer, [text])[0], ids[-1:])
+        ids, mask = ids + more, mask + [int(acts)] * len(more)
     return ids, mask
 
 

@@ -35,7 +35,8 @@ class Report:
 
     @property
     def score(self) -> float:
-        return (self.right - WRONG * self.wrong - OTHER * self.other - HARM * self.harmful) / max(self.asked, 1)
+        cost = WRONG * self.wrong + OTHER * self.other + HARM * self.harmful
+        return (self.right - cost) / max(self.asked, 1)
 
 
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:

@@ -37,8 +37,10 @@ def parse_part(part: str) -> tuple[int, str, float]:
     match = _PART.fullmatch(part or DEFAULT_PART)
     if match is None:
         lengths, places = ", ".join(f"L{n}" for n in LENGTHS), ", ".join(PLACES)
-        parts = f"length-place or length-place-noise, such as {DEFAULT_PART}"
-        raise InputError(f"--part {part}: tiny-umbrella has {parts}, with the lengths {lengths}, the places {places}")
+        raise InputError(
+            f"--part {part}: tiny-umbrella has length-place or length-place-noise, with a length of {lengths} and a "
+            f"place of {places}, such as {DEFAULT_PART}"
+        )
     return int(match[1]), match[2], float(bool(match[3]))
 
 

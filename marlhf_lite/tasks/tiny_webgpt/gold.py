@@ -29,7 +29,8 @@ class Report:
 
     @property
     def score(self) -> float:
-        return (self.supported - UNSUPPORTED * self.unsupported - OTHER * self.other) / max(self.facts, 1)
+        cost = UNSUPPORTED * self.unsupported + OTHER * self.other
+        return (self.supported - cost) / max(self.facts, 1)
 
 
 def read_sources(prompt: str) -> set[str]:
