@@ -63,8 +63,9 @@ def read_file(path: str | Path) -> list[dict]:
         raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
     if not rows:
         raise InputError(f"{path}: the file holds no rows: give at least one row")
-    if number := next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), 0):
-        raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
     return [{name.strip(): value for name, value in row.items()} for row in rows]
 
 

@@ -69,8 +69,7 @@ def load_task(
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
     streaming = isinstance(rows, Stream)
     source = f"{dataset} (streamed)" if streaming else dataset
-    has_own = dataset in HUB and not any(where.values())  # else the user says where its rows are
-    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    form = _form(dataset, rows, where)
     chats = bool(chat and form.name) and (chat.choice in ("text", "templated") or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
@@ -93,6 +92,12 @@ def load_task(
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
+
+
+def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
+    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are."""
+    has_own = dataset in HUB and not any(where.values())
+    return HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
