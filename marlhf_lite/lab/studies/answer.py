@@ -114,10 +114,11 @@ def answer_figure() -> np.ndarray:
     plots.legend(axes[0])
     text = (
         "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % interval (it may "
-        "pass what can be reached). The axes differ. Where the critic is blind and what decides lies far before the "
-        "score (top left, bottom right), MA-PPO is ahead of PPO on the way, and so is PPO with λ = 0.99. Next to the "
-        "score (top right; λ = 0.99 was not run) no difference is seen; with a noisy score and a critic that sees "
-        "(bottom left) MA-PPO is behind."
+        "pass what can be reached, and with noise a line may pass 1). The axes differ. Where the critic is blind and "
+        "what decides lies far before the score (top left, bottom right), MA-PPO is ahead of PPO on the way, and so is "
+        "PPO with λ = 0.99. Next to the score (top right; λ = 0.99 was not run) no difference is seen; where a line "
+        "dips, one run falls and comes back. With a noisy score and a critic that sees (bottom left) MA-PPO is behind. "
+        "The two upper panels are not in the table."
     )
     plots.caption(axes[0].figure, text)
     return axes
