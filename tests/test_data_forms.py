@@ -73,6 +73,7 @@ ANSWERS = {
 }
 CHAT_ANSWERS = {
     "messages": lambda i: {"messages": [user(i), YES]},
+    "other names of roles": lambda i: {"messages": [say("Human", f"Why {i}?"), say("AI ", "Warm.")]},
     "ShareGPT": lambda i: {"conversations": [turn("human", f"Why {i}?"), turn("gpt", "Warm.")]},
     "TRL": lambda i: {"prompt": [user(i)], "completion": [YES]},
 }
@@ -155,6 +156,9 @@ STOPS = [  # a row -> what the error names
     ({"messages": [say("system", "a"), user(1), YES]}, ["row 1", "--chat_template FILE"]),
     ({"instruction": "a", "output": ["b", "c"]}, ["row 1: 'output' is neither text nor a list of messages"]),
     ({"messages": [say("user", "a")]}, ["row 1", "does not end with a message of the assistant"]),
+    ({"messages": [user(1), say("tool", "Warm.")]}, ["row 1", "assistant, but of 'tool'"]),
+    ({"prompt": "a", "response": "c", "better_response": "b"}, ["write the better answer of each row into chosen"]),
+    ({"history": "a", "human_ref_A": "b", "human_ref_B": "c", "labels": 1}, ["write the better answer"]),
     ({"messages": []}, ["row 1"]),
     ({"messages": json.dumps([user(1), YES])}, ["row 1: 'messages' is a list of messages as text"]),
     ({"Q": "a", "A": "b"}, ["completion=NAME"]),
@@ -217,7 +221,7 @@ def test_one_odd_row_does_not_decide_how_all_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [("label", (False, True)), ("label", (0, 1)), ("kto_tag", ("False", "TRUE")), ("label", ("no", "yes"))],
+    [("label", (False, True)), ("label", (0, 1)), ("kto_tag", ("False ", "TRUE")), ("label", ("no", "yes"))],
 )
 def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     rows = [ANSWERS["TRL"](i) | {name: values[i % 3 > 0]} for i in range(COUNT)]

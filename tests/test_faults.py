@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from unittest import mock
 
+import pandas
 import pytest
 import torch
 from conftest import fails, nudge
@@ -191,6 +192,10 @@ BAD = [  # a reward of four responses -> what the message names
     (lambda p, r: [None] * len(r), "None"),
     (lambda p, r: torch.zeros(4, 2), "returned"),
     (lambda p, r: torch.zeros(4, 2).numpy(), "returned"),
+    (lambda p, r: pandas.DataFrame(torch.zeros(4, 4).numpy()), "shape (4, 4)"),  # else the names of its columns
+    (lambda p, r: torch.zeros(4).numpy() + 1j, "no real number"),
+    (lambda p, r: torch.ones(4).to_sparse(), "Sparse"),
+    (lambda p, r: [b"1"] * 4, "b'1'"),
     (lambda p, r: dict(enumerate(r)), "a dict"),  # its keys are numbers
     (lambda p, r: {1: 0}.keys(), "dict_keys"),
     (lambda p, r: {1.0, 2.0, 3.0, 4.0}, "a set"),

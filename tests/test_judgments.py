@@ -279,10 +279,13 @@ def test_winners_in_any_case_and_scores_as_text():
         "(B).": "B",
         "Summary B": "B",
         "answer_a": "A",
+        "Model B": "B",
+        "draw": "tie",
+        "Neither": "tie",
     }
     for word, winner in words.items():
         assert parse_judgment(changed(winner=word), CRITERIA["tldr"]).winner == winner
-    for text, number in {"9": 9, " 6.5 ": 6.5, "7/10": 7, "8 /10": 8}.items():
+    for text, number in {"9": 9, " 6.5 ": 6.5, "7/10": 7, "8 /10": 8, "8 / 10": 8}.items():
         answer = parse_judgment(scored(fluency=text), CRITERIA["tldr"])
         assert answer.winner == "B" and answer.scores["A"]["fluency"] == number
 

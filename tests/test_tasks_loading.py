@@ -103,6 +103,9 @@ FAULTY = [
     ("a.jsonl", gzip.compress(b'{"a": 1}\n', mtime=0), "it is a .gz file"),
     ("a.tsv", 'a\tb\n1\t2\n"3" 4\t5\n', "row 2: "),
     ("a.csv", "a,b\n“1”,2\n".encode("cp1252"), "iconv -f cp1252 -t utf-8"),
+    ("a.csv", "a,b\n1,2\n\ufeffa,b\n3,4\n", "row 2: the header again"),
+    ("a.jsonl", '{"a": 1}\n'.encode("utf-16-be"), "utf-16be"),
+    ("a.json", pandas.DataFrame({"a": ["x", "y"]}).to_json(), "one object of a, and no list of rows: store"),
 ]
 
 
@@ -200,12 +203,16 @@ def test_folders(tmp_path, monkeypatch):
         assert {part: rows.to_list() for part, rows in asked.splits.items()} == {
             part: rows.to_list() for part, rows in drawn.splits.items()
         }
-    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / ".hidden").mkdir(parents=True)
+    for unread in ("more.csv", "held_out.jsonl", ".hidden/train.jsonl"):
+        write(tmp_path / "files" / unread, make(6, 200))
     write(tmp_path / "files" / "train.jsonl", make(40))
     write(tmp_path / "files" / "test.jsonl", make(6, 100))
     monkeypatch.setattr(datasets, "load_dataset", LOAD_DATASET)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    assert sorted(load_task(str(tmp_path / "files")).splits["test"], key=str) == make(6, 100)
+    task = load_task(str(tmp_path / "files"))
+    assert sorted(task.splits["test"], key=str) == make(6, 100)
+    assert task.unused_splits == ("held_out.jsonl", "more.csv"), "not read, and not without a word"
 
 
 class Words:

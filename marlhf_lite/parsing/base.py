@@ -120,12 +120,14 @@ ABBREVIATIONS = frozenset(
     "sgt rev hon jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
 OFTEN_LAST = frozenset("etc a.m p.m inc co".split())  # abbreviations that may also end a sentence
-# Unicode's Sentence_Terminal beside `.!?…`: double marks before white space; those of Armenian, Arabic, Syriac, Hindi,
-# Burmese, Ethiopic, Khmer, Chinese and Japanese, which need none, for they stand in no word; the wide full stop, which
-# stands in numbers.
+# Unicode's Sentence_Terminal beside `.!?…`: double marks before white space; those of other scripts, from Armenian to
+# Meitei, and of Chinese and Japanese, which need none, for they stand in no word; the wide full stop, which stands in
+# numbers. Others are Greek's question mark, and Tibetan's mark, which also ends clauses.
 _DOUBLE = "\u203c\u203d\u2047-\u2049"
-_UNSPACED = "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u0964\u0965\u104a\u104b\u1362\u1367\u1368\u17d4\u17d5"
-_UNSPACED += "\u3002\uff01\uff1f\uff61"
+_UNSPACED = "\u037e\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u0f0d\u0f0e"
+_UNSPACED += "\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803\u1809\u1944\u1945\u1aa8-\u1aab"
+_UNSPACED += "\u1b5a\u1b5b\u1b5e\u1b5f\u1b7d\u1b7e\u1c3b\u1c3c\u1c7e\u1c7f\u3002\ua4ff\ua60e\ua60f\ua6f3\ua6f7"
+_UNSPACED += "\ua876\ua877\ua8ce\ua8cf\ua92f\ua9c8\ua9c9\uaa5d-\uaa5f\uaaf0\uaaf1\uabeb\uff01\uff1f\uff61"
 _EAST = "\u3041-\u30ff\u3400-\u9fff"  # kana and Chinese characters: many write .!? between them without a space
 _CLOSING = "[\"'”’“«»‹›)\\]}*_」』）】》〉]*"
 _END = re.compile(

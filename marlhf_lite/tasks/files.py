@@ -84,7 +84,8 @@ def _rows(content: bytes, kind: str) -> list:
     if end := next((end for mark, end in ENDS.items() if content.startswith(mark)), ""):
         raise InputError(f"by its content it is a {end} file: give it that name, or unpack it")
     if b"\0" in content[:2]:
-        raise InputError("it looks like UTF-16 without its mark: save it as UTF-8, as by iconv -f utf-16le -t utf-8")
+        fix = "save it as UTF-8, as by iconv -f utf-16le -t utf-8 (or utf-16be, where the first byte is 0)"
+        raise InputError(f"it looks like UTF-16 without its mark: {fix}")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     if kind not in (".csv", ".tsv") and text.lstrip().startswith("["):  # a list, though its name may say lines
         kind = ".json"
@@ -116,6 +117,9 @@ def _json(text: str) -> list:
             raise
         return _json_lines(text)
     value = value.get("data", value) if isinstance(value, dict) else value
+    if value and isinstance(value, dict) and all(isinstance(x, list | dict) for x in value.values()):  # as of pandas
+        fix = 'store a list of objects, a row each, as DataFrame.to_json(orient="records") does'
+        raise InputError(f"it is one object of {', '.join(value)}, and no list of rows: {fix}")
     return value if isinstance(value, list) else [value]
 
 
@@ -134,6 +138,8 @@ def _csv(text: str) -> list[dict]:
         for row in reader:
             if None in row or None in row.values():
                 raise csv.Error("its number of fields is not that of the header")
+            if [field.lstrip("\ufeff") for field in row.values()] == reader.fieldnames:  # of files put end to end
+                raise InputError(f"row {len(rows) + 1}: the header again: delete this line")
             rows.append(row)
     except csv.Error as error:
         raise InputError(f"row {len(rows) + 1}: {error}: {hint}") from None

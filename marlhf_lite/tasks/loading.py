@@ -122,7 +122,7 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
         return ()
     used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
     first = list(islice(rows, SHUFFLE_BUFFER))
-    used -= {name for name in LABELS if {str(row.get(name, "")).lower() for row in first} - set(TRUTHS)}
+    used -= {name for name in LABELS if {str(row.get(name, "")).strip().lower() for row in first} - set(TRUTHS)}
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
     shown = [
@@ -161,7 +161,8 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 def find_rows(
     dataset: str, stream_seed: int | None, columns: str = "", **where: str
 ) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
-    """Return the rows of `dataset`, those of its test set or None, and the names of splits that nobody asked for.
+    """Return the rows of `dataset`, those of its test set or None, and the names of splits and files that nobody
+    asked for.
 
     With a seed they are streamed; files and what was saved to disk never.
     """
@@ -171,7 +172,8 @@ def find_rows(
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
             _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
             return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
-        return load(_load_folder, str(path))
+        rows, test, others = load(_load_folder, str(path))
+        return rows, test, [*others, *([] if any(where.values()) else _files_left(path))]
     is_address = "://" in dataset
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (is_address or looks_local or os.path.exists(path)):
@@ -229,6 +231,14 @@ def _load_folder(path: str, streaming: bool = False, **arguments) -> Mapping:
     if isinstance(config, CsvConfig):
         return {split: _read_all(files) for split, files in config.data_files.items()}
     return datasets.load_dataset(path, streaming=streaming, **arguments)
+
+
+def _files_left(folder: Path) -> list[str]:
+    """Return the files of rows that `datasets` leaves out: those of another kind than most, or of another split."""
+    parts = datasets.load_dataset_builder(str(folder)).config.data_files
+    read = {os.path.realpath(file) for files in parts.values() for file in files}
+    files = sorted(glob.glob("**/*", root_dir=folder, recursive=True))  # hidden ones are not among them
+    return [file for file in files if file.lower().endswith(SUFFIXES) and os.path.realpath(folder / file) not in read]
 
 
 def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:

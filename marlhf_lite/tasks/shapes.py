@@ -26,10 +26,10 @@ FALSE = ("false", "0", "0.0", "no")
 TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # other labels say something else, and are not read
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
-_ROLES = {"human": "user", "prompter": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+_ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant")}
 # Names of answers of which one is better: without chosen and rejected, nobody can tell which.
 _NEAR = re.compile(
-    r"chosen|reject|prefer|winner|loser|(response|answer|completion|output)s?_?([abjk\d]|good|bad)$", re.I
+    r"(?i)chosen|reject|prefer|winner|loser|better|worse|(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
 )
 _REST = 1000  # rows that are tried before all of them are taken for faulty
 TEXTS_ALONE = "texts alone"  # the template of rows where most are texts, and the others would need a chat template
@@ -109,7 +109,8 @@ def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
         return [*before, {"role": "assistant", "content": re.sub(r"^ (?=\S)", "", answer)}]
     turns = _messages(answer, side)
     if not turns or turns[-1]["role"] != "assistant":
-        raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant")
+        other = f", but of {turns[-1]['role']!r}" if turns else ""
+        raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant{other}")
     texts = [turn["content"].strip() for turn in turns if is_text and turn["role"] == "user"]
     asked = before[0]["content"].strip() if before else ""
     if turns[: len(before)] == before or any(text and (text in asked or asked in text) for text in texts):
@@ -135,7 +136,7 @@ def _message(role, content, column: str) -> dict[str, str]:
         content = "".join(part["text"] for part in content)
     if not isinstance(role, str) or not isinstance(content, str):
         raise BadRow("bad_chat", f"{column!r} has a message without a role and a text")
-    return {"role": _ROLES.get(role.lower(), role.lower()), "content": content}
+    return {"role": _ROLES.get(role.strip().lower(), role.strip().lower()), "content": content}
 
 
 def _of_text(prompt: str) -> Turns:

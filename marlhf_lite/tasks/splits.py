@@ -24,7 +24,7 @@ class Task:
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
     shape: str = ""  # what the rows were read as
     unused: tuple[str, ...] = ()  # columns that were not read
-    unused_splits: tuple[str, ...] = ()  # splits that nobody asked for
+    unused_splits: tuple[str, ...] = ()  # splits and files that nobody asked for
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.

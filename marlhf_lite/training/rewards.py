@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from numbers import Complex, Real
 
 import torch
 from torch import Tensor
@@ -84,13 +85,15 @@ def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollou
     if isinstance(scores, Mapping | Set | bytes | bytearray):  # they would be read as keys, in any order, as bytes
         raise InputError(f"{source}: returned a {type(scores).__name__}: {fix}, as a list in the order of responses")
     try:
-        as_given = isinstance(scores, Tensor)
+        if getattr(scores, "ndim", 1) != 1:  # a table of pandas would be read as the names of its columns
+            raise ValueError(f"of shape {tuple(scores.shape)}")
+        as_given = isinstance(scores, Tensor) and not scores.is_complex()
         scores = scores.detach() if as_given else torch.tensor([_number(x) for x in scores], dtype=torch.float64)
+        wrong = (~scores.float().isfinite()).nonzero()
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
     if scores.shape != (count,):
         raise InputError(f"{source}: returned scores of shape {tuple(scores.shape)} for {count} responses: {fix}")
-    wrong = (~scores.float().isfinite()).nonzero()
     if len(wrong):
         row = int(wrong[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
@@ -98,8 +101,8 @@ def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollou
 
 
 def _number(x) -> float:
-    if isinstance(x, str):
-        raise TypeError(f"{x!r} is a text")
+    if isinstance(x, str | bytes) or (isinstance(x, Complex) and not isinstance(x, Real)):
+        raise TypeError(f"{x!r} is no real number")
     return float(x)
 
 

@@ -18,7 +18,8 @@ from marlhf_lite.extras.judges.judgments import Judgment
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 LOWEST, HIGHEST = 1, 10  # score of a criterion
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # the second: cut ones
-_WINNER = re.compile(r"\W*(?:(?:response|reply|answer|summary|assistant|option)[\s_]*)?(a|b|tie)\W*", re.IGNORECASE)
+_NAMES, _TIES = "response|reply|answer|summary|assistant|option|model|candidate", "tie|draw|equal|both|neither"
+_WINNER = re.compile(rf"\W*(?:(?:{_NAMES})[\s_]*)?(a|b|{_TIES})\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
     Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be written small or
-    large, with marks around it or as "Answer A", a score as a number or as its text ("7", "7/10"). A missing, doubled
-    or unknown key, a score that is not from 1 to 10, and a second object behind the verdict are faults.
+    large, with marks around it or as "Answer A", a tie as "draw", a score as a number or as its text ("7", "7/10").
+    Faults are a missing, doubled or unknown key, a score that is not from 1 to 10, a second object behind the verdict.
     """
     objects = list(_objects(_THOUGHTS.sub("", text)))
     verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
@@ -106,12 +107,12 @@ def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
-    return ({"a": "A", "b": "B"}.get(winner, winner), scores) if fits else None
+    return ({"a": "A", "b": "B"}.get(winner, "tie"), scores) if fits else None
 
 
 def _score(n: float | str) -> float:
     """A score as a number. Raises `ValueError` or `TypeError` for what is none from 1 to 10."""
-    n = float(n.strip().removesuffix(f"/{HIGHEST}")) if isinstance(n, str) else n
+    n = float(n.replace(" ", "").removesuffix(f"/{HIGHEST}")) if isinstance(n, str) else n
     if isinstance(n, bool) or not LOWEST <= n <= HIGHEST:
         raise ValueError(f"{n} is no score")
     return n
