@@ -65,6 +65,7 @@ def contents() -> str:
         "provenance",
         "guide",
         "teaching",
+        "homework",
         "exam_answers",
         "tasks",
         "scaling",
@@ -88,11 +89,15 @@ def prepare(app, page: str, source: list[str]) -> None:
 
 
 def finish(app, error) -> None:
-    """Make the front page the one that opens first, and lay pages that are HTML already beside the others."""
+    """Make the front page the one that opens first, and lay pages that are HTML already beside the others.
+
+    Their links to notebooks lead to the pages of these.
+    """
     if error is None and app.builder.format == "html":
         shutil.copy(app.outdir / f"{root_doc}.html", app.outdir / "index.html")
         for page in (path for folder in (PLAY, "docs") for path in ROOT.glob(f"{folder}/*.html")):
-            shutil.copy(page, app.outdir / page.relative_to(ROOT))
+            text = re.sub(r'(href="[^"]*)\.ipynb"', r'\1.html"', page.read_text(encoding="utf-8"))
+            (app.outdir / page.relative_to(ROOT)).write_text(text, encoding="utf-8")
 
 
 def setup(app) -> None:

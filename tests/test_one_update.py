@@ -1,9 +1,11 @@
 """The page "One sentence, one update" in a real browser: each press, each slider, by keyboard, against the library."""
 
+import re
 import sys
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pytest
 
@@ -185,6 +187,51 @@ def test_the_page_is_small_and_says_that_browser_and_library_agree(visit):
     assert PAGE.stat().st_size <= 400_000
     assert "agree to six decimals" in visit().locator("#checked").inner_text()
     assert page_data()["checks"][0]["settings"] == STORY
+
+
+def test_without_javascript_nothing_is_empty_and_the_lessons_are_named(visit):
+    page, with_numbers = visit(java_script_enabled=False), visit()
+    lead = page.locator(".lead").inner_text()
+    assert "gives it 0.6 % of the credit" in lead and lead == with_numbers.locator(".lead").inner_text()
+    assert page.locator("figure:visible, #card:visible, button:visible").count() == 0
+    assert page.locator("noscript a").count() == 2
+
+
+def lessons_of(page) -> list[str]:
+    """Where the links of the page lead once all is shown, that of a setting's note included."""
+    page.locator("#all").click()
+    page.locator("[data-setting='3']").click()
+    links = page.locator("a:visible")
+    assert set(links.evaluate_all("all => all.map((a) => a.target || document.querySelector('base').target)")) == {
+        "_blank"
+    }
+    return links.evaluate_all("all => all.map((a) => a.href)")
+
+
+def test_every_lesson_that_the_page_names_is_a_link_that_leads_there(visit):
+    page = visit()
+    found = lessons_of(page)
+    _, *named = re.findall(r"[Ll]esson (\d\d)", page.locator("#end").inner_text())  # the first is a button's
+    assert [Path(link).name[:2] for link in found] == named and len(named) == 8
+    assert all(Path(unquote(urlparse(link).path)).is_file() for link in found)
+
+
+@pytest.mark.parametrize(
+    "home", ["lab/tree/notebooks/08_ma_ppo.ipynb", "book/notebooks/08_ma_ppo.html", "colab/frame.html"]
+)
+def test_in_the_output_of_a_lesson_links_lead_to_the_lessons_beside_it(browser, home):
+    page, address = browser.new_page(), f"http://localhost/{home}"
+    page.route(
+        "**", lambda route: route.fulfill(body=notebook.page("one_update", height=800), content_type="text/html")
+    )
+    page.goto(address)
+    found = lessons_of(page.frame_locator("iframe.play"))
+    names = [
+        path.stem for n in ("01", "01", "02", "04", "05", "08", "17", "15") for path in ROOT.glob(f"notebooks/{n}_*")
+    ]
+    beside = [str(Path(home).with_stem(name)) for name in names]
+    assert found == ([f"http://localhost/{place}" for place in beside] if "08" in home else [""] * 8)
+    page.close()
 
 
 def test_a_notebook_s_output_unpacks_the_page(browser):

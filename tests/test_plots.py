@@ -99,7 +99,8 @@ PPO MA-PPO randomized perplexity cutpoints parsing sentence lines n=inf
 MA-PPO|sigma unit|sigma position|sigma reversed|E3
 MA-PPO|E5|ratio macro|value macro
 PPO E1 E2 E3 MA-PPO E5 lam=1 RLOO VC
-SFT PPO MA-PPO lines E1 lam=1 VC RLOO"""
+SFT PPO MA-PPO lines E1 lam=1 VC RLOO
+PPO E1 MA-PPO turn"""
 SEEN_BY = {  # matrices of Machado and others (2009) on linear RGB
     "everyone": np.eye(3),
     "deuteranopes": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],

@@ -142,11 +142,11 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
 def turn_end_bias(advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1) -> float:
     """What turns push a policy to that decides how much it says behind a guess: the truth is 0.
 
-    The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and k
-    behind it has V(ω) = (before V + k Q) / (before + k), so its advantage is the share before / (before + k) of Q - V.
-    With k one of two numbers `behind`, the first with probability p, the gradient with respect to the logit of p is
+    The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and b
+    behind it has V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.
+    With b one of two numbers `behind`, the first with probability p, the gradient with respect to the logit of p is
     p (1 - p) (Q - V) times the difference of the two shares: after a good guess shorter turns are taught, after a bad
     one longer ones. With the value of the first token alone (`sigma` start) both shares are 1.
     """
-    first, second = (before / (before + k) for k in behind)
+    first, second = (before / (before + b) for b in behind)
     return p * (1 - p) * advantage * (first - second)
