@@ -18,6 +18,7 @@ from marlhf_lite.macro import FixedNGram, RandomizedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.training.dry_run import fit_micro_batch_size
+from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampling, generate
@@ -40,11 +41,17 @@ def whole(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
+class WithoutCritic(Objective):
+    def value_loss(self, batch, outputs, old, count):
+        return torch.zeros(()), {}
+
+
 def update(job, accelerator):
     base = load_base(ModelConfig(**job["model"]))
     models = build_models(base, job["sft"], job["rm"])
     config = PPOTrainerConfig(**job["ppo"], **job["how"], max_response_length=12)
-    trainer = PPOTrainer(models, None, job["rollout"]["prompts"], None, None, config, accelerator=accelerator)
+    how = {"accelerator": accelerator, "objective": WithoutCritic if job["without_critic"] else None}
+    trainer = PPOTrainer(models, None, job["rollout"]["prompts"], None, None, config, **how)
     grads = {}
 
     def keep(*_):

@@ -17,6 +17,7 @@ from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import new_policy, new_reward_model
 from marlhf_lite.training import checkpoint
 from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.random_states import random_states, set_random_states
 from marlhf_lite.utils.run_folder import RunFolder
@@ -57,14 +58,14 @@ def again(run):
 @pytest.mark.parametrize("changes", [{}, {"critic_warmup": 9}, {"num_ppo_epochs": 2}])
 def test_loading_gives_back_what_was_saved(make, run, changes):
     """Weights, moments (also: that there are none), counters, the KL coefficient, and every random generator."""
-    made = make(run, updates=2, **changes)
-    made.train()
+    made = make(run, updates=10, checkpoint_every=1, **changes)
+    made.train(asked_to_stop=lambda: made.updates_done == 2)
     saved, drawn = state(made), [torch.rand(3), random.random(), numpy.random.rand()]
     if changes.get("critic_warmup"):
         assert {name for i, name in saved if i < len(made.parameters["policy"])} == {"weights"}
-    other = make(again(run), updates=2, **changes)
+    other = make(again(run), updates=10, checkpoint_every=1, **changes)
     torch.rand(7), random.random(), numpy.random.rand()
-    other.train(resume=True)
+    other._resume()
     assert same(state(other), saved) and other.counters == made.counters
     assert torch.equal(torch.rand(3), drawn[0]) and [random.random(), numpy.random.rand()] == drawn[1:]
     assert other.generated_tokens == made.generated_tokens > 0 and other.history == again(run).metrics()
@@ -158,6 +159,24 @@ def test_more_updates_are_those_of_a_longer_run(make, run, tmp_path):
     whole.train()
     assert timeless(longer.history) == timeless(whole.history) and len(whole.history) == 5
     assert same(state(longer), state(whole)) and longer.counters == whole.counters
+
+
+def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
+    """Where memory ended before the stop, the run goes on with what was in force; a number that is asked for counts."""
+
+    def little(model, tokenizer, prompts, *rest):
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(model, tokenizer, prompts, *rest)
+
+    made = make(run, updates=4, generator=little)
+    made.train(asked_to_stop=lambda: made.updates_done == 2)
+    asked = make(again(run), updates=4, generation_batch_size=1)
+    asked._resume()
+    assert asked.generation_batch_size == 1
+    longer = make(again(run), updates=4)
+    whole = make(RunFolder.create(tmp_path / "whole", {}), updates=4, generation_batch_size=2)
+    assert timeless(longer.train(resume=True)) == timeless(whole.train()) and longer.generation_batch_size == 2
 
 
 def test_from_an_earlier_one(make, stored, copied):

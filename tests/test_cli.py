@@ -445,6 +445,8 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     assert scores("--reward", "words:few") == [(2 * length, length) for _, length in few]
     assert scores("--reward", "rm") == scores() == [(None, length) for _, length in few]
     assert "note: --reward" not in capsys.readouterr().out
+    assert main("evaluate --sft out --best_of 1,2 --eval_samples 2 --output_dir b".split()) == 2
+    assert "--best_of 1,2: the reward model chooses the best answer: give --rm" in capsys.readouterr().err
     stage("sft", "gold", "--size", "40")
     stage("evaluate", "f", "--sft", "gold", "--reward", "words:few")
     assert "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out

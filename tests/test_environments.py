@@ -21,18 +21,19 @@ from transformers import LogitsProcessor
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import PPOCommand, RunCommand
-from marlhf_lite.config.options import PPOTrainerConfig, longest_response
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.sampling import SeededDialogues, SeededSampling
 from marlhf_lite.macro import FixedNGram, MacroActions, Turn, kl_per_token
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.parsing.termination import Sentence
 from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.critic_metrics import critic_numbers, quarters
-from marlhf_lite.training.environments import Dialogues
+from marlhf_lite.training.environments import Dialogues, longest_response
 from marlhf_lite.training.experience import Experience
 from marlhf_lite.training.metrics import update_metrics
 from marlhf_lite.training.objectives import make_objective
@@ -137,8 +138,21 @@ def test_a_long_observation_is_cut_and_turns_are_limited(roles, tokenizer):
             hole = slice(a["span"][1], b["span"][0])
             assert rollout.response_ids[row, hole].tolist() == ids[:7]
             assert a["observation"] == tokenizer.decode(ids[:7]) and a["observation_cut"] == len(ids) - 7
-    command = PPOCommand(environment="a:B", max_turns=3, max_response_length=5, max_observation_length=7)
-    assert longest_response(command) == 29 and longest_response(replace(command, environment="", reward="rm")) == 5
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_the_longest_dialogue(roles, tokenizer, chats):
+    """Turns and observations of full length, with what a chat template puts around them."""
+    if chats:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos>{% endfor %}assistant:"
+        expect_chats(tokenizer)
+    long = Counter(lambda o, r, d: ([" word" * 50] * len(o), r, [False] * len(d)), at=1)
+    dialogues = Dialogues(long, max_turns=3, max_observation_length=7)
+    rollout = dialogues(roles.policy.model, tokenizer, PROMPTS, replace(SAMPLING, min_new_tokens=5))
+    longest = longest_response(dialogues, tokenizer, SAMPLING.max_new_tokens)
+    assert rollout.mask.shape[1] == longest and (longest > 29 if chats else longest == 29)
+    assert longest_response(generate, tokenizer, 5) == 5
 
 
 def test_one_turn_is_a_response_in_one_piece(roles, tokenizer):

@@ -36,6 +36,7 @@ from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.dry_run import fit_micro_batch_size
+from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
@@ -73,6 +74,11 @@ def test_a_kl_ceiling_ends_the_run(make, base, sft, rm, tokenizer, tmp_path, cap
     assert f"stopped at update {last['update']}" in "".join(capsys.readouterr())
     again = build(build_models(base, sft, rm), tokenizer, RunFolder.open(run.path), **changes)
     assert len(again.train(resume=True)) == last["update"] == len(run.metrics())
+
+
+def test_a_critic_that_learns_alone_in_all_updates_is_refused(roles, tokenizer):
+    fails(lambda: build(roles, tokenizer, updates=3, critic_warmup=3), "--critic_warmup 3: ", "in 3 updates")
+    fails(lambda: build(roles, tokenizer, prompt_epochs=2, critic_warmup=30), "--critic_warmup 30: ")
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_ppo_epochs": 2}, {"critic_epochs": 3}])
@@ -249,6 +255,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     before, drawn, tried = snapshot(made.actor_critic), torch.get_rng_state(), small_memory(roles, fits)
     shapes = {p.shape for name in NAMES for p in made.parameters[name]}
     alive = lambda: sum(type(x) is torch.Tensor and x.shape in shapes for x in gc.get_objects())  # noqa: E731
+    gc.collect()  # what earlier tests left
     at_rest, held = alive(), []
     model = roles.policy.model.get_base_model().model
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
@@ -260,6 +267,13 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
     assert min(held) >= 2 * sum(len(made.parameters[name]) for name in NAMES)  # room for the optimizer's two moments
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
+
+
+def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
+    made = build(roles, tokenizer, micro_batch_size=0, length=5, generator=Dialogues(None, "mine:Game", 3, 7))
+    tried = small_memory(roles, 99)
+    fit_micro_batch_size(made)
+    assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7}
 
 
 def test_a_run_that_looks_for_its_micro_batch(base, sft, rm, tokenizer):

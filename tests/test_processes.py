@@ -97,10 +97,11 @@ CASES = {
     "micro-batches of one": ({"micro_batch_size": 1}, {}),
     "macro losses, uneven micro-batches": ({"micro_batch_size": 3}, {"ratio": "macro", "value_target": "macro"}),
     "whitened": ({"whiten": True}, {}),
+    "without a critic": ({"micro_batch_size": 3}, {}),
     "full, sharded, bfloat16": ({"policy_learning_rate": 1e-6}, {}),
     "full, sharded": ({}, {}),
 }
-EXACT = [case for case in CASES if "bfloat16" not in case]
+EXACT = [case for case in CASES if "bfloat16" not in case and "without" not in case]
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,7 @@ def results(tmp_path_factory, tiny, base, sft, rm, whole, tokenizer):
             "ppo": {"batch_size": 8, "micro_batch_size": 4, "warmup_updates": 0} | ppo,
             "rollout": rollout,
             "sharded": "sharded" in name,
+            "without_critic": name == "without a critic",
             "precision": "bf16" if "bfloat16" in name else "no",
         }
     torch.save(jobs, folder / "jobs.pt")
@@ -153,6 +155,14 @@ def test_two_processes_make_the_update_of_one(results, case):
         # Adam's first step is a sign, which rounding may turn where a gradient is about 0.
         assert (flat(two["weights"][name]) - flat(one["weights"][name])).abs().mean() < 1e-5
     assert two["row"] == pytest.approx(one["row"], rel=1e-5, abs=1e-5)
+
+
+def test_a_user_s_loss_of_the_policy_alone_is_averaged_over_processes(results):
+    """Processes wait for all gradients, also of a critic that no loss reads."""
+    one, two = (result["without a critic"] for result in results[1])
+    ours, theirs = flat(two["grads"]["policy"]), flat(one["grads"]["policy"])
+    assert (ours - theirs).norm() < 1e-5 * theirs.norm() > 0
+    assert not flat(two["grads"]["critic"]).any() and two["row"]["value_loss"] == 0
 
 
 def test_mixed_precision_computes_in_bfloat16_and_loses_no_small_step(results):

@@ -171,6 +171,11 @@ class Terms(Objective):
         return outputs.values, {}
 
 
+class Uncounted(Objective):
+    def policy_loss(self, batch, outputs, old, count):
+        return outputs.logprobs.sum() / count, {"clip_fraction": torch.tensor(0.5)}
+
+
 class NoStats(Objective):
     def value_loss(self, batch, outputs, old, count):
         return outputs.values.sum()
@@ -248,6 +253,7 @@ def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft
         ("objective", "NaN", ["advantages", "of the first update are not finite"]),
         ("objective", "Log", ["policy_loss of the first update are not finite"]),
         ("objective", "Terms", ["value_loss: ", "shape (4, 6)"]),
+        ("objective", "Uncounted", ["policy_loss: stats with clip_fraction, but no count"]),
         ("objective", "NoStats", ["value_loss: ", "dict"]),
         ("objective", "Wrong", ["raised AttributeError", "mine.py"]),
     ],

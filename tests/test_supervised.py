@@ -15,6 +15,7 @@ from marlhf_lite.config.options import DataConfig, RewardModelConfig, SFTStageCo
 from marlhf_lite.models.loading import load_policy, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
 from marlhf_lite.training import trl_trainers
@@ -85,6 +86,17 @@ def test_labels_are_the_response_tokens_alone(start, tokenizer, pad_is_eos, rows
     expected = [(p + r, [-100] * len(p) + r) for p, r in sides(tokenizer)]
     assert sorted(seen) == sorted(expected)
     assert sum(labels[-1] == tokenizer.eos_token_id for _, labels in seen) == 2  # the long answer is cut, without EOS
+
+
+def test_dialogues_are_read_whole(start, tokenizer, caught):
+    """Their turns have the limit of a response each, so together they may be longer than prompt and response."""
+    turns = [" yes", " no", " one two three", " Why?"] * 6
+    rows = datasets.Dataset.from_list([{"prompt": "a", "chosen": " yes", "dialogue": turns}])
+    trainer = caught("sft", start("sft"), tokenizer, rows)
+    (batch,) = trainer.get_train_dataloader()
+    (row,) = sft_dataset(tokenizer, rows, DATA.max_response_length)
+    assert batch["input_ids"][0].tolist() == row["input_ids"]
+    assert len(row["input_ids"]) > DATA.max_prompt_length + DATA.max_response_length
 
 
 def test_loss_is_the_mean_over_response_tokens(start, tokenizer, rows, train, tmp_path):

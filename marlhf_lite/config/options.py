@@ -140,14 +140,6 @@ class EnvironmentConfig(Checked):
     max_observation_length: int = option(64, "Longest answer of --environment in tokens; others are cut.", least=1)
 
 
-def longest_response(options) -> int:
-    """The most tokens behind a prompt, of all turns and of what an environment says between them."""
-    if not options.environment:
-        return options.max_response_length
-    between = (options.max_turns - 1) * options.max_observation_length
-    return options.max_turns * options.max_response_length + between
-
-
 class ProgramConfig(Checked):
     """Where programs run that are judged by unit tests, and the limits of one with all its tests."""
 

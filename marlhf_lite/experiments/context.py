@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import longest_response
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
@@ -43,7 +42,7 @@ from marlhf_lite.models.shards import is_sharded_folder
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
-from marlhf_lite.training.environments import Dialogues
+from marlhf_lite.training.environments import Dialogues, longest_response
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rollout import Sampling, sampling_of
@@ -166,7 +165,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
         load()
-        _check_model(options, inputs, load(), tokenizer, task)
+        _check_model(options, inputs, load(), tokenizer, task, dialogues)
     engine = _open_engine(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
@@ -219,13 +218,15 @@ def _take(lock: RunLock, path: Path) -> None:
         raise InputError(refusal)
 
 
-def _check_model(options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task) -> None:
+def _check_model(
+    options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task, dialogues: Dialogues | None
+) -> None:
     """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
     if "sft" in options.stages and options.finetune == "lora":
         check_target_modules(base, options.lora_target_modules)
     if options.stages:
         check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
-    limit, response = position_limit(base), longest_response(options)
+    limit, response = position_limit(base), longest_response(dialogues, tokenizer, options.max_response_length)
     if limit and options.max_prompt_length + response > limit:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
         longest = max(map(len, encode_prompts(tokenizer, prompts)), default=0)

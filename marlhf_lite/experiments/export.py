@@ -8,7 +8,7 @@ from peft import PeftModel
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
-from marlhf_lite.config.options import SamplingConfig, longest_response
+from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
@@ -16,6 +16,7 @@ from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.environments import longest_response
 from marlhf_lite.training.rollout import end_of_text, generate, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import share_weights
@@ -52,7 +53,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
     dialogues = open_dialogues(options)
-    check_length(model, options.model, tokens, longest_response(options))
+    check_length(model, options.model, tokens, longest_response(dialogues, tokenizer, options.max_response_length))
     set_seed(options.seed)
     rollout = (dialogues or generate)(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
     return _in_lines(rollout.turns[0]) if dialogues else rollout.responses[0].strip()

@@ -138,7 +138,6 @@ class Checkpoints:
         made, processes = len(state["random"]), self.accelerator.num_processes
         if not path.is_dir():  # shards are read by any number of processes
             check_processes(path, made, processes)
-        if not path.is_dir():
             states.set_model_state_dict(actor_critic, state["weights"], options=FULL)
             _set_optimizer_state(actor_critic, optimizer, state["optimizer"])
         if self.accelerator.scaler and state.get("scaler"):  # older checkpoints have none

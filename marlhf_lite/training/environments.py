@@ -163,6 +163,17 @@ def _wrong_part(parts: Sequence) -> str:
     return ""
 
 
+def longest_response(generator: Callable | None, tokenizer, turn: int) -> int:
+    """The most tokens behind a prompt where the policy speaks `turn` of them at a time.
+
+    Of `Dialogues` these are all turns, and what is read between them.
+    """
+    if not isinstance(generator, Dialogues):
+        return turn
+    between = generator.max_observation_length + len(make_message(tokenizer, [], []))
+    return generator.max_turns * turn + (generator.max_turns - 1) * between
+
+
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
     """A rollout of dialogues."""
     read = from_tokens(tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[])

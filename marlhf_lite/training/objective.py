@@ -146,7 +146,8 @@ class Objective:
         `normalizers` are the `counts` of the whole optimizer step.
         """
         counts = normalizers[:2] if self.mean == "token" else normalizers[2].expand(2)
-        total, stats = 0.0, {}
+        # Both models have a gradient, if only 0, where a user's loss leaves one out: processes wait for all gradients.
+        total, stats = 0.0 * (outputs.logprobs.sum() + outputs.values.sum()), {}
         for name, count, terms in zip(("policy", "value"), counts, normalizers[:2], strict=True):
             with named_errors("objective", self.user_name):
                 loss, parts = _check_loss(name, getattr(self, f"{name}_loss")(batch, outputs, old, count))
@@ -176,4 +177,6 @@ def _check_loss(name: str, returned: LossAndStats) -> LossAndStats:
     if not isinstance(returned[0], Tensor) or returned[0].dim():
         actual = tuple(returned[0].shape) if isinstance(returned[0], Tensor) else type(returned[0]).__name__
         raise InputError(f"{name}_loss: a loss of shape {actual}: {fix}")
+    if "clip_fraction" in returned[1] and "count" not in returned[1]:
+        raise InputError(f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms")
     return returned

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from marlhf_lite.training.checkpoint import Checkpoints
     from marlhf_lite.utils.run_folder import RunFolder
 
+BATCH_SIZES = ("micro_batch_size", "generation_batch_size")  # that become smaller where memory ends
+
 
 class PPOTrainer:
     """Trains the policy and the critic of `models` on `prompts`.
@@ -99,7 +101,7 @@ class PPOTrainer:
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.seed, self.name = config, config.seed, name
-        self.objective = (objective or _named_objective(config))(config)
+        self.objective = objective(config) if objective else _named_objective(config)
         self.sampling = sampling_of(config, config.max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
@@ -124,7 +126,7 @@ class PPOTrainer:
         self.generated_tokens = 0
         self.nonfinite_in_row = 0  # updates without a step, one after the other
         self.micro_batch_size = self.asked_micro_batch_size = config.micro_batch_size  # the first may become smaller
-        self.generation_batch_size = config.generation_batch_size  # may become smaller, too
+        self.generation_batch_size = self.asked_generation_batch_size = config.generation_batch_size  # so may this
 
         self.free_cores = FreeCores()
         self.logger = RunLogger(run, name, self.accelerator)
@@ -494,8 +496,8 @@ class PPOTrainer:
     @property
     def counters(self) -> dict[str, float]:
         """What changes while training besides weights, optimizer and random generators."""
-        names = "updates_done generated_tokens nonfinite_in_row micro_batch_size asked_micro_batch_size".split()
-        return {name: getattr(self, name) for name in names}
+        sizes = [f"{asked}{name}" for asked in ("", "asked_") for name in BATCH_SIZES]
+        return {name: getattr(self, name) for name in ("updates_done", "generated_tokens", "nonfinite_in_row", *sizes)}
 
     def _resume(self) -> None:
         if self.checkpoints is None:
@@ -503,8 +505,10 @@ class PPOTrainer:
         update = self.config.from_checkpoint
         for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
             setattr(self, name, value)
-        if self.asked_micro_batch_size != self.config.micro_batch_size:  # else the one in force stays
-            self.micro_batch_size = self.asked_micro_batch_size = self.config.micro_batch_size
+        for name in BATCH_SIZES:
+            asked = getattr(self.config, name)
+            if getattr(self, f"asked_{name}") != asked:  # else the size in force stays
+                self.__dict__ |= {name: asked, f"asked_{name}": asked}
         self.logger.reload(self.updates_done)
 
     def save(self, folder: Path) -> None:
@@ -535,10 +539,10 @@ class PPOTrainer:
         return result
 
 
-def _named_objective(config: PPOTrainerConfig) -> Callable[[PPOTrainerConfig], Objective]:
-    """What makes the objective that `config.objective` names: MA-PPO's own where it is empty."""
+def _named_objective(config: PPOTrainerConfig) -> Objective:
+    """The objective that `config.objective` names: MA-PPO's own where it is empty."""
     if not config.objective:
-        return Objective
+        return Objective(config)
     from marlhf_lite.training.objectives import make_objective  # the equations of other methods, and the user's own
 
-    return make_objective
+    return make_objective(config)

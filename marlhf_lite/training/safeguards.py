@@ -30,9 +30,13 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
         raise InputError(
             f"--num_mini_batches {config.num_mini_batches}: more than a process's responses: give at most {most}"
         )
-    if not config.prompt_epochs:
-        return config.updates
-    return updates_of_passes(config.prompt_epochs, prompts, config.batch_size // config.rollouts)
+    updates = config.updates
+    if config.prompt_epochs:
+        updates = updates_of_passes(config.prompt_epochs, prompts, config.batch_size // config.rollouts)
+    if config.critic_warmup >= updates:
+        fix = "the policy would learn nothing: give fewer, or more --updates"
+        raise InputError(f"--critic_warmup {config.critic_warmup}: in {updates} updates {fix}")
+    return updates
 
 
 def updates_of_passes(passes: float, prompts: int, each: int) -> int:

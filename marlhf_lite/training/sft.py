@@ -48,7 +48,7 @@ def train_sft(
         trainer = ResponseTrainer(
             model=model,
             args=SFTConfig(
-                max_length=lengths.max_prompt_length + lengths.max_response_length,
+                max_length=None,  # prompts and turns are cut already
                 completion_only_loss=True,
                 **shared_arguments(output, seed, config, trainer_config, "sft"),
             ),

@@ -84,17 +84,6 @@ def pooled_values(words: Sequence[str], values: Sequence[float], macro: MacroAct
     return ax
 
 
-def sigma_weights(weights: Mapping[str, Sequence[float]]) -> Axes:
-    """Draw the weights of a macro action's places as bars, a panel for each σ: {σ: [length]}."""
-    axes = plt.subplots(1, len(weights), figsize=(7.4, 2.3), sharey=True)[1]
-    for ax, (sigma, row) in zip(axes, weights.items(), strict=True):
-        ax.bar(range(len(row)), row, color=method_styles([f"sigma {sigma}"])[f"sigma {sigma}"]["color"])
-        ax.set(xlabel="place i", xticks=range(len(row)))
-        ax.set_title(sigma, fontsize=10)
-    axes[0].set_ylabel("weight σ")
-    return axes[0]
-
-
 def ratio_spread(moves: np.ndarray, sizes: Sequence[int], outside: Sequence[float]) -> Axes:
     """Draw how the ratio of a macro action spreads with its length.
 

@@ -32,22 +32,6 @@ def tree_cut(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4
     return ends, list(pairwise([*starts, done]))
 
 
-def tree_text(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> str:
-    """The tree as indented lines of label and tokens; ■ and the words where the descent ends, + where a leaf joins."""
-    ends, _ = tree_cut(tree, counts, most)
-    counts, words, lines = _counts(tree, counts), tree.leaves(), []
-    for position, (first, last) in _spans(tree).items():
-        node = tree[position]
-        size = str(sum(counts[first:last]))
-        name = f"{node.label()} {size}" if isinstance(node, nltk.Tree) else size
-        if position in ends:
-            mark = "+" if last - first == 1 and first else "■"
-            lines.append(f"{'  ' * len(position)}{mark} {name}  {' '.join(map(str, words[first:last]))}")
-        elif not _below(position, ends):
-            lines.append(f"{'  ' * len(position)}{name}")
-    return "\n".join(lines)
-
-
 def tree_figure(tree: nltk.Tree, counts: Sequence[int] | None = None, most: int = 4) -> Axes:
     """Draw a tree with its cut: nodes with their tokens, framed where the descent ends, and macro actions below.
 
