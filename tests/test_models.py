@@ -19,6 +19,7 @@ from marlhf_lite.config.options import (
 from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, trainable
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import (
     load_base,
     load_policy,
@@ -281,3 +282,10 @@ def test_switched_off_and_merged_adapters(pair):
     ours.merge_adapter()
     torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-5)
     assert type(ours.merge_and_unload()[0]) is nn.Linear
+
+
+def test_the_run_of_a_stage_that_was_stopped_is_named(tmp_path):
+    for step in (2, 12):
+        (tmp_path / "sft" / f"checkpoint-{step}").mkdir(parents=True)
+    for option, said in {"sft": f"by --resume, or give {tmp_path}/sft/checkpoint-", "rm": "`marlhf rm` wrote"}.items():
+        fails(lambda: resolve_adapter_dir(option, str(tmp_path)), said)  # noqa: B023

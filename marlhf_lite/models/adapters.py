@@ -1,6 +1,7 @@
 """Folders of adapters that earlier stages made, found and checked before anything loads."""
 
 import json
+import os
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
@@ -34,7 +35,10 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
         if places:
             _check_adapter(f"--{option} {folder}", places[0], kind, command)
             return places[0]
-    raise InputError(f"--{option} {folder}: no adapter there: give a folder that `marlhf {command}` wrote")
+    fix = f"give a folder that `marlhf {command}` wrote"
+    if stopped := sorted(root.glob(f"{inside[0]}/checkpoint-*"), key=os.path.getmtime):
+        fix = f"its run was stopped: go on with it by --resume, or give {stopped[-1]}"
+    raise InputError(f"--{option} {folder}: no adapter there: {fix}")
 
 
 def _config_of(place: Path) -> Path | None:
