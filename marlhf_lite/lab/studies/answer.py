@@ -94,7 +94,7 @@ def answer_table() -> str:
     for row in SITUATIONS:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
         ours = row.measure(row.study, [row.ours, row.ppo])
-        horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "-"
+        horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "not run"
         lines.append([row.text, f"`{row.study}`, {seeds}", f"**{ours}**" if row.primary else ours, horizon])
     return typeset(markdown(["situation", "study, seeds", "MA-PPO / PPO", "PPO with λ = 0.99 / PPO"], lines))
 
