@@ -226,6 +226,22 @@ def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_p
     assert (config.max_new_tokens, config.pad_token_id) == (6, chatty.tokenizer.pad_token_id)
 
 
+@pytest.mark.parametrize("template", ["plain"], indirect=True)
+def test_tokens_that_the_model_has_not_are_named(chatty, tmp_path, capsys):
+    """Those that the data use: others do no harm."""
+    chatty.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    chatty.tokenizer.chat_template = CHATML
+    chatty.tokenizer.save_pretrained(chatty.folder)
+    chats, texts = tmp_path / "chats.jsonl", tmp_path / "texts.jsonl"
+    chats.write_text("".join(json.dumps(pair([say("user", f"Is {i}")])) + "\n" for i in range(12)))
+    texts.write_text("".join(json.dumps({"prompt": f"Is {i}", "completion": " a"}) + "\n" for i in range(12)))
+    words = ["sft", "--model", chatty.folder, "--sft_epochs", "0", "--output_dir", str(tmp_path / "run"), "--dataset"]
+    assert main([*words, str(chats)]) == 2 and not (tmp_path / "run").exists()
+    error = capsys.readouterr().err
+    assert "none for the token <|im_" in error and "resize_token_embeddings" in error and error.count("\n") == 1
+    assert main([*words, str(texts)]) == 0
+
+
 # As TRL writes them
 
 CHATML = (

@@ -29,7 +29,7 @@ from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.checks import check_length, check_trainable, position_limit
+from marlhf_lite.models.checks import check_length, check_trainable, check_vocabulary, position_limit
 from marlhf_lite.models.loading import (
     check_target_modules,
     load_base,
@@ -227,10 +227,12 @@ def _check_model(
     if options.stages:
         check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
     limit, response = position_limit(base), longest_response(dialogues, tokenizer, options.max_response_length)
-    if limit and options.max_prompt_length + response > limit:
+    is_long = limit and options.max_prompt_length + response > limit
+    if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
-        longest = max(map(len, encode_prompts(tokenizer, prompts)), default=0)
-        check_length(base, options.model, longest, response)
+        ids = encode_prompts(tokenizer, prompts)
+        check_length(base, options.model, max(map(len, ids), default=0), response)
+        check_vocabulary(base, options.model, tokenizer, {token for row in ids for token in row})
 
 
 def _check_finetune(options: StageCommand, inputs: Inputs) -> None:

@@ -1,5 +1,6 @@
 """What a base model must be able to do, tried before anything trains: one line where it cannot."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -32,6 +33,16 @@ def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) 
         fix = f"--max_prompt_length {room}" if room > 0 else f"a --max_response_length far below {limit}"
         texts = f"the longest prompt has {prompt} tokens, the longest response (of all turns) {response}"
         raise InputError(f"--model {model}: it has {limit} positions; {texts}: give {fix}")
+
+
+def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable[int]) -> None:
+    """Raise `InputError` for a token of prompts, or that ends or pads a text, for which the model has no embedding."""
+    count = base.get_input_embeddings().weight.shape[0]
+    last = max((tokenizer.eos_token_id, tokenizer.pad_token_id, *ids))
+    if last >= count:
+        token = tokenizer.convert_ids_to_tokens(last)
+        fix = "call its resize_token_embeddings(len(tokenizer)), and save it"
+        raise InputError(f"--model {model}: it has {count} embeddings, and none for the token {token} ({last}): {fix}")
 
 
 def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:
