@@ -5,6 +5,7 @@ usage: one_update.py <folder>; it holds jobs.pt, by name: the rollout, options, 
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin, PartialState
@@ -50,9 +51,17 @@ def update(job, accelerator):
     base = load_base(ModelConfig(**job["model"]))
     models = build_models(base, job["sft"], job["rm"])
     config = PPOTrainerConfig(**job["ppo"], **job["how"], max_response_length=12)
+    tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
     how = {"accelerator": accelerator, "objective": WithoutCritic if job["without_critic"] else None}
-    trainer = PPOTrainer(models, None, job["rollout"]["prompts"], None, None, config, **how)
-    grads = {}
+    trainer = PPOTrainer(models, tokenizer, prompts, None, None, config, **how)
+    grads, summed, backward = {}, [], accelerator.backward
+
+    def backward_and_look(loss):
+        backward(loss)
+        summed.append(all(p.grad is not None for p in trainer.parameters["policy"]))
+
+    if not config.micro_batch_size:
+        fit_micro_batch_size(trainer)
 
     def keep(*_):
         for name, parameters in trainer.parameters.items():
@@ -63,7 +72,8 @@ def update(job, accelerator):
     rows = torch.arange(len(rollout))[accelerator.process_index :: accelerator.num_processes]
     macro = RandomizedNGram((1, 2, 3), seed=1)(rollout.mask)
     before = [whole(p) for p in trainer.parameters["policy"]]
-    row = trainer.learn(rollout.select(rows), macro.select(rows))
+    with mock.patch.object(accelerator, "backward", backward_and_look):
+        row = trainer.learn(rollout.select(rows), macro.select(rows))
     weights = {k: [whole(p) for p in v] for k, v in trainer.parameters.items()}
     moved = [(x != y).float().mean().item() for x, y in zip(before, weights["policy"], strict=True)]
     roles = {role: getattr(models, role) for role in ("policy", "reference", "reward", "critic")}
@@ -73,6 +83,7 @@ def update(job, accelerator):
         "grads": grads,
         "weights": weights,
         "row": row,
+        "summed": summed,
         "sharded": hasattr(trainer.parameters["policy"][0], "full_tensor"),
     }
 

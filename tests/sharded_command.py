@@ -38,6 +38,11 @@ def end_of_step(self, args, state, control, **kwargs):
     plain_end(self, args, state, control, **kwargs)
 
 
+def end_of_pass(self, args, state, control, model, **kwargs):
+    """After each pass of a step but the last: a process has its share of the gradients, and not all of them whole."""
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
 def give_responses(trainer):
     """Let a trainer of TRL sample, and then take the prompt's own tokens, backwards, another number in each row."""
     sample = trainer._generate_single_turn
@@ -54,6 +59,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update({name: os.environ.get(name, value) for name, value in ALONE.items()})
     Accelerator.__init__, ProgressBar.on_step_end = sharded_start, end_of_step
+    ProgressBar.on_substep_end = end_of_pass
     Accelerator()
     status, words = 0, sys.argv[1:]
     while words and not status:

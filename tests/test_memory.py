@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -305,10 +307,30 @@ def test_a_card_s_share_by_hand(folder):
     layer, embedding = 2 * sum(p.numel() for p in half.model.layers[0].parameters()), 2 * NUMBERS["vocab_size"] * d
     outside = embedding + 2 * d  # last norm
     assert share.generation == generation_bytes(half, 8, PROMPT + LENGTH, adapters=False) + 2 * layer + outside
-    passes = training_bytes(half, many, ROWS, PROMPT, LENGTH, 0) + 3 * layer + 2 * outside
-    assert share.training == 4 * trained / cards + max(passes, 4 * trained / cards)
+    passes = training_bytes(half, many, ROWS, PROMPT, LENGTH, 0) + 4 * layer + 3 * outside
+    assert share.training == 4 * trained / cards + passes
     sft = estimate_stage(many, "sft", 2, gpu=False)
     assert sft.weights == 4 * weights / cards and sft.optimizer == 8 * weights / cards and not sft.generation
+
+
+WIDE = {"vocab_size": 64_000, "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 2}
+DEEP = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
+
+
+def test_a_card_s_share_is_near_what_fsdp2_allocates(tmp_path):
+    """A model that is mostly embedding, and one that is mostly layers; what the passes allocate, and Adam's step."""
+    given = []
+    for name, shape in {"wide": WIDE, "deep": DEEP}.items():
+        GemmaConfig(**NUMBERS | shape | {"num_attention_heads": 4, "head_dim": 64}).save_pretrained(tmp_path / name)
+        sizes = {"max_prompt_length": 8, "max_response_length": 8, "batch_size": 64, "micro_batch_size": 2}
+        given.append(options(str(tmp_path / name), {"finetune": "full"}, num_processes=16, **sizes))
+    command = [sys.executable, Path(__file__).parent / "spread_memory.py", *(each.model for each in given)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for each, line in zip(given, lines[-2:], strict=True):
+        passes, step = map(float, line.split())
+        expected = estimate_memory(each, gpu=False)
+        assert 0.9 < expected.training / passes < 1.15
+        assert step < 0.01 * expected.optimizer
 
 
 def test_ddp_shares_the_batch_alone(folder):

@@ -100,6 +100,8 @@ CASES = {
     "without a critic": ({"micro_batch_size": 3}, {}),
     "full, sharded, bfloat16": ({"policy_learning_rate": 1e-6}, {}),
     "full, sharded": ({}, {}),
+    "full, sharded, micro-batches of one": ({"micro_batch_size": 1}, {}),
+    "full, sharded, what fits": ({"micro_batch_size": 0}, {}),
 }
 EXACT = [case for case in CASES if "bfloat16" not in case and "without" not in case]
 
@@ -163,6 +165,12 @@ def test_a_user_s_loss_of_the_policy_alone_is_averaged_over_processes(results):
     ours, theirs = flat(two["grads"]["policy"]), flat(one["grads"]["policy"])
     assert (ours - theirs).norm() < 1e-5 * theirs.norm() > 0
     assert not flat(two["grads"]["critic"]).any() and two["row"]["value_loss"] == 0
+
+
+def test_spread_gradients_are_summed_in_each_pass(results):
+    """FSDP2 keeps the others whole in each process, where the optimizer does not see them."""
+    two = results[1][1]["full, sharded, micro-batches of one"]
+    assert two["summed"] == [True] * 4
 
 
 def test_mixed_precision_computes_in_bfloat16_and_loses_no_small_step(results):
@@ -279,7 +287,7 @@ def stages(tmp_path_factory):
     `shards` and `full` go on after the stop; `full` stopped under FULL_STATE_DICT, which older launch files had.
     """
     folder = tmp_path_factory.mktemp("stages")
-    sizes = "--finetune full --size 80 --max_response_length 12 --seed 1".split()
+    sizes = "--finetune full --size 80 --max_response_length 12 --seed 1 --per_device_train_batch_size 1".split()
     options = {
         "sft": "--sft_epochs 0.75 --sft_batch_size 4 --sft_learning_rate 1e-4".split(),
         "rm": f"--sft {folder}/sft-whole --rm_epochs 0.75 --rm_batch_size 4 --rm_learning_rate 1e-4".split(),
@@ -381,7 +389,7 @@ def test_group_methods_train_weights_that_processes_share(whole, tmp_path, monke
     options, sft, _ = whole
     words = f"--model {options.model} --finetune full --sft {sft} --reward by_length:ninth --batch_size 8".split()
     words += "--size 80 --max_response_length 6 --policy_learning_rate 1e-4 --warmup_updates 1 --kl_coef 0.1".split()
-    words += "--updates 3 --eval_every 2 --test_prompts 3 --seed 1 --output_dir".split()
+    words += "--updates 3 --eval_every 2 --test_prompts 3 --seed 1 --micro_batch_size 2 --output_dir".split()
     commands = []
     for method in ("rloo", "grpo"):
         commands += ["GIVEN=1", method, *words, method, "+"]

@@ -395,6 +395,14 @@ def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full)
     assert len(trainer.history) == 1
 
 
+def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, full, tokenizer):
+    servers = serve(), serve()
+    servers[1].forgets = True
+    trainer = full(*servers)
+    line = f"--vllm_url {servers[1].url}/v1/: its log-probabilities are"
+    fails(lambda: trainer.engine.try_out(trainer.models.policy, tokenizer, ["a"], trainer.sampling), line)
+
+
 KEEPS = ["development mode (VLLM_SERVER_DEV_MODE=1)", "--untied"]
 FAULTS = {
     "development mode off": ({"dev": False}, {}, ["reloads no weights", "VLLM_SERVER_DEV_MODE=1"]),

@@ -47,7 +47,7 @@ from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import read_as_written
+from marlhf_lite.training.trl_trainers import read_as_written, sum_in_each_pass
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
@@ -342,6 +342,7 @@ def _train_baseline(
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
     trainer, held_out = make(policy, logger), None
+    sum_in_each_pass(trainer)
     read_as_written(trainer, checkpoint)
     if is_main:
         go_back(run, [path for number, path in checkpoints.items() if number > update], logs)

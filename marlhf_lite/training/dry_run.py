@@ -1,5 +1,6 @@
 """The micro-batch that fits memory, found before training (`--micro_batch_size 0`)."""
 
+from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -52,7 +53,9 @@ def _dry_run(trainer: "PPOTrainer", share: int) -> None:
         device=trainer.accelerator.device,
     )
     batch = trainer.objective.batch(rollout, macro.FixedNGram(1)(rollout.mask))  # the most that segmentation can need
-    with trainer.accelerator.no_sync(trainer.actor_critic):  # processes may differ in how often they try
+    actors, no_sync = trainer.actor_critic, trainer.accelerator.no_sync
+    # Processes may differ in how often they try; not under FSDP2, whose gradients `zero_grad` finds only as sums.
+    with nullcontext() if is_sharded(actors) else no_sync(actors):
         trainer.forward_backward(batch, trainer.objective.counts(batch))
     del moments
     trainer.optimizer.zero_grad(set_to_none=True)

@@ -376,9 +376,9 @@ class PPOTrainer:
         """
         parts, stats, micro_batches = [], {}, self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
-            part, is_last = batch.select(rows), i == len(micro_batches) - 1
-            # Processes add up their gradients with the last micro-batch alone.
-            sync = nullcontext() if is_last else self.accelerator.no_sync(self.actor_critic)
+            part, sums = batch.select(rows), is_sharded(self.actor_critic) or i == len(micro_batches) - 1
+            # Processes add up their gradients with the last micro-batch alone; FSDP2 would keep them whole until then.
+            sync = nullcontext() if sums else self.accelerator.no_sync(self.actor_critic)
             with sync, torch.set_grad_enabled(normalizers is not None):
                 outputs = self.compute_outputs(part.rollout)
                 parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))

@@ -131,6 +131,14 @@ def quiet_arguments() -> dict:
     }
 
 
+def sum_in_each_pass(trainer: Trainer) -> None:
+    """Let processes add up gradients in each pass of a step where FSDP spreads the weights.
+
+    Without sums FSDP2 would keep all gradients whole in each process until the last pass.
+    """
+    trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
+
+
 def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     """`(rows per pass, passes per step)` of one process, for a batch over all of them, within `micro` rows a pass.
 
@@ -149,6 +157,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
+    sum_in_each_pass(trainer)
     checkpoint = checkpoint_of_stop(output) if resume else None
     read_as_written(trainer, checkpoint)
     with stops_behind_a_step() as asked_to_stop:

@@ -81,7 +81,8 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
-    return _spread(memory, base, options) if is_spread(options) else memory
+    # Of the critic weights and gradient, until all is done; of the policy weights. Its head's gradient is counted.
+    return _spread(memory, base, options, whole=3) if is_spread(options) else memory
 
 
 def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = True) -> Memory:
@@ -102,7 +103,7 @@ def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = Tr
         training=(0 if is_spread(options) else trained) + kept + max(logits, again, head),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
-    return _spread(memory, base, options) if is_spread(options) else memory
+    return _spread(memory, base, options, whole=1 if stage == "sft" else 2) if is_spread(options) else memory
 
 
 def is_spread(options: MemoryCommand) -> bool:
@@ -115,13 +116,14 @@ def _in_passes(options: MemoryCommand) -> MemoryCommand:
     return replace(options, dtype="bfloat16") if is_spread(options) else options
 
 
-def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand) -> Memory:
+def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand, whole: int) -> Memory:
     """What FSDP2 leaves on a process of a memory that is counted in bfloat16.
 
     Weights that train, their gradients and moments are float32, frozen models bfloat16, and of all of them a process
-    holds a share. Whole are two layers (the next one is fetched ahead) and, beside them, what lies outside of layers;
-    the backward pass has the gradients of one layer and of what lies outside, too, and the share of all gradients that
-    earlier micro-batches left. Adam's step needs as much again as that share.
+    holds a share. Whole are two layers (the next one is fetched ahead), the gradients of a layer, and the buffer in
+    which those of the last one are added up; and `whole` times what lies outside of layers, whose weights and gradients
+    stay until the backward pass ends. Earlier micro-batches left the share of all gradients. Adam's step, which is
+    fused, needs nothing more.
     """
     trained, processes = memory.optimizer / 2, options.num_processes
     gradients = 2 * trained / processes
@@ -133,7 +135,7 @@ def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand) -> Me
         weights=(memory.weights + trained) / processes,
         optimizer=2 * memory.optimizer / processes,
         generation=memory.generation and memory.generation + 2 * layer + outside,
-        training=gradients + max(memory.training + 3 * layer + 2 * outside, gradients),
+        training=gradients + memory.training + 4 * layer + whole * outside,
     )
 
 

@@ -124,7 +124,8 @@ class VLLMEngine:
         for client in self.clients:
             alone = copy.copy(self)
             alone.clients = [client]
-            with nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model):
+            changed = nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model)
+            with _named(client), changed:
                 alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
             self.head_apart = alone.head_apart
 
@@ -183,6 +184,15 @@ class VLLMEngine:
             raise ServerError(f"{place}: not written ({error}): free some disk space") from None
         for client in self.clients:
             _reload(client, place)
+
+
+@contextmanager
+def _named(client: openai.OpenAI) -> Iterator[None]:
+    """Faults inside this block say which server has them."""
+    try:
+        yield
+    except ServerError as error:
+        raise ServerError(str(error).replace("--vllm_url:", f"--vllm_url {client.base_url}:", 1)) from None
 
 
 @contextmanager
