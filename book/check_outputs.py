@@ -60,7 +60,8 @@ def near(old: str, new: str, tolerance: float) -> bool:
     one, other = (float(number.replace("−", "-")) for number in (old, new))
     digits = min(len(number.partition("e")[0].partition(".")[2]) for number in (old, new))
     unit = 0.0 if digits == 0 and max(abs(one), abs(other)) < 10 else 10.0**-digits  # counts below ten are exact
-    return abs(one - other) <= tolerance * max(abs(one), abs(other)) + 1.001 * unit
+    largest = max(abs(one), abs(other))
+    return one == other or abs(one - other) <= tolerance * largest + 1.001 * unit  # inf times 0 is no number
 
 
 def compare_outputs(old, new, tolerance: float) -> list[tuple[str, str]]:

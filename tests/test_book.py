@@ -176,6 +176,10 @@ def test_a_check_of_outputs_leaves_the_notebook_and_its_exit_code_says_whether_s
         assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_equal_numbers_are_near_with_any_tolerance():
+    assert all(check_outputs.near(number, number, tolerance) for number in ("0", "0.00") for tolerance in (0, math.inf))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "tag, old, new, lines",
