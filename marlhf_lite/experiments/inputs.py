@@ -37,7 +37,7 @@ def find_inputs(options: StageCommand) -> Inputs:
         raise InputError(f"--dataset {values['dataset']}: {hint}")
     needed = {"sft": "sft" in values and "sft" not in stages, "rm": options.reward == "rm" and "rm" not in stages}
     folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
-    if values.get("best_of") and "rm" not in folders:
+    if values.get("best_of") and "rm" not in (*folders, *stages):
         raise InputError(f"--best_of {values['best_of']}: the reward model chooses the best answer: give --rm")
     check_dataset(values["dataset"])
     return Inputs(**folders, policies=_policies(values.get("policies", "")))
