@@ -240,6 +240,11 @@ def test_tokens_that_the_model_has_not_are_named(chatty, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "none for the token <|im_" in error and "resize_token_embeddings" in error and error.count("\n") == 1
     assert main([*words, str(texts)]) == 0
+    chatty.tokenizer.add_tokens(["ordinary"])  # which an answer has
+    chatty.tokenizer.save_pretrained(chatty.folder)
+    texts.write_text(texts.read_text().replace(" a", " ordinary"))
+    assert main([*words[:-2], str(tmp_path / "other"), "--dataset", str(texts)]) == 2
+    assert "none for the token ordinary" in capsys.readouterr().err
 
 
 # As TRL writes them

@@ -39,7 +39,9 @@ from marlhf_lite.models.loading import (
     new_policy,
 )
 from marlhf_lite.models.shards import is_sharded_folder
+from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
 from marlhf_lite.training.environments import Dialogues, longest_response
@@ -232,7 +234,9 @@ def _check_model(
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
         ids = encode_prompts(tokenizer, prompts)
         check_length(base, options.model, max(map(len, ids), default=0), response)
-        check_vocabulary(base, options.model, tokenizer, {token for row in ids for token in row})
+        columns = (rows[name] for rows in task.splits.values() for name in COLUMNS[1:] if name in rows.column_names)
+        answers = encode_behind(tokenizer, [*{text for column in columns for text in column}])
+        check_vocabulary(base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row})
 
 
 def _check_finetune(options: StageCommand, inputs: Inputs) -> None:

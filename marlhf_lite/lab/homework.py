@@ -3,8 +3,8 @@
 The library computes what is right, on numbers that are new each time: a copied number earns nothing.
 """
 
+import argparse
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,4 +73,9 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("answers", type=Path, help="file with the six functions")
+    path = parser.parse_args().answers
+    if not path.is_file():
+        parser.error(f"{path}: no such file")
+    main(path)

@@ -36,7 +36,7 @@ def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) 
 
 
 def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable[int]) -> None:
-    """Raise `InputError` for a token of prompts, or that ends or pads a text, for which the model has no embedding."""
+    """Raise `InputError` for a token of texts, or one that ends or pads them, for which the model has no embedding."""
     count = base.get_input_embeddings().weight.shape[0]
     last = max((tokenizer.eos_token_id, tokenizer.pad_token_id, *ids))
     if last >= count:

@@ -508,7 +508,8 @@ class PPOTrainer:
         for name in BATCH_SIZES:
             asked = getattr(self.config, name)
             if getattr(self, f"asked_{name}") != asked:  # else the size in force stays
-                self.__dict__ |= {name: asked, f"asked_{name}": asked}
+                setattr(self, name, asked)
+                setattr(self, f"asked_{name}", asked)
         self.logger.reload(self.updates_done)
 
     def save(self, folder: Path) -> None:
