@@ -135,7 +135,9 @@ def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: 
     line = {"x": x, "y": y, "hue": "method", "palette": {name: style["color"] for name, style in styles.items()}}
     dashes = {name: "" if style["linestyle"] == "-" else style["linestyle"][1] for name, style in styles.items()}
     bold = {"style": "method", "dashes": dashes, "linewidth": 1.4, "ax": ax}
-    faint = {"units": "seed", "estimator": None, "sort": False, "alpha": 0.4, "linewidth": 0.6, "ax": ax}
+    share = min(1.0, 16 / raw.groupby(["method", "seed"]).ngroups)  # many runs: fainter, so that the means stay clear
+    thin = {"alpha": max(0.2, 0.4 * share), "linewidth": max(0.4, 0.6 * share)}
+    faint = {"units": "seed", "estimator": None, "sort": False, "ax": ax} | thin
     alone = raw.groupby("method")["seed"].transform("max") == 0
     if x == "update":
         seaborn.lineplot(smoothed.where(~alone, raw), **line, **faint, legend=False)
