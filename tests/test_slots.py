@@ -232,6 +232,24 @@ def test_wrong_names_of_objectives(folder, name, parts):
     fails(lambda: make_objective(PPOTrainerConfig(objective=f"sae,{name}")), f"--objective {name}: ", *parts)
 
 
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("sae", "sigma", "unit"),
+        ("vc_ppo,sae", "rho", 0.5),
+        ("sae,mine:NaN", "ratio", "macro"),
+        ("sae", "value_target", "macro"),
+        ("sae", "reward_pooling", "mean"),
+        ("vapo=0.3,vc_ppo", "lam", 0.3),
+    ],
+)
+def test_an_option_without_effect_beside_an_objective_is_refused(folder, name, option, value):
+    config = PPOTrainerConfig(objective=name)
+    make_objective(config)
+    (word,) = [word for word in name.split(",") if word.startswith(("sae", "vapo"))]
+    fails(lambda: make_objective(replace(config, **{option: value})), f"--{option} {value}: ", f"--objective {word}: ")
+
+
 @pytest.mark.parametrize("slot", ["termination", "objective", "reward"])
 def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft, rm, capsys, slot):
     words = ["ppo", "--sft", str(sft), "--rm", str(rm), f"--{slot}", "mine:nothing", "--output_dir", "run"]

@@ -150,7 +150,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     critic_epochs: int = option(1, "Passes over a rollout of --critic_warmup, where the critic learns alone.", least=1)
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
-    gamma: float = option(1.0, "Discount per macro action.", above=0, most=1)
+    gamma: float = option(1.0, "Discount per macro action; per token with --objective sae.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
     objective: str = option(
         "",

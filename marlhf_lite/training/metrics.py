@@ -64,7 +64,7 @@ def update_metrics(
     accelerator: Accelerator,
 ) -> dict[str, float]:
     """Metrics of one update over all processes; `old` are of the whole batch."""
-    rollout, steps, mask = batch.rollout, batch.steps, batch.rollout.mask
+    rollout, macro_actions, steps, mask = batch.rollout, batch.macro_actions, batch.steps, batch.rollout.mask
     # Explained variance is over tokens: each one's value against the return of its macro action.
     returns = exact(steps.broadcast(old.returns)[mask])
     numbers = {
@@ -74,8 +74,8 @@ def update_metrics(
         "entropy": old.entropy[mask],
         "return": returns,
         "return error": returns - exact(old.values[mask]),
-        "steps": steps.mask.sum(1),
-        "step length": steps.lengths[steps.mask],
+        "macro actions": macro_actions.mask.sum(1),
+        "macro length": macro_actions.lengths[macro_actions.mask],
     }
     for estimator in ("k1", "k3"):  # of each response's KL(π || π_ref), in nats
         numbers[estimator] = kl_per_token(old.logprobs, rollout.ref_logprobs, mask, estimator).sum(1)
@@ -87,7 +87,7 @@ def update_metrics(
         numbers["turns"] = torch.tensor([len(turns) for turns in rollout.turns])
         numbers["cut"] = torch.tensor([sum("observation_cut" in turn for turn in turns) for turns in rollout.turns])
     statistics = moments(numbers, accelerator)
-    macro_length = statistics["step length"].mean
+    macro_length = statistics["macro length"].mean
     row = {
         "score_mean": statistics["score"].mean,
         "score_std": statistics["score"].variance ** 0.5,
@@ -97,7 +97,7 @@ def update_metrics(
         "eos_rate": statistics["ended"].mean,
         "entropy": statistics["entropy"].mean,
         "explained_variance": explained_variance(statistics["return"], statistics["return error"]),
-        "macro_actions": statistics["steps"].mean,
+        "macro_actions": statistics["macro actions"].mean,
         "macro_length": macro_length,
         "kl_coef": config.kl_coef,
         # Mean pooling, as in the released code, divides each KL reward by the length of its macro action.

@@ -60,20 +60,32 @@ class Released(Objective):
 
 OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vapo": VAPO, "vc_ppo": VCPPO}
 NUMBERS = {"vapo": ("alpha", math.inf), "vc_ppo": ("critic_lam", 1.0)}  # name=number: what it sets, and its upper bound
+# Options that have no effect: steps of one token need no pooling, and λ is vapo's own.
+UNUSED = {"sae": ("sigma", "rho", "ratio", "value_target", "reward_pooling"), "vapo": ("lam",)}
 
 
 def make_objective(config: PPOTrainerConfig) -> Objective:
-    """The objective that `config.objective` names: MA-PPO's own where it is empty.
+    """The objective that `config.objective` names (see `combined`).
 
-    Several names, comma-separated, make one class of all of them; of two that change the same equation, or give the
-    same name another number, the later one counts. Raises `InputError` that names the option, for an unknown name, a
-    number out of range, and for what is no `Objective`.
+    Raises `InputError` also for an option that has no effect beside it.
     """
-    names = [name.strip() for name in config.objective.split(",") if name.strip()]
-    different = {name.partition("=")[0]: name for name in names}.values()
-    kinds = tuple(_objective(name) for name in reversed(different)) or (Objective,)
+    kind = combined(config.objective)
+    for name in _words(config.objective):
+        _check_used(config, name)
     with named_errors("objective", config.objective):
-        return type(kinds[0].__name__, kinds, {})(config)
+        return kind(config)
+
+
+def combined(names: str) -> type[Objective]:
+    """The class of these names, comma-separated: MA-PPO's own where there are none.
+
+    Several make one class of all of them; of two that change the same equation, or give the same name another number,
+    the later one counts. Raises `InputError` that names the option, for an unknown name, a number out of range, and for
+    what is no `Objective`.
+    """
+    kinds = tuple(_objective(name) for name in reversed(_words(names))) or (Objective,)
+    with named_errors("objective", names):
+        return type(kinds[0].__name__, kinds, {})
 
 
 def check_finite(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
@@ -89,6 +101,21 @@ def check_finite(objective: Objective, batch: Batch, old: Experience, losses: di
     if wrong:
         what = f"{', '.join(wrong)} of the first update are not finite"
         raise InputError(f"--objective {objective.user_name}: {what}: correct it")
+
+
+def _words(names: str) -> list[str]:
+    """The names, each once."""
+    words = [name.strip() for name in names.split(",") if name.strip()]
+    return list({word.partition("=")[0]: word for word in words}.values())
+
+
+def _check_used(config: PPOTrainerConfig, name: str) -> None:
+    """Raise `InputError` where an option has another value than its default, and no effect beside this objective."""
+    for option in UNUSED.get(name.partition("=")[0], ()):
+        value, default = getattr(config, option), getattr(PPOTrainerConfig, option)
+        if value != default:
+            fix = f"give {default}, which is the default, or another objective"
+            raise InputError(f"--{option} {value}: it has no effect beside --objective {name}: {fix}")
 
 
 def _objective(name: str) -> type[Objective]:

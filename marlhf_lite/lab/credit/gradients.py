@@ -32,7 +32,7 @@ from marlhf_lite.macro import TerminationRule, Whole, kl_per_token
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import Batch, ModelOutputs
 from marlhf_lite.training.objective import Objective
-from marlhf_lite.training.objectives import make_objective
+from marlhf_lite.training.objectives import combined
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout, concatenate, merged_adapter, nonfinite_probabilities_refused
@@ -50,7 +50,7 @@ class Estimator:
 
     @property
     def objective(self) -> Objective:
-        return make_objective(self.config)
+        return combined(self.config.objective)(self.config)  # a ladder also changes what has no effect
 
     def batch(self, trainer: PPOTrainer, rollout: Rollout) -> Batch:
         """The trainer's rollout, segmented by this estimator's rule."""
