@@ -250,6 +250,14 @@ def test_an_option_without_effect_beside_an_objective_is_refused(folder, name, o
     fails(lambda: make_objective(replace(config, **{option: value})), f"--{option} {value}: ", f"--objective {word}: ")
 
 
+@pytest.mark.parametrize("name", ["released,mine:Log", "mine:Terms,vapo,released"])
+def test_released_beside_a_loss_of_the_users_own_is_refused(folder, name):
+    """That loss is divided by `count`, which `released` makes the number of responses."""
+    (own,) = [word for word in name.split(",") if ":" in word]
+    fails(lambda: make_objective(PPOTrainerConfig(objective=name)), f"--objective {own}: ", "_loss", "released")
+    make_objective(PPOTrainerConfig(objective="released,my_objective:MonteCarlo"))
+
+
 @pytest.mark.parametrize("slot", ["termination", "objective", "reward"])
 def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft, rm, capsys, slot):
     words = ["ppo", "--sft", str(sft), "--rm", str(rm), f"--{slot}", "mine:nothing", "--output_dir", "run"]

@@ -9,6 +9,7 @@ Each changes another equation, so several of them go together: `--objective vapo
 """
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -81,9 +82,11 @@ def combined(names: str) -> type[Objective]:
 
     Several make one class of all of them; of two that change the same equation, or give the same name another number,
     the later one counts. Raises `InputError` that names the option, for an unknown name, a number out of range, and for
-    what is no `Objective`.
+    what is no `Objective`, and for `released` beside a loss of the user's own.
     """
     kinds = tuple(_objective(name) for name in reversed(_words(names))) or (Objective,)
+    if Released in kinds:
+        _check_losses(kinds)
     with named_errors("objective", names):
         return type(kinds[0].__name__, kinds, {})
 
@@ -101,6 +104,15 @@ def check_finite(objective: Objective, batch: Batch, old: Experience, losses: di
     if wrong:
         what = f"{', '.join(wrong)} of the first update are not finite"
         raise InputError(f"--objective {objective.user_name}: {what}: correct it")
+
+
+def _check_losses(kinds: Sequence[type[Objective]]) -> None:
+    """Raise `InputError` where a loss of the user's own would be divided by the number of responses."""
+    for kind in kinds:
+        for name in ("policy_loss", "value_loss"):
+            if getattr(kind, name) is not getattr(Objective, name):
+                what = f"{name} divides by the number of terms, released by that of responses"
+                raise InputError(f"--objective {kind.user_name}: {what}: leave one of them out")
 
 
 def _words(names: str) -> list[str]:
