@@ -42,7 +42,8 @@ class ReplayTrainer(PPOTrainer):
     def learn(self, rollout, macro_actions) -> dict[str, float]:
         """An update, and after it the critic's steps on what is kept."""
         batch = self.objective.batch(rollout, macro_actions)
-        returns = self.forward_backward(batch, None)[0].returns  # with the KL of the policy that sampled
+        # With the KL of the policy that sampled.
+        returns = self.objective.advantages(batch, self.all_outputs(rollout)).returns
         row = super().learn(rollout, macro_actions)
         for earlier in self.earlier:
             self.critic_step(*earlier)

@@ -29,6 +29,7 @@ from plain_update import (
 
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
+from marlhf_lite.training.objective import Objective
 from marlhf_lite.utils.errors import InputError
 
 CASES = [
@@ -140,6 +141,23 @@ def test_micro_batches_change_nothing(base, sft, rm, moved, batch, how, ppo):
             moves = [[w - s for w, s in zip(x[name], start[name])] for x in (weights, whole[1])]
             assert far(*moves) < 2e-3  # Adam's first step is a sign, which rounding may turn where a gradient is ~0
         assert row == pytest.approx(whole[2], rel=1e-4, abs=1e-5)
+
+
+def test_an_objective_of_the_users_own_sees_all_responses(moved, batch):
+    """Its rewards and estimates may read other responses, and are the same with any micro-batch."""
+
+    class Baseline(Objective):
+        def estimate(self, rewards, values, batch):
+            return (rewards - batch.rollout.scores.mean()) * batch.steps.mask, rewards
+
+    start, grads = copy.deepcopy(trainables(moved)), []
+    for size in (2, 6):
+        restore(moved, start)
+        made = learner(moved, options(micro_batch_size=size), objective=Baseline)
+        steps = record(made)
+        made.learn(batch, FixedNGram(3)(batch.mask))
+        grads.append(steps["policy"][0][0])
+    assert len(batch) == 6 and far(*grads) < TIGHT
 
 
 # -- several steps on one rollout -------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def test_tokens_that_the_server_gave_another_chance_are_counted_and_weigh_less(s
     trainer = make(serve(), vllm_importance_sampling_mode="token", vllm_importance_sampling_clip_max=2.0)
     rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:8]))
     batch = trainer.objective.batch(rollout, trainer.segment(rollout))
-    old, _ = trainer.forward_backward(batch, None)
+    old = trainer.objective.advantages(batch, trainer.all_outputs(rollout))
     change = torch.zeros_like(old.logprobs)
     change[:, ::8], change[:, 1::8] = -4.0, 4.0  # trainer above the server, and below
     odd = dataclasses.replace(rollout, sampled_logprobs=old.logprobs + change)

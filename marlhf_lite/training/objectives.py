@@ -103,7 +103,8 @@ def check_finite(objective: Objective, batch: Batch, old: Experience, losses: di
     wrong = [name for name, x in named.items() if not x.isfinite().all()]
     if wrong:
         what = f"{', '.join(wrong)} of the first update are not finite"
-        raise InputError(f"--objective {objective.user_name}: {what}: correct it")
+        name = objective.user_name or type(objective).__name__
+        raise InputError(f"--objective {name}: {what}: correct it")
 
 
 def _check_losses(kinds: Sequence[type[Objective]]) -> None:

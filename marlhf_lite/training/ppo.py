@@ -102,6 +102,7 @@ class PPOTrainer:
         self.reward, self.termination, self.gold, self.held_out = reward, macro.as_rule(termination), gold, held_out
         self.config, self.seed, self.name = config, config.seed, name
         self.objective = objective(config) if objective else _named_objective(config)
+        self.own_equations = bool(objective or self.objective.user_name)  # they may read all responses of an update
         self.sampling = sampling_of(config, config.max_response_length)
         self.generator, self.engine = generator or generate, engine
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
@@ -235,14 +236,12 @@ class PPOTrainer:
 
         # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
         #    and E). With one minibatch it is the pass of the first optimizer step, too, so its gradients are kept.
-        #    Several minibatches, or whitening over the whole update, must know all advantages before any gradient.
-        keeps = config.num_mini_batches == 1 and not config.whiten
-        normalizers = self.loss_normalizers(batch) if keeps else None
-        old, stats = self._with_less_memory(self.forward_backward, batch, normalizers)
-        if self.updates_done == 0 and self.objective.user_name:
-            from marlhf_lite.training.objectives import check_finite
-
-            check_finite(self.objective, batch, old, stats)
+        #    Several minibatches, whitening and objectives that read other responses need all advantages before that.
+        keeps = config.num_mini_batches == 1 and not config.whiten and not self.own_equations
+        if keeps:
+            old, stats = self._with_less_memory(self.forward_backward, batch, self.loss_normalizers(batch))
+        else:
+            old = self.objective.advantages(batch, self._with_less_memory(self.all_outputs, rollout))
         checked = self._check_sampled(rollout, old.logprobs)
         if config.whiten:
             old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
@@ -254,6 +253,10 @@ class PPOTrainer:
                 part = batch.select(rows)
                 passed = (part, self.loss_normalizers(part), old.select(rows))
                 _, stats = self._with_less_memory(self.forward_backward, *passed)
+            if i == self.updates_done == 0 and self.own_equations:
+                from marlhf_lite.training.objectives import check_finite
+
+                check_finite(self.objective, batch, old, stats)
             steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config, self.accelerator)
@@ -344,7 +347,8 @@ class PPOTrainer:
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
         context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
-            context |= self._outputs_of(rollout)
+            outputs = self.all_outputs(rollout)
+            context |= {"logprobs": outputs.logprobs, "values": outputs.values}
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if config.last_token_alone else macro_actions
 
@@ -358,36 +362,34 @@ class PPOTrainer:
             "process": self.accelerator.process_index,
         }
 
-    @torch.no_grad()
-    def _outputs_of(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Log-probabilities and values [B, T] of the policy that sampled, for rules that read them."""
-        parts = [self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)]
-        return {name: torch.cat([getattr(part, name) for part in parts]) for name in ("logprobs", "values")}
-
     # -- 4. and 5. passes through policy and critic -------------------------------------------------------------------
 
     def forward_backward(
-        self, batch: Batch, normalizers: Tensor | None, old: Experience | None = None
+        self, batch: Batch, normalizers: Tensor, old: Experience | None = None
     ) -> tuple[Experience, dict[str, Tensor]]:
-        """A pass of policy and critic, in micro-batches; returns old outputs, and the stats of the losses.
+        """Add up gradients of the losses, in micro-batches; returns old outputs, and the stats of the losses.
 
         Without `old` the policy is the one that sampled: its outputs become old ones, and advantages follow from them.
-        With `normalizers` gradients of the losses are added up; without, there are no losses.
         """
         parts, stats, micro_batches = [], {}, self._micro_batches(batch)
         for i, rows in enumerate(micro_batches):
             part, sums = batch.select(rows), is_sharded(self.actor_critic) or i == len(micro_batches) - 1
             # Processes add up their gradients with the last micro-batch alone; FSDP2 would keep them whole until then.
             sync = nullcontext() if sums else self.accelerator.no_sync(self.actor_critic)
-            with sync, torch.set_grad_enabled(normalizers is not None):
+            with sync:
                 outputs = self.compute_outputs(part.rollout)
                 parts.append(old.select(rows) if old else self.objective.advantages(part, outputs))
-                if normalizers is not None:
-                    loss, part_stats = self.objective.losses(part, outputs, parts[-1], normalizers)
-                    # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
-                    self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
-                    stats = {name: stats.get(name, 0.0) + x for name, x in part_stats.items()}
+                loss, part_stats = self.objective.losses(part, outputs, parts[-1], normalizers)
+                # DDP averages gradients over processes, while the normalizers are global: hence the first factor.
+                self.accelerator.backward(loss * (self.accelerator.num_processes * self.loss_scale))
+            stats = {name: stats.get(name, 0.0) + x for name, x in part_stats.items()}
         return Experience.concatenate(parts), stats
+
+    @torch.no_grad()
+    def all_outputs(self, rollout: Rollout) -> ModelOutputs:
+        """Outputs of the policy that sampled and of the critic, in micro-batches; no gradient."""
+        parts = [self.compute_outputs(rollout.select(rows)) for rows in self._micro_batches(rollout)]
+        return ModelOutputs(*(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
         """One forward pass of policy and critic, with gradients where they are on."""
