@@ -73,7 +73,7 @@ SITUATIONS = (
     Situation("one word decides, 32 tokens before a score without noise; a critic that sees", "noise_contrast", WORD,
               "no noise PPO", "no noise MA-PPO"),
     Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
-    Situation("arithmetic, each method tuned: PPO has λ = 1", "tuned_steps", STEPS, "PPO", "MA-PPO"),
+    Situation("arithmetic, each method tuned: PPO has λ = 1, MA-PPO n = 10", "tuned_steps", STEPS, "PPO", "MA-PPO"),
     Situation("a language model, the first 12 words of 64 tokens decide; blind critic",
               "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
     Situation("the same runs, compared at equal KL", "sentiment_settle", at_equal_kl, "PPO", "MA-PPO", LONG),

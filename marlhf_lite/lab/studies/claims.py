@@ -12,8 +12,9 @@ from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
 from marlhf_lite.lab.studies.mean_reward import means_of
+from marlhf_lite.lab.studies.paper import compare, say
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
-from marlhf_lite.utils.tables import interval
+from marlhf_lite.utils.tables import interval, markdown
 
 LONG = ("MA-PPO", "MA-PPO lines", "PPO lam^(1/5)", "PPO lam=1")  # methods of `steps` with a long horizon
 SEEING, BLIND = ("seeing MA-PPO", "seeing PPO"), ("blind MA-PPO", "blind PPO")
@@ -29,6 +30,25 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     *(("tuned_steps", ["PPO", "MA-PPO"], share, 5) for share in (0.6, 0.7, 0.75)),
     ("tuned_steps", ["PPO lam=0.95", "MA-PPO"], 0.6, 5),
     ("steps_confirm", ["MA-PPO", "PPO lam^(1/5)"], 0.6, 5),
+]
+
+LOW, HIGH = ("kl_price", "0.05"), ("kl_price_high", "0.2")
+PLACES = [  # what the protocols predicted at one place: label, then (study, β, method, method)
+    (
+        "MA-PPO, sum, β − PPO, β",
+        (*LOW, "MA-PPO sum 0.05", "PPO 0.05"),
+        (*HIGH, "MA-PPO sum 0.2", "PPO 0.2"),
+    ),
+    (
+        "MA-PPO, mean, β − PPO, β / 5",
+        (*LOW, "MA-PPO mean 0.05", "PPO 0.01"),
+        (*HIGH, "MA-PPO mean 0.2", "PPO 0.04"),
+    ),
+    (
+        "MA-PPO, mean, 5 β − MA-PPO, sum, β",
+        (*LOW, "MA-PPO mean 0.25", "MA-PPO sum 0.05"),
+        (*HIGH, "MA-PPO mean 1.0", "MA-PPO sum 0.2"),
+    ),
 ]
 
 
@@ -90,6 +110,17 @@ def claims() -> dict[str, str]:
     for score in ("rm_score", "gold"):
         texts[f"kl_price: MA-PPO - PPO at equal KL, {score}"] = interval(at_equal_kl(runs, score, degree=2), "+.3f")
     return texts
+
+
+def places_table() -> str:
+    """How far pairs of methods are apart that `kl_price` and `kl_price_high` predicted at one place, in Markdown."""
+    heads = ["predicted: at one place", "β", "RM score", "gold score", "KL (nats)"]
+    lines = []
+    for label, *pairs in PLACES:
+        for study, beta, one, other in pairs:
+            found = [say(compare(study, one, other, score)) for score in ("rm_score", "gold", "kl")]
+            lines.append([label, beta, *found])
+    return markdown(heads, lines)
 
 
 def _settled() -> dict[str, str]:

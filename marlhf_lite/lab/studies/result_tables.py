@@ -24,6 +24,7 @@ import yaml
 
 from marlhf_lite.lab.figures.gradient_signal import critic_table, gradient_record, ratio_table
 from marlhf_lite.lab.studies.answer import answer_table
+from marlhf_lite.lab.studies.claims import places_table
 from marlhf_lite.lab.studies.contrasts import curve_of, ratio_of_updates
 from marlhf_lite.lab.studies.results import EXPLAINED, stored_results, t_interval
 from marlhf_lite.lab.studies.study import load_study
@@ -34,6 +35,7 @@ TABLES = Path(str(files("marlhf_lite"))) / "lab" / "studies" / "result_tables.ya
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
 MADE_ELSEWHERE = {
     "answer": answer_table,
+    "places": places_table,
     "signal": lambda: ratio_table(gradient_record()),
     "critics": lambda: critic_table(gradient_record()),
 }
