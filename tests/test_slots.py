@@ -176,6 +176,17 @@ class Uncounted(Objective):
         return outputs.logprobs.sum() / count, {"clip_fraction": torch.tensor(0.5)}
 
 
+class Bonus(Objective):
+    def policy_loss(self, batch, outputs, old, count):
+        loss, stats = super().policy_loss(batch, outputs, old, count)
+        return loss - 0.01 * outputs.entropy.sum() / count, stats
+
+
+class Weighed(Objective):
+    def policy_loss(self, batch, outputs, old, count):
+        return -(outputs.entropy.detach() * outputs.logprobs).sum() / count, {}
+
+
 class NoStats(Objective):
     def value_loss(self, batch, outputs, old, count):
         return outputs.values.sum()
@@ -280,6 +291,7 @@ def test_the_command_line_names_the_option_before_anything_is_loaded(folder, sft
         ("objective", "Log", ["policy_loss of the first update are not finite"]),
         ("objective", "Terms", ["value_loss: ", "shape (4, 6)"]),
         ("objective", "Uncounted", ["policy_loss: stats with clip_fraction, but no count"]),
+        ("objective", "Bonus", ["outputs.entropy", "no gradient", "detach()"]),
         ("objective", "NoStats", ["value_loss: ", "dict"]),
         ("objective", "Wrong", ["raised AttributeError", "mine.py"]),
     ],
@@ -290,3 +302,7 @@ def test_wrong_ones_end_the_first_update(folder, make, option, name, parts):
     trainer = make(**rule, **({"objective": name} if option == "objective" else {}))
     fails(trainer.train, f"--{option} {name}: ", *parts)
     assert not trainer.history
+
+
+def test_entropy_may_be_a_weight(folder, make):
+    assert make(objective="mine:Weighed", updates=1).train()

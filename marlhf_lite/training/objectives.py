@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
-from marlhf_lite.training.experience import Batch, Experience
+from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
@@ -91,20 +91,25 @@ def combined(names: str) -> type[Objective]:
         return type(kinds[0].__name__, kinds, {})
 
 
-def check_finite(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
-    """Raise `InputError` where a user's objective makes advantages, returns or losses that are not finite.
+def check_first_update(objective: Objective, batch: Batch, old: Experience, losses: dict[str, Tensor]) -> None:
+    """Raise `InputError` where a user's objective makes no finite numbers, or needs a gradient that there is not."""
+    name = objective.user_name or type(objective).__name__
+    if wrong := _nonfinite(batch, old, losses):
+        raise InputError(f"--objective {name}: {', '.join(wrong)} of the first update are not finite: correct it")
+    outputs = ModelOutputs(old.logprobs, old.entropy.clone().requires_grad_(), old.values)
+    loss, _ = objective.losses(batch, outputs, old, objective.counts(batch))
+    if loss.requires_grad:
+        fix = "leave it out, or write outputs.entropy.detach() where it is a weight"
+        raise InputError(f"--objective {name}: a loss uses outputs.entropy, which has no gradient: {fix}")
 
-    The models' outputs are: otherwise the fault is theirs.
-    """
+
+def _nonfinite(batch: Batch, old: Experience, losses: dict[str, Tensor]) -> list[str]:
+    """What is not finite of advantages, returns and losses; nothing where the models' outputs are at fault."""
     outputs = (old.logprobs, old.values, batch.rollout.ref_logprobs, batch.rollout.scores)
     if not all(x.isfinite().all() for x in outputs):
-        return
+        return []
     named = {"advantages": old.advantages, "returns": old.returns} | losses
-    wrong = [name for name, x in named.items() if not x.isfinite().all()]
-    if wrong:
-        what = f"{', '.join(wrong)} of the first update are not finite"
-        name = objective.user_name or type(objective).__name__
-        raise InputError(f"--objective {name}: {what}: correct it")
+    return [name for name, x in named.items() if not x.isfinite().all()]
 
 
 def _check_losses(kinds: Sequence[type[Objective]]) -> None:

@@ -254,9 +254,9 @@ class PPOTrainer:
                 passed = (part, self.loss_normalizers(part), old.select(rows))
                 _, stats = self._with_less_memory(self.forward_backward, *passed)
             if i == self.updates_done == 0 and self.own_equations:
-                from marlhf_lite.training.objectives import check_finite
+                from marlhf_lite.training.objectives import check_first_update
 
-                check_finite(self.objective, batch, old, stats)
+                check_first_update(self.objective, batch, old, stats)
             steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config, self.accelerator)
