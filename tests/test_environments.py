@@ -24,7 +24,7 @@ from marlhf_lite.config.commands import PPOCommand, RunCommand
 from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.responses import restore
 from marlhf_lite.evaluation.sampling import SeededDialogues, SeededSampling
-from marlhf_lite.macro import FixedNGram, MacroActions, Turn, kl_per_token
+from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule, Turn, kl_per_token
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.parsing.termination import Sentence
 from marlhf_lite.tasks.answers import encode_behind
@@ -295,6 +295,28 @@ def test_a_fault_while_training_loses_nothing(base, sft, tokenizer, tmp_path):
 
 
 # -- what is trained on ------------------------------------------------------------------------------------------------
+
+
+class Watching(TerminationRule):
+    """Whole turns; remembers masks and tokens that it gets."""
+
+    def __init__(self):
+        self.seen = []
+
+    def prepare(self, mask, *, token_ids, **context):
+        self.seen.append((mask, token_ids[mask]))
+
+    def segment(self, mask, *, token_ids, **context):
+        self.prepare(mask, token_ids=token_ids)
+        return MacroActions.from_starts(torch.zeros_like(mask), mask)
+
+
+def test_a_rule_prepares_the_turns_that_it_segments(make):
+    """Each turn is a row in both: no rule has to know of what the environment says in between."""
+    rule, dialogues = Watching(), Dialogues(Counter(), max_turns=3)
+    make(termination=rule, reward=EnvironmentReward(), generator=dialogues).update(PROMPTS)
+    prepared, segmented = rule.seen
+    assert all(map(torch.equal, prepared, segmented)) and len(prepared[0]) > len(PROMPTS)
 
 
 @pytest.mark.parametrize("objective", ["", "sae"])

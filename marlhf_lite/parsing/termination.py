@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, TerminationRule
-from marlhf_lite.macro.turns import turns_as_rows
 from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
@@ -108,7 +107,6 @@ class Parsing(_TextRule):
     def prepare(self, mask: Tensor, **context: Any) -> None:
         """Begin to parse these responses in the background, if that is on; the next call of the rule collects."""
         if self._pool:
-            mask, context = turns_as_rows(mask, context)  # what `segment` will be called with
             texts = [response.text for response in self._responses(mask, **context)]
             self._begun = texts, self._pool.submit(self._parse, texts)
 

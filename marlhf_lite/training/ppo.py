@@ -195,7 +195,8 @@ class PPOTrainer:
         # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
             copy = rollout.copy()
-            self.termination.prepare(copy.mask, **self._context(copy))  # a parser works while the models score
+            turns, context = macro.turns.turns_as_rows(copy.mask, self._context(copy))
+            self.termination.prepare(turns, **context)  # a parser works while the models score
             rollout = self.score(rollout)
 
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).
@@ -347,8 +348,7 @@ class PPOTrainer:
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
         context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
-            outputs = self.all_outputs(rollout)
-            context |= {"logprobs": outputs.logprobs, "values": outputs.values}
+            context |= {name: x for name, x in vars(self.all_outputs(rollout)).items() if name != "entropy"}
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if config.last_token_alone else macro_actions
 
