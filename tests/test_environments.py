@@ -319,6 +319,16 @@ def test_a_rule_prepares_the_turns_that_it_segments(make):
     assert all(map(torch.equal, prepared, segmented)) and len(prepared[0]) > len(PROMPTS)
 
 
+def test_score_clip_limits_each_turn_as_its_help_says(make, played):
+    trainer = make(termination=Turn(), reward=EnvironmentReward(), score_clip=1.5, kl_coef=0.0)
+    rollout = trainer.score(played)
+    batch = trainer.objective.batch(rollout, trainer.segment(rollout))
+    rewards = trainer.objective.rewards(batch, trainer.compute_outputs(rollout)).sum(1).tolist()
+    turns = [[min(turn["reward"], 1.5) for turn in row] for row in rollout.turns]
+    assert rewards == pytest.approx([sum(row) for row in turns]) and max(rewards) > 1.5
+    assert "of a turn with --environment" in PPOTrainerConfig.__dataclass_fields__["score_clip"].metadata["help"]
+
+
 @pytest.mark.parametrize("objective", ["", "sae"])
 @pytest.mark.parametrize("rule", [FixedNGram(1), FixedNGram(2), Turn()])
 def test_an_update_equals_that_of_dialogues_in_one_piece(make, tokenizer, played, rule, objective):

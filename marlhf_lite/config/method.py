@@ -137,7 +137,7 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     weight_decay: float = option(0.0, "Weight decay of matrices (released code: 0.1).", least=0)
     max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
     kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
-    score_clip: float = option(0.0, "Largest absolute reward score (released code: 2.5); 0: no limit.", least=0)
+    score_clip: float = option(0.0, "Largest absolute score, of a turn with --environment; 0: no limit.", least=0)
     cliprange: float = option(0.2, "Clip range of the policy ratio.", above=0)
     logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
 
