@@ -231,6 +231,26 @@ def test_answers_to_avoid_are_no_sft_data(tmp_path, name, values):
     assert words.counts["kept"] == COUNT and words.unused == (name,), "not read, and not without a word"
 
 
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_a_label_that_is_a_class_drops_no_rows(tmp_path, in_folder):
+    """Also where the first 1,000 rows have the classes 0 and 1 alone."""
+    rows = [ANSWERS["TRL"](i) | {"label": i % 2} for i in range(1100)] + [ANSWERS["TRL"](1100) | {"label": 2}]
+    path = tmp_path / "rows"
+    if in_folder:
+        datasets.Dataset.from_list(rows).save_to_disk(path)
+    else:
+        path = write(tmp_path / "rows.jsonl", rows)
+    task = load_task(str(path))
+    assert task.counts["kept"] == len(rows) and "labelled_false" not in task.counts and task.unused == ("label",)
+
+
+def test_of_a_stream_the_first_rows_decide_what_a_label_is(tmp_path):
+    rows = [ANSWERS["TRL"](i) | {"label": i % 4} for i in range(COUNT)]
+    write(tmp_path / "train.jsonl", rows)
+    task = load_task(str(tmp_path), streaming=True, size=COUNT)
+    assert task.counts["kept"] == COUNT and task.unused == ("label",)
+
+
 def test_answers_without_a_winner_are_dropped_and_what_is_not_read_of_messages_is_named(tmp_path):
     ends = ["tie", "tie (bothbad)", "both_bad", *["model_b"] * COUNT]
     better = YES | {"weight": 0, "name": None}

@@ -95,9 +95,22 @@ def load_task(
 
 
 def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
-    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are."""
+    """Return the form of the rows: that of the name on the hub, unless the user says where its rows are.
+
+    It does not read a label that has other values than true and false.
+    """
     has_own = dataset in HUB and not any(where.values())
-    return HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    others = [name for name in LABELS if name in form.optional and _words(rows, name) - set(TRUTHS)]
+    return replace(form, optional=tuple(name for name in form.optional if name not in others))
+
+
+def _words(rows: Iterable[dict], column: str) -> set[str]:
+    """Return the values of a column as words: of all rows, and of a stream those of the first ones."""
+    if isinstance(rows, datasets.Dataset):
+        rows = rows.select_columns([name for name in rows.column_names if name == column])
+    first = islice(rows, SHUFFLE_BUFFER if isinstance(rows, Stream) else None)
+    return {str(row.get(column, "")).strip().lower() for row in first}
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -114,15 +127,11 @@ def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, 
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
-    """Return the columns and the keys of messages that are not read.
-
-    So is `system` where no chat template writes it, and a label that is neither true nor false.
-    """
+    """Return the columns and the keys of messages that are not read; so is `system` without a chat template."""
     if not form.name:
         return ()
     used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
     first = list(islice(rows, SHUFFLE_BUFFER))
-    used -= {name for name in LABELS if {str(row.get(name, "")).strip().lower() for row in first} - set(TRUTHS)}
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
     shown = [

@@ -23,7 +23,7 @@ PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
 LABELS = ("label", "kto_tag")  # whether an answer is one to learn, in the data of KTO
 FALSE = ("false", "0", "0.0", "no")
-TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # other labels say something else, and are not read
+TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # a column with other labels, such as classes, is not read
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant")}
@@ -307,8 +307,9 @@ def to_preferences(
 
 
 def _named(row: Mapping, form: Form) -> Mapping:
-    """Return a row with the names of its columns in the task; the input of an instruction stands below it."""
-    row = {**row, **{new: row[old] for new, old in form.names.items()}}
+    """Return what the form reads of a row, by the names of the task; the input of an instruction stands below it."""
+    row = {name: row[name] for name in (*form.columns, *form.optional) if name in row}
+    row |= {new: row[old] for new, old in form.names.items()}
     texts = [row.get("prompt"), row.get("input") if form.names.get("prompt") in INSTRUCTIONS else ""]
     return row | {"prompt": "\n".join(texts)} if all(isinstance(x, str) and x.strip() for x in texts) else row
 
