@@ -351,6 +351,14 @@ def test_texts_as_a_user_s_message_and_texts_that_are_written_already(tmp_path, 
     fails(lambda: load_task(str(path), chat=chat_writer(tokenizer, choice)), word)
 
 
+@pytest.mark.parametrize("end", ["", "<|im_end|>", "<|im_end|>\n", "<|im_end|>\n<eos>"])
+def test_a_written_answer_of_several_turns_keeps_its_last_one(end):
+    """Only the end of the whole answer is taken off, with what the template writes behind it."""
+    turns = "First.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nSecond."
+    chat = chat_writer(tokenizer_of("byte_level", "chatml"), "templated")
+    assert chat.read("Hi", [turns + end, f"One.{end}"])[1] == [turns, "One."]
+
+
 def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp_path):
     tokenizer = tokenizer_of("byte_level", "chatml")
     rows = [

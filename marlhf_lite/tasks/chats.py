@@ -66,7 +66,8 @@ class Chat:
 
         Raises `BadRow` for an answer that ends with another special token.
         """
-        answers = [self._without_end(answer.rstrip()) for answer in answers]
+        stripped = [answer.rstrip() for answer in answers]
+        answers = [self._without_end(answer) if self._is_ended(answer) else answer for answer in stripped]
         for answer in answers:
             last = list(_special_tokens(self.tokenizer, answer))[-1:]
             if last and answer.endswith(last[0]):
@@ -82,6 +83,13 @@ class Chat:
 
     def _without_end(self, answer: str) -> str:
         return answer.rpartition(self.end)[0] if self.end in answer else answer
+
+    def _is_ended(self, answer: str) -> bool:
+        """Whether special tokens and white space alone follow its last end of a turn: an answer may have several."""
+        behind = answer.rpartition(self.end)[2]
+        for token in _special_tokens(self.tokenizer, behind):
+            behind = behind.replace(token, "")
+        return not behind.strip()
 
     def _try_out(self) -> None:
         try:
