@@ -444,6 +444,9 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     Path("words.py").write_text("def few(prompts, responses):\n    return [2 * len(r) for r in responses]\n")
     assert scores("--reward", "words:few") == [(2 * length, length) for _, length in few]
     assert scores("--reward", "rm") == scores() == [(None, length) for _, length in few]
+    assert len(list(Path("e/responses").iterdir())) == 1
+    scores("--dtype", "bfloat16")  # other weights, other answers
+    assert len(list(Path("e/responses").iterdir())) == 2
     assert "note: --reward" not in capsys.readouterr().out
     assert main("evaluate --sft out --best_of 1,2 --eval_samples 2 --output_dir b".split()) == 2
     assert "--best_of 1,2: the reward model chooses the best answer: give --rm" in capsys.readouterr().err

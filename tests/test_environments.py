@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from transformers import LogitsProcessor
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import PPOCommand, RunCommand
 from marlhf_lite.config.options import PPOTrainerConfig
-from marlhf_lite.evaluation.responses import restore
+from marlhf_lite.evaluation.responses import HeldOutPrompts, evaluate_checkpoints, restore
 from marlhf_lite.evaluation.sampling import SeededDialogues, SeededSampling
+from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule, Turn, kl_per_token
-from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.actor_critic import PolicyModel, build_models
+from marlhf_lite.models.loading import load_policy
 from marlhf_lite.parsing.termination import Sentence
 from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.chats import expect_chats
@@ -219,6 +222,28 @@ def test_evaluation_repeats_dialogues_whatever_the_batch(roles, tokenizer):
     for name, value in vars(whole).items():
         other = getattr(again, name)
         assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, name
+
+
+def test_answers_to_another_environment_are_not_used_again(base, sft, tokenizer, tmp_path, monkeypatch):
+    """Nor where turns or observations have another limit; a file that was edited is another environment, too."""
+    (tmp_path / "mine.py").write_text("one = 1")
+    module = types.ModuleType("mine")
+    module.__file__ = str(tmp_path / "mine.py")
+
+    def turns(name="mine:Game", **limits):
+        engine = SeededDialogues(Dialogues(Counter(), name, **limits))
+        scorers = Scorers(lambda path: PolicyModel(load_policy(base, path, trainable=False)))
+        held_out = HeldOutPrompts(PROMPTS, tokenizer, SAMPLING, engine=engine)
+        rows = evaluate_checkpoints({"SFT": sft}, scorers, held_out, tmp_path / "out")
+        return [len(turns) for turns in rows["turns"]], len(list((tmp_path / "out").iterdir()))
+
+    monkeypatch.setitem(sys.modules, "mine", module)
+    assert turns() == turns() == ([1, 6, 1, 4], 1)
+    assert turns(max_turns=2) == ([1, 2, 1, 2], 2)
+    assert turns(max_observation_length=3) == ([1, 6, 1, 4], 3)
+    assert turns("mine:Other")[1] == 4
+    (tmp_path / "mine.py").write_text("one = 2")
+    assert turns()[1] == 5
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

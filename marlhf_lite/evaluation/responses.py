@@ -259,7 +259,7 @@ def evaluate_checkpoints(
         held_out: their order is that of the rows. Their own temperature is used where `temperatures` is empty. What an
             engine samples is stored apart.
         samples: responses to each prompt at each temperature.
-        model: the base model's name, which an adapter's weights do not tell.
+        model: the base model's name and number format, which an adapter's weights do not tell.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,

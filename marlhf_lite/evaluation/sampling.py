@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from marlhf_lite.evaluation.scores import name_function
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
 from marlhf_lite.training.environments import Dialogues
@@ -107,7 +108,12 @@ class SeededDialogues:
     """Responses in turns with an environment, drawn with the random numbers of their names, as `generate_seeded`."""
 
     dialogues: Dialogues
-    name = "environment"
+
+    @property
+    def name(self) -> str:
+        """What the other side's answers depend on; an edited environment has another name."""
+        one = self.dialogues
+        return f"{name_function(one.name)}, {one.max_turns} turns, {one.max_observation_length} tokens an observation"
 
     def checked(
         self, policy: PolicyModel, tokenizer, prompts: Sequence[str], names: Sequence[str], sampling: Sampling, _: str

@@ -415,6 +415,7 @@ def evaluate(
     if not PartialState().is_main_process:
         return
     options, figures = context.options, context.path / "figures"
+    number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
     reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
@@ -431,7 +432,7 @@ def evaluate(
         context.path / "responses",
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        model=options.model,
+        model=", ".join([options.model, *number_format]),  # the default's has no name, so that older answers count
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}
