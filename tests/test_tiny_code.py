@@ -13,7 +13,7 @@ from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.extras.programs import TestRunner, read_problem
-from marlhf_lite.extras.programs.rewards import SHARES, with_tests
+from marlhf_lite.extras.programs.rewards import SHARES, ProgramTests, with_tests
 from marlhf_lite.lab.corpora.tiny_code import make_problem, write, write_with_bug
 from marlhf_lite.lab.studies.results import read_result
 from marlhf_lite.lab.studies.study import run_study
@@ -103,6 +103,25 @@ def test_rloo_starts_from_its_sft_model(start, tmp_path):
     assert main(["rloo", "--sft", str(start), *words(*names), "--output_dir", str(tmp_path / "run")]) == 0
     (row,) = RunFolder.open(tmp_path / "run" / "rloo").metrics()
     assert sum(row[name] for name in SHARES) == pytest.approx(1.0)
+
+
+def test_other_limits_score_stored_answers_again(start, tmp_path, monkeypatch):
+    """And other tests, and another executor; with the same ones, no program runs a second time."""
+    runs = []
+
+    def shares(self, prompts, responses):
+        runs.append(len(responses))
+        return [self.runner.executor.seconds] * len(responses)
+
+    monkeypatch.setattr(ProgramTests, "shares", shares)
+    for seconds, count in ((0.5, 1), (0.25, 2), (0.25, 2)):
+        words = f"evaluate --sft {start} --eval_prompts 2 --eval_samples 1 --test_seconds {seconds} --output_dir"
+        assert main([*words.split(), str(tmp_path / "answers")]) == 0
+        assert {row["gold"] for row in RunFolder.open(tmp_path / "answers").samples()} == {seconds}
+        assert len(runs) == count
+    texts = {"a": "1", "b": "2"}
+    names = [ProgramTests(texts, ProgramConfig(**limit)).name for limit in ({}, {"test_memory": 64}, {})]
+    assert names[0] == names[2] != names[1] and ProgramTests(texts | {"b": "3"}, ProgramConfig()).name != names[0]
 
 
 STUDY = {

@@ -423,7 +423,7 @@ def evaluate(
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
         (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
-        name_function(reward.name) if reward else "",
+        name_function(reward.name) if reward else getattr(context.task.tests, "name", ""),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},

@@ -1,6 +1,8 @@
 """Unit tests of the problems of a task: what responses to their prompts score, as gold scores and as a reward."""
 
 import functools
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +32,9 @@ class ProgramTests:
     def __init__(self, texts: Mapping[str, str], config: ProgramConfig):
         self.runner = TestRunner(config.executor, config.test_seconds, config.test_memory)
         self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
+        limits = [config.executor, config.test_seconds, config.test_memory]
+        digest = hashlib.sha256(json.dumps([limits, sorted(texts.items())]).encode()).hexdigest()
+        self.name = f"tests {digest[:12]}"  # of what the scores depend on
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
         problems: list[Problem] = [self.problem(prompt) for prompt in prompts]
