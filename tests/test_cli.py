@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -453,6 +454,18 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     stage("sft", "gold", "--size", "40")
     stage("evaluate", "f", "--sft", "gold", "--reward", "words:few")
     assert "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out
+
+
+def test_an_evaluation_by_a_reward_that_draws_is_the_same_for_one_seed(prompts):
+    words = "def drawn(prompts, responses):\n    return [random.random() for _ in responses]\n"
+    Path("words.py").write_text(f"import random\n\n\n{words}")
+    stage("sft", "out", "--dataset", "prompts.jsonl", "--sft_epochs", "0")
+    gold = []
+    for folder in ("first", "again"):
+        random.seed()
+        stage("evaluate", folder, "--sft", "out", "--reward", "words:drawn")
+        gold.append([row["gold"] for row in RunFolder.open(folder).samples()])
+    assert gold[0] == gold[1] and len(set(gold[0])) > 1
 
 
 def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys):

@@ -415,6 +415,7 @@ def evaluate(
     if not PartialState().is_main_process:
         return
     options, figures = context.options, context.path / "figures"
+    set_seed(options.seed)  # for rewards and environments that draw: answers have their own
     number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
     reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
     scorers = Scorers(
