@@ -342,6 +342,10 @@ def test_ddp_shares_the_batch_alone(folder):
         many.training,
     )
     assert many.generation == pytest.approx(one.generation / 4)
+    few, pass_of_few = (
+        estimate_memory(options(folder, num_processes=8, batch_size=16, micro_batch_size=n)) for n in (16, 2)
+    )
+    assert few == pass_of_few  # a process has two responses, whatever a pass may hold
     assert "DDP: the whole base on each" in memory_report(options(folder, num_processes=4))
 
 

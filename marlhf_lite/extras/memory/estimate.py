@@ -78,7 +78,7 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         adapters=adapters,
         optimizer=2 * trained,
         generation=merged + generation_bytes(base, rows, prompt + response, adapters=beside),
-        training=training_bytes(base, options, options.micro_batch_size or 1, prompt, response, gradients),
+        training=training_bytes(base, options, min(options.micro_batch_size or 1, share), prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
     # Of the critic weights and gradient, until all is done; of the policy weights. Its head's gradient is counted.
