@@ -179,6 +179,13 @@ def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
     assert read("--rm", run, "--lora_r", "9", command="run").lora_r == 9
 
 
+def test_an_option_that_an_older_run_has_not_stored_had_its_default(runs):
+    run = runs("a", lora_r=4)
+    assert read("--resume", run, "--kl_estimator", "k1", command="ppo").kl_estimator == "k1"
+    said = "--kl_estimator k3: the run was started with k1"
+    fails(lambda: read("--resume", run, "--kl_estimator", "k3", command="ppo"), said)
+
+
 def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs, tmp_path):
     url = "http://localhost:8000"
     servers = {"rollout_engine": "vllm", "vllm_url": url, "vllm_importance_sampling_mode": "token"}

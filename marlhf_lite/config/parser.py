@@ -160,7 +160,7 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     values = merge([*weak, *strong]) | ({"output_dir": resume, "overwrite": False} if resume else {})
     options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
-        _check_unchanged(options)
+        _check_unchanged(options, parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
     return options, [*automatic, *named]
 
 
@@ -256,11 +256,14 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     return {name: value for name, value in config.items() if name not in ("output_dir", "overwrite", "resume")}
 
 
-def _check_unchanged(options: StageCommand) -> None:
-    """Raise `InputError` where an option that changes results differs from that of the run that goes on."""
-    started = RunFolder.open(options.resume).config
+def _check_unchanged(options: StageCommand, stored: dict) -> None:
+    """Raise `InputError` where an option that changes results differs from that of the run that goes on.
+
+    An option that the run has not stored, because it is newer, had its default.
+    """
+    started = asdict(type(options)(**{name: stored[name] for name in option_names(type(options)) & stored.keys()}))
     for name, value in asdict(options).items():
-        if name not in MAY_CHANGE and started.get(name, value) != value:
+        if name not in MAY_CHANGE and started[name] != value:
             then = f"the run was started with {started[name]}"
             raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
 
