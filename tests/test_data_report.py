@@ -8,12 +8,9 @@ import pytest
 from conftest import fails
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import DataCommand, RunCommand
-from marlhf_lite.config.parser import parse
-from marlhf_lite.experiments.context import open_context
+from marlhf_lite.config.commands import DataCommand
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
 from marlhf_lite.experiments.data_report import COLOURS, PLAIN
-from marlhf_lite.experiments.inputs import find_inputs
 from marlhf_lite.tasks.splits import Task
 
 COUNT, LIMIT = 40, 6
@@ -71,29 +68,6 @@ def test_pairs_that_the_cut_makes_equal_are_dropped_and_all_of_them_stop(tokeniz
     same, longest = rows[::4], max(len(ids_of(tokenizer, row[side])) for row in rows[::4] for side in sides)
     fails(lambda: fit_lengths(task_of(same), tokenizer, options, {"rm": sides}), f"raise it, to {longest} to cut few")
     assert fit_lengths(task_of(rows), tokenizer, options, {"sft": sides[:1]})[0].counts["rm"] == COUNT, "SFT: no pairs"
-
-
-@pytest.mark.parametrize("reward", ["rm", "shortness:short"])
-def test_a_whole_run_drops_such_pairs_whatever_its_reward_is(tiny, tmp_path, capsys, monkeypatch, reward):
-    """A reward model scores its answers and starts the critic where a function is the reward, too."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shortness.py").write_text("def short(prompts, responses): return [-len(r) for r in responses]\n")
-    same = "the cat sat on a mat"
-    halves = ("two by two", "one by one")
-
-    def open_run(name, count_same):
-        equal = [{"chosen": f" {same} {i} a.", "rejected": f" {same} {i} b."} for i in range(count_same)]
-        others = [dict(zip(("chosen", "rejected"), halves, strict=True)) for _ in range(COUNT - count_same)]
-        write(tmp_path / f"{name}.jsonl", [{"prompt": f"Say {i}:"} | row for i, row in enumerate(equal + others)])
-        words = f"--dataset {name}.jsonl --model {tiny.model} --max_response_length 5 --reward {reward}"
-        options = parse("run", [*words.split(), "--output_dir", name], RunCommand)
-        return open_context(options, find_inputs(options)).task
-
-    task = open_run("mixed", COUNT // 2)
-    assert task.counts["equal_after_cut"] > 0 and set(task.splits["rm"]["chosen"]) == {halves[0]}
-    read = len(task.splits["sft"]) + 2 * (task.counts["rm"] + task.counts["equal_after_cut"])
-    assert f" of {read} answers are cut to 5 tokens" in capsys.readouterr().out
-    fails(lambda: open_run("same", COUNT), "--max_response_length 5", "makes all pairs")
 
 
 @pytest.mark.parametrize(

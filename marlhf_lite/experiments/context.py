@@ -160,7 +160,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         options = replace(options, chat_template="none")  # what later commands take over
     dialogues = open_dialogues(options)
     reward = _open_reward(options, task)
-    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs, task))
+    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
     _check_training(options, inputs, task)
 
     # 4. The base model.
@@ -252,24 +252,18 @@ def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
         raise InputError(f"--sft {inputs.sft}: a checkpoint by shards, from which TRL makes no reference: {fix}")
 
 
-def _answers_read(options: StageCommand, inputs: Inputs, task: Task) -> dict[str, tuple[str, ...]]:
+def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data."""
     sides = {}
     if "sft" in options.stages and not inputs.sft:
         sides["sft"] = ("chosen",)
-    if _trains_on_pairs(options, inputs, task):
+    if _trains_on_pairs(options, inputs):
         sides["rm"] = ("chosen", "rejected")
     return sides
 
 
-def _trains_on_pairs(options: StageCommand, inputs: Inputs, task: Task) -> bool:
-    return "dpo" in options.stages or trains_rm(options, inputs, task)
-
-
-def trains_rm(options: StageCommand, inputs: Inputs, task: Task) -> bool:
-    """Whether the command trains a reward model: a whole run does on all data with pairs, whatever its reward is."""
-    has_pairs = len(options.stages) > 1 and len(task.splits["rm"]) > 0
-    return not inputs.rm and ("rm" in options.stages or has_pairs)
+def _trains_on_pairs(options: StageCommand, inputs: Inputs) -> bool:
+    return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
 def _open_engine(
@@ -309,7 +303,7 @@ def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
         from marlhf_lite.extras.baselines.rloo_grpo import check_groups
 
         check_groups(options, state.num_processes)
-    if _trains_on_pairs(options, inputs, task) and not len(task.splits["rm"]):
+    if _trains_on_pairs(options, inputs) and not len(task.splits["rm"]):
         functions = "train PPO with --reward package.module:function"
         hint = f"{functions}, or tests" if task.tests else f"give a file with chosen and rejected, or {functions}"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")

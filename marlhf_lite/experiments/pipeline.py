@@ -24,7 +24,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers, name_function
-from marlhf_lite.experiments.context import RunContext, open_run, print_main, trains_rm
+from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
@@ -89,11 +89,11 @@ def run_command(context: RunContext) -> None:
 def run_all(context: RunContext[commands.RunCommand]) -> None:
     """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
     options, inputs = context.options, context.inputs
-    makes_rm = trains_rm(options, inputs, context.task)
-    stages = ["SFT"] * (not inputs.sft) + ["reward model"] * makes_rm + [*options.methods, "evaluation"]
+    trains_rm = not inputs.rm and (len(context.task.splits["rm"]) or options.reward == "rm")
+    stages = ["SFT"] * (not inputs.sft) + ["reward model"] * bool(trains_rm) + [*options.methods, "evaluation"]
     print_main(f"stages: {', '.join(stages)}")
     sft = inputs.sft or sft_stage(context)
-    rm = rm_stage(context, sft) if makes_rm else inputs.rm
+    rm = rm_stage(context, sft) if trains_rm else inputs.rm
     trained = {name: ppo_stage(context, sft, rm, name) for name in options.methods}
     evaluate(context, {name: done.policy for name, done in trained.items()}, sft, rm, trained)
 
