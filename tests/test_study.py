@@ -23,7 +23,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.lab.studies import study as study_module
 from marlhf_lite.lab.studies.results import RESULT, read_result, write_result
-from marlhf_lite.lab.studies.study import STUDIES, Commands, load_study, plan, run_study
+from marlhf_lite.lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
@@ -219,6 +219,14 @@ def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path,
     assert sorted(states) == ["done"] * 3 + ["n was 1, now 3", "to do"] and last == "5 runs, 3 done"
     fails(lambda: run_study(options(changed, tmp_path)), "PPO-seed0.json.gz: n was 1, now 3")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_option_that_an_older_result_has_not_stored_had_its_default(small):
+    asked = {"n": 1, "kl_estimator": "k3"}
+    run = next(run for run in plan(load_study(small(methods={"PPO": {"command": "ppo", "options": asked}}))))
+    older = {name: value for name, value in run.options.items() if name not in ("kl_estimator", "min_response_length")}
+    assert changed_option(run, {"options": older}) == "kl_estimator was k1, now k3"
+    assert not changed_option(run, {"options": older | {"kl_estimator": "k3"}})
 
 
 # -- processes --------------------------------------------------------------------------------

@@ -150,7 +150,8 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
         _check_study(flags)
     resume = flags.get("resume", "")
     named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
-    strong = [*_read_presets(parser, named, f"--preset {flags.get('preset')}"), *_read_files(parser, flags), flags]
+    stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}") if resume else {}
+    strong = [*_read_presets(parser, named, f"--preset {flags.get('preset')}"), stored, _read_file(parser, flags), flags]
     automatic: list[str] = []
     weak: list[dict] = []
     if not resume:
@@ -160,19 +161,16 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     values = merge([*weak, *strong]) | ({"output_dir": resume, "overwrite": False} if resume else {})
     options = command(**{name: values[name] for name in option_names(command) & values.keys()})
     if resume:
-        _check_unchanged(options, parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
+        _check_unchanged(options, stored)
     return options, [*automatic, *named]
 
 
-def _read_files(parser: "OptionParser", flags: dict) -> list[dict]:
-    """Return the options of the run that `--resume` names and of `--config`, where they are given."""
-    layers = []
-    if resume := flags.get("resume"):
-        layers.append(parser.read_values(_resumed_config(resume, flags), f"--resume {resume}"))
-    if "config" in flags:
-        source = f"--config {flags['config']}"
-        layers.append(parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source))
-    return layers
+def _read_file(parser: "OptionParser", flags: dict) -> dict:
+    """Return the options of the file that `--config` names, if it is given."""
+    if "config" not in flags:
+        return {}
+    source = f"--config {flags['config']}"
+    return parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source)
 
 
 def _read_presets(parser: "OptionParser", names: Iterable[str], source: str) -> list[dict]:

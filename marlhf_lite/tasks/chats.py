@@ -66,8 +66,7 @@ class Chat:
 
         Raises `BadRow` for an answer that ends with another special token.
         """
-        stripped = [answer.rstrip() for answer in answers]
-        answers = [self._without_end(answer) if self._is_ended(answer) else answer for answer in stripped]
+        answers = [self._without_end(answer.rstrip()) for answer in answers]
         for answer in answers:
             last = list(_special_tokens(self.tokenizer, answer))[-1:]
             if last and answer.endswith(last[0]):
@@ -82,14 +81,11 @@ class Chat:
         return end_of_turn(self.tokenizer) if self.tokenizer.chat_template else self.tokenizer.eos_token
 
     def _without_end(self, answer: str) -> str:
-        return answer.rpartition(self.end)[0] if self.end in answer else answer
-
-    def _is_ended(self, answer: str) -> bool:
-        """Whether special tokens and white space alone follow its last end of a turn: an answer may have several."""
-        behind = answer.rpartition(self.end)[2]
+        """The answer without the end of its last turn: special tokens and white space alone follow it."""
+        text, end, behind = answer.rpartition(self.end)
         for token in _special_tokens(self.tokenizer, behind):
             behind = behind.replace(token, "")
-        return not behind.strip()
+        return text if end and not behind.strip() else answer
 
     def _try_out(self) -> None:
         try:

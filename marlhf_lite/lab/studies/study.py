@@ -304,9 +304,9 @@ def _hash(options: dict) -> str:
 
 def changed_option(run: Run, result: dict) -> str:
     """Name the first option that a stored result was made with another value of; empty if there is none."""
-    stored = result["options"]
+    stored, newer = result["options"], {f.name: f.default for stage in run.words for f in fields(COMMANDS[stage])}
     for name, value in json.loads(json.dumps(run.options)).items():
-        before = stored.get(name, value)  # a newer option had its default
+        before = stored.get(name, newer.get(name, value))  # a newer option had its default
         if before != value:
             return f"{name} was {before}, now {value}"
     return ""
