@@ -151,7 +151,8 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     resume = flags.get("resume", "")
     named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
     stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}") if resume else {}
-    strong = [*_read_presets(parser, named, f"--preset {flags.get('preset')}"), stored, _read_file(parser, flags), flags]
+    presets_named = _read_presets(parser, named, f"--preset {flags.get('preset')}")
+    strong = [*presets_named, stored, _read_file(parser, flags), flags]
     automatic: list[str] = []
     weak: list[dict] = []
     if not resume:
