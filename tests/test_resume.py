@@ -120,6 +120,16 @@ def score(prompts, responses):
 
 
 @pytest.fixture
+def signals():
+    """SIGINT and SIGHUP do what they do in a terminal; a shell's background job ignores the one, nohup the other."""
+    usual = {signal.SIGINT: signal.default_int_handler, interrupts.HANGUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with a reward that breaks where the number in a file called fuse has come down to 0."""
     monkeypatch.chdir(tmp_path)
@@ -143,9 +153,10 @@ def stopped(monkeypatch, number, words, step):
         return main(words)
 
 
-def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(tiny, here, pairs, capfd, monkeypatch):
+def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
+    signals, tiny, here, pairs, capfd, monkeypatch
+):
     """In SFT, in the reward model, in PPO: a checkpoint is there each time, and the end is the uninterrupted one."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     words = [
         "run",
         "--dataset",
@@ -184,7 +195,6 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(tiny
         losses = [row["loss"] for row in json.loads((path / kept / "log.json").read_text())]
         assert losses == [row["loss"] for row in log]
     assert signal.getsignal(signal.SIGTERM) == signal.getsignal(interrupts.HANGUP) == signal.SIG_DFL
-    signal.signal(signal.SIGINT, before)
 
 
 HANGS_UP = """
@@ -201,7 +211,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_what_follows_the_end_of_a_terminal_may_print(tmp_path):
+def test_what_follows_the_end_of_a_terminal_may_print(signals, tmp_path):
     """A closed window, a lost connection: SIGHUP, and from then on a terminal that refuses what is printed."""
     pty = pytest.importorskip("pty")
     terminal, end = pty.openpty()
@@ -213,24 +223,20 @@ def test_what_follows_the_end_of_a_terminal_may_print(tmp_path):
     assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()
 
 
-def test_a_second_ctrl_c_stops_at_once(monkeypatch):
+def test_a_second_ctrl_c_stops_at_once(signals, monkeypatch):
     """But not one that follows the first at once: a launcher sends it to its processes once more."""
     now = iter([10.0, 11.0, 13.0])
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(now))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt) as caught, interrupts.stops_behind_a_step() as asked:
-            assert not asked()
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-                assert asked()
-            os.kill(os.getpid(), signal.SIGTERM)  # never counts as a second Ctrl-C
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.stops_behind_a_step() as asked:
+        assert not asked()
+        for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-            pytest.fail("it went on")
-        assert not isinstance(caught.value, interrupts.Stopped)
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+            assert asked()
+        os.kill(os.getpid(), signal.SIGTERM)  # never counts as a second Ctrl-C
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+    assert not isinstance(caught.value, interrupts.Stopped)
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
