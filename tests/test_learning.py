@@ -90,6 +90,7 @@ def test_the_answer_of_one_screen_is_what_the_records_say():
     ]
     assert answer_table() in sections[0] and FIGURE in sections[0]
     assert sections[0] == re.sub("<!--.*?-->\n", "", sections[1]).replace("](../", "](")
+    assert len([line for line in sections[0].split("\n") if line and not line.startswith("![")]) <= 25
 
 
 def test_the_figure_of_the_answer_has_four_panels_and_one_legend():
