@@ -372,3 +372,21 @@ def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp
     assert load_task(str(path)).unused == ("system",)
     tokenizer.chat_template = None
     fails(lambda: chat_writer(tokenizer, "text"), "--chat_template text", "no chat template")
+
+
+@pytest.mark.parametrize("choice", ["text", "templated"])
+@pytest.mark.parametrize("form", ["tldr", "program", "embedded"])
+def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form, choice):
+    rows = {
+        "tldr": {
+            "info": {"subreddit": "tea", "post": "A post."},
+            "summaries": [{"text": "A"}, {"text": "B"}],
+            "choice": 0,
+        },
+        "program": dict.fromkeys(("prompt", "canonical_solution", "test", "entry_point"), "x"),
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(rows.get(form))}\n")
+    dataset = "tiny-tldr" if form == "embedded" else str(path)
+    chat = chat_writer(tokenizer_of("byte_level", "chatml"), choice)
+    fails(lambda: load_task(dataset, chat=chat), f"--chat_template {choice}: the prompts of {dataset}")

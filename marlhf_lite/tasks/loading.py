@@ -64,12 +64,15 @@ def load_task(
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         _refuse(where, f"{dataset} is embedded and")
+        _refuse_template(dataset, chat)
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
     streaming = isinstance(rows, Stream)
     source = f"{dataset} (streamed)" if streaming else dataset
     form = _form(dataset, rows, where)
+    if not form.name:
+        _refuse_template(dataset, chat)
     chats = bool(chat and form.name) and (chat.choice in ("text", "templated") or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
@@ -117,6 +120,13 @@ def _refuse(where: Mapping[str, str], what: str) -> None:
     for name, value in where.items():
         if value:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
+
+
+def _refuse_template(dataset: str, chat: Chat | None) -> None:
+    """Raise `InputError` where a chat template is to write or read the texts of data with prompts of their own."""
+    if chat and chat.choice in ("text", "templated"):
+        fix = "give --chat_template none, or write the prompts into a file of your own"
+        raise InputError(f"--chat_template {chat.choice}: the prompts of {dataset} have a form of their own: {fix}")
 
 
 def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, form: Form, template, bad_rows: str):
