@@ -63,17 +63,14 @@ def load_task(
     if streaming and size is None:
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
-        _refuse(where, f"{dataset} is embedded and")
-        _refuse_template(dataset, chat)
+        _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
         return load_embedded(dataset, size, seed, part)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
     streaming = isinstance(rows, Stream)
     source = f"{dataset} (streamed)" if streaming else dataset
-    form = _form(dataset, rows, where)
-    if not form.name:
-        _refuse_template(dataset, chat)
-    chats = bool(chat and form.name) and (chat.choice in ("text", "templated") or _has_chats(rows, form))
+    form = _form(dataset, rows, where, chat)
+    chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
@@ -97,13 +94,16 @@ def load_task(
     return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
 
 
-def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str]) -> Form:
+def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Chat | None) -> Form:
     """Return the form of the rows: that of the name on the hub, unless the user says where its rows are.
 
-    It does not read a label that has other values than true and false.
+    It does not read a label that has other values than true and false. Raises `InputError` where a chat
+    template is to write texts whose prompts have a form of their own.
     """
     has_own = dataset in HUB and not any(where.values())
     form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
+    if not form.name:
+        _refuse({"chat_template": _of_texts(chat)}, f"{dataset}, whose prompts have a form of their own,")
     others = [name for name in LABELS if name in form.optional and _words(rows, name) - set(TRUTHS)]
     return replace(form, optional=tuple(name for name in form.optional if name not in others))
 
@@ -122,11 +122,9 @@ def _refuse(where: Mapping[str, str], what: str) -> None:
             raise InputError(f"--{name} {value}: {what} has none: leave it out")
 
 
-def _refuse_template(dataset: str, chat: Chat | None) -> None:
-    """Raise `InputError` where a chat template is to write or read the texts of data with prompts of their own."""
-    if chat and chat.choice in ("text", "templated"):
-        fix = "give --chat_template none, or write the prompts into a file of your own"
-        raise InputError(f"--chat_template {chat.choice}: the prompts of {dataset} have a form of their own: {fix}")
+def _of_texts(chat: Chat | None) -> str:
+    """Return the choice of a chat template that texts are to take, or have taken; else an empty text."""
+    return chat.choice if chat and chat.choice in ("text", "templated") else ""
 
 
 def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, form: Form, template, bad_rows: str):
