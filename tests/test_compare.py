@@ -115,6 +115,10 @@ def test_faults_are_named_in_one_line(write, tmp_path):
         "PPO lacks 1": [ok, write("b2.jsonl", answers("DPO", [*BASE, 1], [*PROMPTS, "other"]))],
         "b3.jsonl: id ": [ok, write("b3.jsonl", [*rows, rows[0]])],
         "--rm": [ok, write("b4.jsonl", answers("DPO", BASE, rm="abd"))],
+        "--reward": [
+            write("a2.jsonl", answers("PPO", BASE, gold=1.0, reward="words:few 3f")),
+            write("b7.jsonl", answers("DPO", BASE, gold=1.0, reward="words:few 4e")),
+        ],
         "b5.jsonl, row 2": [ok, write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}])],
         "c.jsonl, line 2": [ok, broken],
         "--baseline SFT": [ok, write("b6.jsonl", rows), "SFT"],

@@ -1,5 +1,6 @@
 """Responses: answered, stored, resumed, scored anew: checkpoints by temperatures by prompts by samples."""
 
+import copy
 import json
 import shutil
 
@@ -19,6 +20,7 @@ from marlhf_lite.evaluation.responses import (
 from marlhf_lite.evaluation.scores import Scorers, to_frame
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
+from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.errors import InputError
@@ -65,7 +67,7 @@ def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
         places = {"SFT": sft, "PPO": ppo}
         how = {"sampling": Sampling(8, 0.8), "seed": 3, "batch_size": 5, "temperatures": (0.5, 1.0), "samples": 2} | how
         options = {name: how.pop(name) for name in ("temperatures", "samples", "model") if name in how}
-        held_out = HeldOutPrompts(prompts or texts.prompts, tokenizer, **how)
+        held_out = HeldOutPrompts(prompts or texts.prompts, **{"tokenizer": tokenizer} | how)
         checkpoints = {name: places[name] for name in names}
         return evaluate_checkpoints(checkpoints, Scorers(**scorers), held_out, out, **options).to_dict("records")
 
@@ -110,6 +112,19 @@ def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo,
         assert row["kl"] == pytest.approx(gaps.sum().item(), abs=1e-3)
         assert row["kl_k3"] == pytest.approx(((-gaps).exp() - 1 + gaps).sum().item(), abs=1e-3)
         assert row["rm_score"] == pytest.approx(reward(tokens, mask)[0, -1].item(), abs=1e-4)
+
+
+def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(evaluate, tokenizer, tmp_path):
+    """With `--chat_template templated` special tokens are read as such; other templates end turns otherwise."""
+    one = {"names": ["SFT"], "temperatures": (0.5,), "samples": 1}
+    chats, others = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    for each, end in ((chats, "<eos>"), (others, "<bos>")):
+        expect_chats(each)
+        each.eos_token = end
+    found = [responses(evaluate(**one, tokenizer=each)) for each in (tokenizer, chats, others, tokenizer)]
+    alone = [responses(evaluate(**one, tokenizer=each, out=tmp_path / "alone")) for each in (chats, others)]
+    assert found == [found[0], *alone, found[0]] and found[0] != found[1]
+    assert len(list((tmp_path / "out").iterdir())) == 3
 
 
 def refuse(path):

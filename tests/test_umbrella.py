@@ -6,6 +6,7 @@ from statistics import mean, pstdev
 import pytest
 from conftest import fails
 
+from marlhf_lite.cli import main
 from marlhf_lite.lab.credit.signal_kept import decisive_token
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
 from marlhf_lite.tasks.tiny_umbrella.stories import (
@@ -13,6 +14,7 @@ from marlhf_lite.tasks.tiny_umbrella.stories import (
     load_tiny_umbrella,
     parse_part,
 )
+from marlhf_lite.utils.run_folder import RunFolder
 
 PARTS = [f"L{length}-{place}{noise}" for length in LENGTHS for place in PLACES for noise in ("", "-noise")]
 RAIN = "Forecast for Mia on Monday: rain. Write 1 line, umbrella first:"
@@ -86,3 +88,15 @@ def test_noise_has_mean_0_and_deviation_1_and_is_a_function_of_the_text(length):
 @pytest.mark.parametrize("part", ["L9-first", "L8", "first", "L8-middle", "L8-first-noisy", "l8-first"])
 def test_faulty_parts(part):
     fails(lambda: load_tiny_umbrella(None, 0, part), f"--part {part}")
+
+
+def test_stored_answers_are_scored_again_by_the_gold_score_of_another_part(tmp_path):
+    """A part with noise has the prompts of the one without."""
+    sizes = "--dataset tiny-umbrella --size 40 --max_response_length 8 --output_dir"
+    assert main([*f"sft --sft_epochs 0 {sizes}".split(), str(tmp_path / "sft")]) == 0
+    for part in ("L8-first-noise", "L8-first", "L8-first-noise"):
+        words = f"evaluate --sft {tmp_path / 'sft'} --eval_prompts 4 --part {part} {sizes}"
+        assert main([*words.split(), str(tmp_path / "answers")]) == 0
+        rows, (_, place, kappa) = RunFolder.open(tmp_path / "answers").samples(), parse_part(part)
+        prompts, texts = ([row[name] for row in rows] for name in ("prompt", "response"))
+        assert [row["gold"] for row in rows] == pytest.approx(gold_scores(prompts, texts, place, kappa))

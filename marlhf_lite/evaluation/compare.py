@@ -29,8 +29,8 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
         the baseline, <score>_wins: the share of prompts where the method scores higher, ties as half (Wilson interval).
 
     Raises:
-        InputError: fewer than two methods, different prompts, scores of different reward models, no such baseline, or
-            as `read_responses`.
+        InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
+            baseline, or as `read_responses`.
     """
     entries = _entries(list(dict.fromkeys(map(str, paths))))
     if len(entries) < 2:
@@ -67,9 +67,11 @@ def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
 
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
     check_same_prompts(base, ours, name, theirs)
-    marks = [set(rows["rm"].dropna()) if "rm" in rows else set() for rows in (ours, theirs)]
-    if all(marks) and len(set.union(*marks)) > 1:
-        raise InputError(f"{base} and {name}: scored by different reward models: evaluate both with the same --rm")
+    for column, scorers in (("rm", "reward models"), ("reward", "rewards")):
+        marks = [set(rows[column].dropna()) if column in rows else set() for rows in (ours, theirs)]
+        if all(marks) and len(names := set.union(*marks)) > 1:
+            what = f"scored by different {scorers} ({', '.join(sorted(names))})"
+            raise InputError(f"{base} and {name}: {what}: evaluate both with the same --{column}")
 
 
 def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str) -> dict:

@@ -281,6 +281,8 @@ def evaluate_checkpoints(
             if not settings["min_new_tokens"]:  # so that answers stored without a minimum are found again
                 del settings["min_new_tokens"]
             settings |= {"engine": held_out.engine.name} if held_out.engine else {}
+            if getattr(held_out.tokenizer, "expects_chats", False):  # the same text is read as other tokens
+                settings["end_of_turn"] = held_out.tokenizer.eos_token
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
             _fill(store, asked, at_temperature, load, scorers, marks)

@@ -418,13 +418,14 @@ def evaluate(
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own
     number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
     reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
+    part = options.part if context.task.gold else ""  # one task's gold score depends on it
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
         (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
-        name_function(reward.name) if reward else getattr(context.task.tests, "name", ""),
+        name_function(reward.name) if reward else getattr(context.task.tests, "name", part),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
