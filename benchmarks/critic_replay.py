@@ -27,6 +27,7 @@ from marlhf_lite.lab.studies.results import EXPLAINED, t_interval
 from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.run_folder import RunFolder
 
 KEPT = 4  # rollouts, the newest included
@@ -69,7 +70,8 @@ def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
     sft, rm = models / "sft", models / "rm"
     marlhf("sft", seed=seed, output_dir=sft)
     marlhf("rm", seed=seed, sft=sft, output_dir=rm, rm_loss=shared["rm_loss"])
-    options = {name: value for name, value in shared.items() if name not in ("rm_loss", "eval_prompts")}
+    of_ppo = {name: value for name, value in shared.items() if name not in ("rm_loss", "eval_prompts")}
+    options = with_todays_names(of_ppo)  # the protocol has the names of its day
     pipeline.PPOTrainer = ReplayTrainer
     marlhf("ppo", seed=seed, n=1, sft=sft, rm=rm, output_dir=place, **options)
     curve = [row[EXPLAINED] for row in RunFolder.open(place / "ppo").metrics()]
