@@ -8,9 +8,12 @@ import pytest
 from conftest import fails
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import DataCommand
+from marlhf_lite.config.commands import DataCommand, RunCommand
+from marlhf_lite.config.parser import parse
+from marlhf_lite.experiments.context import open_context
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
 from marlhf_lite.experiments.data_report import COLOURS, PLAIN
+from marlhf_lite.experiments.inputs import find_inputs
 from marlhf_lite.tasks.splits import Task
 
 COUNT, LIMIT = 40, 6
@@ -68,6 +71,49 @@ def test_pairs_that_the_cut_makes_equal_are_dropped_and_all_of_them_stop(tokeniz
     same, longest = rows[::4], max(len(ids_of(tokenizer, row[side])) for row in rows[::4] for side in sides)
     fails(lambda: fit_lengths(task_of(same), tokenizer, options, {"rm": sides}), f"raise it, to {longest} to cut few")
     assert fit_lengths(task_of(rows), tokenizer, options, {"sft": sides[:1]})[0].counts["rm"] == COUNT, "SFT: no pairs"
+
+
+@pytest.fixture
+def run_words(tiny, tmp_path, monkeypatch):
+    """(name of a file, number of its pairs that the cut makes equal, reward) -> the options of a run on that file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shortness.py").write_text("def short(prompts, responses): return [-len(r) for r in responses]\n")
+
+    def words(name, count_same, reward):
+        same = [
+            {"chosen": f" the cat sat on a mat {i} a.", "rejected": f" the cat sat on a mat {i} b."}
+            for i in range(COUNT)
+        ]
+        rows = [*same[:count_same], *[{"chosen": "two by two", "rejected": "one by one"}] * (COUNT - count_same)]
+        write(tmp_path / f"{name}.jsonl", [{"prompt": f"Say {i}:"} | row for i, row in enumerate(rows)])
+        options = f"--dataset {name}.jsonl --model {tiny.model} --lora_r 2 --max_response_length 5 --reward {reward}"
+        return [*options.split(), "--output_dir", name]
+
+    return words
+
+
+@pytest.mark.parametrize("reward", ["rm", "shortness:short"])
+def test_a_whole_run_drops_such_pairs_whatever_its_reward_is(run_words, capsys, reward):
+    options = parse("run", run_words("mixed", COUNT // 2, reward), RunCommand)
+    task = open_context(options, find_inputs(options)).task
+    assert task.counts["equal_after_cut"] > 0 and set(task.splits["rm"]["chosen"]) == {"two by two"}
+    assert task.counts["rm"] == len(task.splits["rm"])
+    assert f"dropped: {task.counts['equal_after_cut']} equal after cut" in capsys.readouterr().out
+
+
+def test_a_run_that_needs_no_reward_model_goes_on_without_one_where_all_pairs_are_equal(run_words, tmp_path, capsys):
+    few = "--sft_epochs 0.2 --updates 1 --batch_size 4 --micro_batch_size 4 --eval_prompts 2".split()
+    assert main(["run", *run_words("needed", COUNT, "rm"), *few]) == 2
+    assert "--max_response_length 5: it makes all pairs of needed.jsonl equal: raise it, to" in capsys.readouterr().err
+    assert not main(["run", *run_words("same", COUNT, "shortness:short"), *few])
+    out = capsys.readouterr().out
+    assert "it makes all pairs of same.jsonl equal: no reward model is trained" in out
+    assert "stages: SFT, MA-PPO, evaluation" in out and not (tmp_path / "same" / "rm").exists()
+    counts = json.loads((tmp_path / "same" / "data.json").read_text())
+    assert counts["rm"] == 0 < counts["equal_after_cut"]
+    samples = [json.loads(line) for line in (tmp_path / "same" / "samples.jsonl").read_text().splitlines()]
+    assert {row["method"] for row in samples} == {"SFT", "MA-PPO"}
+    assert all("gold" in row and "rm_score" not in row for row in samples)
 
 
 @pytest.mark.parametrize(

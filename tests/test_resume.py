@@ -103,7 +103,7 @@ def test_a_killed_run_ends_like_one_that_was_not(name, folders, tmp_path):
 
 SMALL = (
     "--sft_epochs 0.5 --sft_batch_size 4 --rm_epochs 0.2 --rm_batch_size 8 --lora_r 4 --updates 3 --batch_size 4 "
-    "--micro_batch_size 4 --eval_prompts 4 --max_response_length 8 --checkpoint_every 1 --reward my_reward:score"
+    "--micro_batch_size 4 --eval_prompts 4 --max_response_length 16 --checkpoint_every 1 --reward my_reward:score"
 ).split()
 REWARD = """
 from pathlib import Path

@@ -160,7 +160,8 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         options = replace(options, chat_template="none")  # what later commands take over
     dialogues = open_dialogues(options)
     reward = _open_reward(options, task)
-    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs))
+    needs_pairs = _needs_pairs(options, inputs)
+    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
     _check_training(options, inputs, task)
 
     # 4. The base model.
@@ -253,16 +254,19 @@ def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
 
 
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
-    """Return the columns of answers that the command's own stages read, by part of the data."""
+    """Return the columns of answers that the command's own stages read, by part of the data.
+
+    A whole run trains a reward model where there are pairs, whatever its reward is.
+    """
     sides = {}
     if "sft" in options.stages and not inputs.sft:
         sides["sft"] = ("chosen",)
-    if _trains_on_pairs(options, inputs):
+    if _needs_pairs(options, inputs) or (len(options.stages) > 1 and not inputs.rm):
         sides["rm"] = ("chosen", "rejected")
     return sides
 
 
-def _trains_on_pairs(options: StageCommand, inputs: Inputs) -> bool:
+def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
     return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
@@ -303,7 +307,7 @@ def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
         from marlhf_lite.extras.baselines.rloo_grpo import check_groups
 
         check_groups(options, state.num_processes)
-    if _trains_on_pairs(options, inputs) and not len(task.splits["rm"]):
+    if _needs_pairs(options, inputs) and not len(task.splits["rm"]):
         functions = "train PPO with --reward package.module:function"
         hint = f"{functions}, or tests" if task.tests else f"give a file with chosen and rejected, or {functions}"
         raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import datasets
@@ -79,32 +79,33 @@ def for_one_stage(task: Task, part: str) -> Task:
 
 
 def fit_lengths(
-    task: Task, tokenizer, options: DataConfig, sides: Mapping[str, Sequence[str]]
+    task: Task, tokenizer, options: DataConfig, sides: Mapping[str, Sequence[str]], needs_pairs: bool = True
 ) -> tuple[Task, list[str]]:
     """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
 
-    `sides` are the columns of answers that the command reads, by part; the notes say how many of them are cut.
+    `sides` are the columns of answers that the command reads, by part; the notes say how many of them are cut. Where no
+    pair is left, a command that needs none gets a note. Raises `InputError` where it `needs_pairs`.
     """
     kept, dropped = {}, 0
     for part, rows in task.splits.items():
         kept[part], count = drop_long_prompts(rows, tokenizer, options.max_prompt_length)
         dropped += count
-    counts, limit, lengths = {"long_prompts": dropped}, options.max_response_length, []
+    counts, limit, lengths, notes = {"long_prompts": dropped}, options.max_response_length, [], []
     for part, columns in sides.items():
         answers = {side: token_ids(tokenizer, kept[part], side) for side in columns if side in kept[part].column_names}
         lengths += [len(ids) for rows in answers.values() for ids in rows]
         if "rejected" in answers and len(kept[part]):
-            different = [
-                i for i, pair in enumerate(zip(*answers.values(), strict=True)) if pair[0][:limit] != pair[1][:limit]
-            ]
+            different = _different_rows(answers.values(), limit)
             counts["equal_after_cut"] = len(kept[part]) - len(different)
-            if not different:
-                fix = f"raise it, to {_length_that_cuts_few(lengths)} to cut few"
-                raise InputError(f"--max_response_length {limit}: it makes all pairs of {task.name} equal: {fix}")
             kept[part] = kept[part].select(different)
+            if not different:
+                fault = f"--max_response_length {limit}: it makes all pairs of {task.name} equal"
+                if needs_pairs:
+                    raise InputError(f"{fault}: raise it, to {_length_that_cuts_few(lengths)} to cut few")
+                notes = [f"{fault}: no reward model is trained, and the critic starts from the SFT model"]
     counts |= {part: len(rows) for part, rows in kept.items()}
     task = replace(task, splits=datasets.DatasetDict(kept), counts=task.counts | counts)
-    return task, list(_notes_on_lengths(lengths, limit))
+    return task, [*notes, *_notes_on_lengths(lengths, limit)]
 
 
 def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
@@ -114,9 +115,14 @@ def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
 
 def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
     """Return the pairs that differ in their first `limit` tokens; all where none does."""
-    pairs = zip(*(token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")), strict=True)
-    different = [i for i, (chosen, rejected) in enumerate(pairs) if chosen[:limit] != rejected[:limit]]
+    different = _different_rows([token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")], limit)
     return rows.select(different) if different else rows
+
+
+def _different_rows(answers: Iterable[list[list[int]]], limit: int) -> list[int]:
+    """Return the numbers of the rows whose two answers, columns of token ids, differ in their first `limit` tokens."""
+    pairs = enumerate(zip(*answers, strict=True))
+    return [row for row, (chosen, rejected) in pairs if chosen[:limit] != rejected[:limit]]
 
 
 def _notes_on_lengths(lengths: Sequence[int], limit: int) -> Iterator[str]:
