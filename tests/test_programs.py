@@ -47,7 +47,9 @@ LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
         ("def add(a, b):\n    while a:\n        pass\n    return 0", ADD[::-1], "timeout", [1, 0, 0]),
         ("a, b = map(int, input().split())\nprint(a + b)", LINES, "ran", [1, 1]),
         ("if __name__ == '__main__':\n    print(7)", LINES, "ran", [1, 0]),
+        ("import sys\nprint('now', file=sys.stderr)\nprint(7)", LINES, "ran", [1, 0]),
         ("print(7 if input() == '3 4' else 1 / 0)", LINES, "runtime_error", [1, 0]),
+        ("print(len(input('long? ')))", [Test("a\u2028b\x0cc\r\nd", "long? 5"), Test("a", "1")], "ran", [1, 0]),
         ("input()\ninput()\nprint(7)", [LINES[1]], "runtime_error", [0]),
         ("x" * (PROGRAM_CHARACTERS + 1), ADD, "unsupported", [0, 0, 0]),
     ],
@@ -66,6 +68,9 @@ def test_what_monty_lacks_is_told_apart_from_faults_and_bubblewrap_is_cpython():
     program = "import heapq, sys\ndef nth():\n    yield from sorted(map(int, sys.stdin.read().split()))\n"
     program += "print(heapq.nsmallest(1, nth())[0])\nsys.exit(0)"
     assert run_tests(program, [Test("3 1 2", "1"), Test("5\n4", "4")], "bubblewrap").passed == [True, True]
+    for end, status in (("exit()", "ran"), ("quit(0)", "ran"), ("exit(1)", "runtime_error")):
+        outcome = run_tests(f"print(7)\n{end}\nprint(8)", [Test("", "7")], "bubblewrap")
+        assert (outcome.status, outcome.passed) == (status, [status == "ran"])
     assert run_tests("print(open(0).read(), end='')", [Test("a\nb", "a\nb")], "bubblewrap").passed == [True]
 
 

@@ -5,6 +5,7 @@ It has no system beneath it: no files, no network, no environment, no processes.
 """
 
 import builtins
+import io
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,9 +19,10 @@ try:
 except ImportError:  # said in one line where somebody wants to run a program
     monty = None
 
-# Monty has no `input`. The variable is bound to the text of standard input.
+# Monty has no `input`. The variable is bound to the lines of standard input.
 INPUT = """
-def input(prompt="", lines=iter(marlhf_stdin.splitlines())):
+def input(prompt="", lines=iter(marlhf_lines)):
+    print(prompt, end="")
     for line in lines:
         return line
     raise ValueError("EOF when reading a line")
@@ -67,12 +69,13 @@ class MontyExecutor(Executor):
 
     def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
         for test in tests:
-            printed = monty.CollectString(OUTPUT_BYTES)
+            printed = monty.CollectStreams(OUTPUT_BYTES)
+            lines = [line.removesuffix("\n") for line in io.StringIO(test.input, newline=None)]
             try:
                 with self._session(deadline) as session:
-                    session.feed_run(INPUT, inputs={"marlhf_stdin": test.input}, print_callback=printed)
+                    session.feed_run(INPUT, inputs={"marlhf_lines": lines}, print_callback=printed)
                     session.feed_run(program, print_callback=printed)
-                yield "ran", printed.output
+                yield "ran", "".join(text for stream, text in printed.output if stream == "stdout")
             except Exception as error:
                 status = _status(error)
                 yield status, NO_OUTPUT
