@@ -40,6 +40,13 @@ LINES = [Test("3 4\n", "7"), Test("1 1", "2  \n\n")]
         ("def add(a, b):\n    return a * b", ADD, "ran", [0, 0, 1]),
         ("\ndef add(a, b):\n    print('noise')\n    return a + b", ADD, "ran", [1, 1, 1]),
         ("class Solution:\n    def add(self, a, b):\n        return a + b", ADD, "ran", [1, 1, 1]),
+        # the starts of functions in APPS
+        (
+            "class Solution:\n    def add(self, a: List[int], b) -> Optional[int]:\n        return a + b",
+            ADD,
+            "ran",
+            [1, 1, 1],
+        ),
         ("def add(a, b):\n    return [7][b - 4] if b else 0 // a", ADD, "runtime_error", [1, 0, 0]),
         ("def add(a, b):\n    return str(a + b)", ADD, "ran", [0, 0, 0]),
         ("def add(a, b)\n    return a + b", ADD, "compile_error", [0, 0, 0]),
