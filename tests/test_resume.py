@@ -299,3 +299,37 @@ def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(method, tiny, 
         other = here / "stopped" / path.relative_to(here / "whole")
         if path.name in ("adapter_model.safetensors", "tests.jsonl", "accuracy.json"):
             assert path.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("method", ["ppo", "rloo", "dpo"])
+def test_a_finished_run_without_checkpoints_is_known_as_finished(method, tiny, sft, here, pairs, monkeypatch, capsys):
+    """And one that is to be longer is not: it begins again, and is not finished where it is stopped then."""
+    words = [method, "--dataset", str(pairs), "--model", tiny.model, "--sft", str(sft), *LAST[method]]
+    assert main([*words, "--checkpoint_every", "0", "--output_dir", "out"]) == 0
+    folder = here / "out" / method
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(FreeCores, "use", lambda self: pytest.fail("it trains again"))
+        assert main([method, "--resume", "out"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{method}: done already" in shown and f"policy: out/{method}/policy" in shown
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    if method == "dpo":  # its length cannot change
+        return
+    again = [method, "--resume", "out", "--updates", "3"]
+    assert stopped(monkeypatch, signal.SIGTERM, again, 1) == 130  # the policy of one update is saved
+    assert f"begins again; what it has recorded is kept in out/stopped/{method}-1" in capsys.readouterr().out
+    assert (folder / "policy").is_dir() and lines(folder) == 1
+    assert main([method, "--resume", "out"]) == 0 and lines(folder) == 3
+    assert "done already" not in capsys.readouterr().out
+
+
+def test_a_finished_run_that_went_back_to_a_checkpoint_and_broke_goes_on(tiny, sft, here, pairs):
+    words = ["ppo", "--dataset", str(pairs), "--model", tiny.model, "--sft", str(sft), *LAST["ppo"]]
+    assert main([*words, "--checkpoint_every", "1", "--output_dir", "out"]) == 0
+    policy = here / "out" / "ppo" / "policy" / "adapter_model.safetensors"
+    whole = policy.read_bytes()
+    (here / "fuse").write_text("1")
+    assert main(["ppo", "--resume", "out", "--from_checkpoint", "1"]) == 2
+    policy.write_bytes(b"of update 1")
+    assert main(["ppo", "--resume", "out"]) == 0 and policy.read_bytes() == whole

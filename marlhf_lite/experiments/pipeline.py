@@ -55,6 +55,7 @@ from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 
 Reward = Callable[[Rollout], Tensor]
+DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
 
 
 class Trained(NamedTuple):
@@ -173,6 +174,8 @@ def _to_train(model, options: ModelConfig):
 def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
     """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
     options = context.options.methods[name]
+    if trained := _trained_already(context, name.lower(), options):
+        return trained
     run, checkpoints = _open_stage(context, name.lower(), "update-*", asdict(options))
     models = build_models(
         context.base,
@@ -212,7 +215,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     finally:
         for tracker in trainer.accelerator.trackers:  # end_training would part the processes too
             tracker.finish()
-    PartialState().wait_for_everyone()
+    _mark_done(run.path, options, trainer.history)
     return Trained(run.path / "policy", trainer.history)
 
 
@@ -224,6 +227,35 @@ def _save_stopped(trainer: PPOTrainer, folder: Path) -> None:
     if trainer.history and trainer.accelerator.distributed_type != "FSDP":
         with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: what stopped the run is told
             trainer.save(folder)
+
+
+def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Trained | None:
+    """Return what a stage has left that `--resume` finds done, with or without checkpoints; None where it trains."""
+    place = context.path / name
+    mark, policy = place / DONE, place / "policy"
+    if not context.resume or options.from_checkpoint or not (mark.is_file() and policy.is_dir()):
+        return None
+    history = RunFolder.open(place).metrics()
+    if json.loads(mark.read_text(encoding="utf-8")) != _length(options, history):
+        return None
+    print_main(f"{name}: done already")
+    return Trained(policy, history)
+
+
+def _mark_done(folder: Path, options: commands.PolicyCommand, history: list[dict]) -> None:
+    if PartialState().is_main_process:
+        write_json(folder / DONE, _length(options, history))
+    PartialState().wait_for_everyone()  # the next stage reads this folder
+
+
+def _length(options: commands.PolicyCommand, history: list[dict]) -> dict[str, float | None]:
+    """Return the updates made, fewer where the KL stopped them, and the options that `--resume` may make larger.
+
+    DPO has neither option. Without the updates made, a stage that went back to a checkpoint and was stopped would count
+    as done.
+    """
+    asked = {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}
+    return asked | {"updates_made": len(history)}
 
 
 def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> tuple[RunFolder, dict[int, Path]]:
@@ -330,6 +362,8 @@ def _train_baseline(
     are not finite are not saved.
     """
     options, is_main = context.options, PartialState().is_main_process
+    if trained := _trained_already(context, name, options):
+        return trained
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
     run, checkpoints = _open_stage(context, name, "checkpoint-*", asdict(options))
@@ -370,12 +404,17 @@ def _train_baseline(
             recorder.close()
             is_whole = bool(weights) or not is_sharded(trainer.model)  # one process alone gathers no shares
             if logger.history and is_main and is_whole and _is_finite(trainer.model):
-                policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
-                with written_as_a_whole(folder) as place:
-                    # Without the reference's adapter.
-                    trainer.model.save_pretrained(place, state_dict=weights, **policy_only)
-                    context.tokenizer.save_pretrained(place)
+                _save_policy(trainer.model, context.tokenizer, folder, weights)
+    _mark_done(run.path, options, logger.history)
     return Trained(folder, logger.history)
+
+
+def _save_policy(model: PeftModel, tokenizer, folder: Path, weights: dict[str, Tensor] | None) -> None:
+    """Save a policy without the reference's adapter; `weights` are those of all processes where it is sharded."""
+    policy_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
+    with written_as_a_whole(folder) as place:
+        model.save_pretrained(place, state_dict=weights, **policy_only)
+        tokenizer.save_pretrained(place)
 
 
 def _is_finite(model: PeftModel) -> bool:
