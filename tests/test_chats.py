@@ -210,6 +210,18 @@ def test_a_run_on_chats(chatty, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("template", ["bos"], indirect=True)
+def test_answers_to_texts_that_are_read_in_another_way_are_not_used_again(chatty, sft, tmp_path):
+    """The texts are the same, but not their tokens, nor what ends an answer."""
+    path, out = tmp_path / "written.jsonl", tmp_path / "e"
+    rows = [{"prompt": f"<bos><mask>user\nIs {i} even?<eos>\n<mask>assistant\n"} for i in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    words = f"evaluate --model {chatty.folder} --sft {sft} --dataset {path} --eval_prompts 2 --max_response_length 6"
+    for choice in ("none", "templated", "templated", "none"):
+        assert not main([*words.split(), "--chat_template", choice, "--output_dir", str(out)])
+    assert len(list((out / "responses").iterdir())) == 2
+
+
+@pytest.mark.parametrize("template", ["bos"], indirect=True)
 def test_what_is_exported_writes_samples_and_stops_as_the_run(chatty, sft, tmp_path):
     """The template of a file, the end of its turn as EOS beside the model's own, and the run's sampling."""
     file, out = tmp_path / "own.jinja", tmp_path / "out"
