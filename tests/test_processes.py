@@ -314,6 +314,15 @@ def test_a_stopped_stage_goes_on_bit_by_bit(stages, stage, form):
     assert one.read_bytes() == other.read_bytes()
 
 
+def test_the_reward_model_s_records_are_of_all_processes(stages, tmp_path):
+    words = "--finetune full --size 80 --max_response_length 12 --seed 1 --per_device_train_batch_size 1".split()
+    words += f"--sft {stages}/sft-whole --rm_epochs 0.75 --rm_batch_size 4 --rm_learning_rate 1e-4".split()
+    assert main(["rm", *words, "--output_dir", str(tmp_path / "one")]) == 0
+    one, two = (json.loads((path / "rm" / "log.json").read_text()) for path in (tmp_path / "one", stages / "rm-whole"))
+    for name in ("loss", "accuracy", "margin"):
+        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3, abs=1e-5), name
+
+
 def test_checkpoints_have_two_forms(stages):
     """Shards of half the weights, or one file of all."""
     for place in ("sft-stopped/sft", "rm-stopped/rm", "dpo-stopped/dpo/checkpoints"):

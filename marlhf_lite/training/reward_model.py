@@ -67,10 +67,11 @@ class _PairLoss(RewardTrainer):
             loss = bradley_terry(chosen, rejected)
         else:
             loss = bradley_terry_all(*scores.chunk(2), *inputs["input_ids"].chunk(2), masks=mask.chunk(2))
-        # TRL averages these over the micro-batches of a step and logs them.
-        metrics = self._metrics["train" if model.training else "eval"]
-        metrics["accuracy"].append((chosen > rejected).float().mean().item())
-        metrics["margin"].append((chosen - rejected).mean().item())
+        # TRL averages these over the micro-batches of a step and logs those of the main process.
+        means = torch.stack([(chosen > rejected).float().mean(), (chosen - rejected).detach().mean()])
+        means = self.accelerator.reduce(means, reduction="mean").tolist()
+        for name, mean in zip(("accuracy", "margin"), means, strict=True):
+            self._metrics["train" if model.training else "eval"][name].append(mean)
         return (loss, {"chosen": chosen.detach(), "rejected": rejected.detach()}) if return_outputs else loss
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
