@@ -8,6 +8,7 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from statistics import pvariance
 
 import datasets
 import numpy
@@ -35,7 +36,7 @@ from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.tasks.training_rows import sft_dataset
-from marlhf_lite.training.critic_metrics import critic_numbers, quarters
+from marlhf_lite.training.critic_metrics import critic_numbers, diagnose_critic, quarters
 from marlhf_lite.training.environments import Dialogues, longest_response
 from marlhf_lite.training.experience import Experience
 from marlhf_lite.training.metrics import update_metrics
@@ -414,6 +415,22 @@ def test_metrics_count_the_policys_tokens_of_the_whole_update(roles, tokenizer, 
     flat = critic_numbers(single.sum(values), rollout.scores, single.mask)
     assert all(torch.equal(x, flat[name]) for name, x in numbers.items())
     assert torch.equal(quarters(played.mask)[played.mask], quarters(single.mask)[single.mask])
+
+
+def test_a_critic_that_knows_every_turn_is_not_called_blind():
+    """Three turns of four tokens, each with a coin that its first token decides; values are what is still to come."""
+    coins = [*itertools.product((0.0, 1.0), repeat=3)]
+    spans = [(turn, place) for turn in range(3) for place in range(4)]
+    exact = [[(row[k] if i else 0.5) + 0.5 * (2 - k) for k, i in spans] for row in coins]
+    left = [[sum(row[k:]) for k, _ in spans] for row in coins]
+    mask = torch.tensor([[1] * 4 + [0] * 2 + [1] * 4 + [0] * 2 + [1] * 4]).bool().expand(8, -1)
+    values = torch.zeros(mask.shape).masked_scatter(mask, torch.tensor(exact))
+    row = diagnose_critic(values, torch.tensor(coins), mask, Accelerator())
+    assert row["score_explained_variance_q4"] == 1.0 and row["credit_seen"] == pytest.approx(1.0)
+    errors = [a - b for sums, known in zip(left, exact) for a, b in zip(sums, known)]
+    explained = 1 - pvariance(errors) / pvariance([x for sums in left for x in sums])
+    assert row["score_explained_variance"] == pytest.approx(explained) and explained > 0.5
+    assert row["value_noise"] == pytest.approx((3 * 0.25 / 11) ** 0.5)  # the only steps are those of the coins
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------

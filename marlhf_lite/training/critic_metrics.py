@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from marlhf_lite.macro import MacroActions
+from marlhf_lite.macro import MacroActions, macro_rewards
 from marlhf_lite.training.metrics import Moments, explained_variance, moments
 from marlhf_lite.utils.precision import exact
 
@@ -22,15 +23,18 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
     """What `critic_metrics` are made of, by name.
 
     Args:
-        values: [B, T] V(s_t); scores: [B] the final scores; mask: [B, T] True on response tokens.
+        values: [B, T] V(s_t); mask: [B, T] True on response tokens.
+        scores: [B] the final scores that are trained on, or [B, K] those of turns, as in `macro.macro_rewards`.
     """
     tokens = MacroActions.from_starts(mask, mask)  # each on its own: without the holes between turns
-    values, scores = exact(tokens.sum(values)), exact(scores)
+    rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
+    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)  # a value is of what is to come
     mask = tokens.mask.to(values.device)
-    quarter, targets, last = quarters(mask), scores[:, None].expand_as(values), (mask.sum(1) - 1).clamp(min=0)
-    change = values.gather(1, last[:, None])[:, 0] - values[:, 0]
+    quarter, scores, last = quarters(mask), targets[:, 0], (mask.sum(1) - 1).clamp(min=0)
+    known = values + scores[:, None] - targets  # with the scores of turns before
+    change = known.gather(1, last[:, None])[:, 0] - known[:, 0]
     numbers = {"score": scores, "change": change, "change times score": change * scores}
-    numbers["step"] = values.diff(dim=1)[mask[:, 1:]]
+    numbers["step"] = known.diff(dim=1)[mask[:, 1:]]
     for i, part in enumerate(PARTS):
         inside = quarter == i - 1 if part else mask
         numbers |= {f"target{part}": targets[inside], f"error{part}": (targets - values)[inside]}
@@ -42,6 +46,7 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
 
     - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens, and by quarter (…_q1 to …_q4). A blind
       critic has 0 everywhere, a good one rises to the last quarter; a negative one is worse than a constant.
+      Where each turn has a score, it is the score that is still to come, and what was given counts below as known.
     - value_noise: root mean square of V(s_{t+1}) − V(s_t). Where it is large and nothing is explained, the critic is
       noisy.
     - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on

@@ -40,7 +40,7 @@ class Objective:
         token_rewards = macro.kl_rewards(
             outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, config.kl_estimator
         )
-        scores = shape_scores(rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards, config)
+        scores = shape_scores(rollout, config)
         return macro.macro_rewards(token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma)
 
     def estimate(self, rewards: Tensor, values: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

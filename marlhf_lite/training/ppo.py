@@ -38,7 +38,7 @@ from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
-from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses
+from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses, shape_scores
 from marlhf_lite.training.rollout import Rollout, generate, generate_in_batches, prompt_batches, sampling_of
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
@@ -264,7 +264,7 @@ class PPOTrainer:
         if self._diagnoses_critic():
             from marlhf_lite.training.critic_metrics import diagnose_critic
 
-            row |= diagnose_critic(old.values, rollout.scores, rollout.mask, self.accelerator)
+            row |= diagnose_critic(old.values, shape_scores(rollout, config), rollout.mask, self.accelerator)
         row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
         self._finish_update(row, at_start)
         return row

@@ -106,7 +106,7 @@ def _number(x) -> float:
     return float(x)
 
 
-def shape_scores(scores: Tensor, config: RolloutConfig) -> Tensor:
-    """[B] the scores that are trained on, float32: the released code clips those of the reward model to ±2.5."""
-    scores = scores.float()
+def shape_scores(rollout: Rollout, config: RolloutConfig) -> Tensor:
+    """The scores that are trained on, [B], or [B, K] of turns, float32; the released code clips the model's to ±2.5."""
+    scores = (rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards).float()
     return scores.clamp(-config.score_clip, config.score_clip) if config.score_clip else scores

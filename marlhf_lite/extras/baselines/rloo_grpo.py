@@ -94,7 +94,7 @@ class SampledReward:
         if self.logger is not None:
             group = rollout.select(slice(0, self.config.num_generations))
             self.logger.log_samples(trainer_state.global_step + 1, group, Whole()(group.mask))
-        return shape_scores(rollout.scores, self.config).tolist()
+        return shape_scores(rollout, self.config).tolist()
 
 
 class _OurPrompts:
