@@ -2,9 +2,12 @@
 
     python data/sentiment_records.py --model FOLDER PPO=runs/.../training/ppo/policy MA-PPO=runs/.../training/ppo/policy
 
-Writes into `data/sentiment_policies`: `adapters/NAME` for each policy; `answers.jsonl`, every `EVERY`th question,
-answered by the model as it is ("base") and by each policy with the same seed, with the reward; and
+Writes into `--output`: `adapters/NAME` for each policy that `--adapters` names; `answers.jsonl`, every `EVERY`th
+question, answered by the model as it is ("base") and by each policy with the same seed, with the reward; and
 `training.jsonl`, the answers that each run kept as samples while it trained.
+
+`data/sentiment_policies` holds those of seed 700 of `sentiment_first`, without adapters; its folder `settle` those of
+seed 800 of `sentiment_settle`, trained again on a processor (on a GPU the same seed has other random numbers).
 """
 
 import argparse
@@ -30,7 +33,7 @@ from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 
 DATA = Path(__file__).resolve().parent
-POLICIES = DATA / "sentiment_policies"  # no folder of the questions: that one is loaded as a dataset, all its files
+SETTLE = DATA / "sentiment_policies" / "settle"  # no folder of the questions: they are loaded as a dataset
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 EVERY, SEED = 3, 160  # 3: all forms of a question come up
 SAMPLING = Sampling(max_new_tokens=64, temperature=0.8, top_k=50)
@@ -86,23 +89,27 @@ def main() -> None:
     parser.add_argument("--model", default=HUB, help="folder or hub name")
     parser.add_argument("--reward", choices=("first_words", "first_valence"), default="first_words")
     parser.add_argument("--min_response_length", type=int, default=0, help="of the answers, as in training")
+    parser.add_argument("--output", type=Path, default=SETTLE)
+    parser.add_argument("--adapters", default="PPO,MA-PPO", help="policies whose adapters are kept")
     parser.add_argument("policies", nargs="+", metavar="NAME=FOLDER")
     args = parser.parse_args()
     questions = [row["prompt"][0]["content"] for row in read_lines(DATA / "sentiment" / "test.jsonl")[::EVERY]]
     tokenizer, base = load_tokenizer(args.model), load_base(ModelConfig(model=args.model))
     expect_chats(tokenizer)
-    shutil.rmtree(POLICIES / "adapters", ignore_errors=True)
+    shutil.rmtree(args.output / "adapters", ignore_errors=True)
     how = (questions, replace(SAMPLING, min_new_tokens=args.min_response_length), getattr(sentiment, args.reward))
     rows, kept = answers(base, tokenizer, "base", *how), []
     for given in args.policies:
         name, folder = given.split("=", 1)
-        kept_at = POLICIES / "adapters" / file_name(name)
+        kept_at = args.output / "adapters" / file_name(name)
         keep_adapter(Path(folder), kept_at)
         kept += samples(Path(folder), name)
         rows += answers(load_policy(base, kept_at, trainable=False), tokenizer, name, *how)
         print(f"{name}: {sum(row['score'] for row in rows[-len(questions) :]) / len(questions):+.2f}", flush=True)
+        if name not in args.adapters.split(","):
+            shutil.rmtree(kept_at)
     for name, found in (("answers", rows), ("training", kept)):
-        path = POLICIES / f"{name}.jsonl"
+        path = args.output / f"{name}.jsonl"
         path.unlink(missing_ok=True)
         append_lines(path, found)
 
