@@ -165,7 +165,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
     critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
     critic_head_init: Literal["normal", "zero"] = option(
-        "normal", "Start of a critic's new head: normal (deviation 0.1 / sqrt(width)), or zero: all values begin at 0."
+        "normal", "Start of a critic's new head: normal (the same for all seeds), or zero: all values begin at 0."
     )
 
     vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
