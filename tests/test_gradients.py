@@ -108,6 +108,8 @@ def test_gradients_are_those_of_the_loss(moved, tokenizer):
     kl = (outputs.logprobs.detach() - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).sum(1)
     earned = (rollout.scores - 0.3 * kl).reshape(4, 4)
     assert torch.allclose(earned.flatten(), total_returns(trainer, rollout), atol=1e-5)
+    paid_by_turn = replace(rollout, turn_rewards=torch.stack([rollout.scores / 4, rollout.scores * 3 / 4], 1))
+    assert torch.allclose(earned.flatten(), total_returns(trainer, paid_by_turn), atol=1e-5)
     others = torch.stack([earned[[j for j in range(4) if j != k]].mean(0) for k in range(4)])
     assert torch.allclose(leave_one_out(earned), earned - others, atol=1e-6)
     loss = -(outputs.logprobs.sum(1) * (earned - others).flatten()).sum() / rollout.mask.sum()

@@ -12,7 +12,8 @@ import vaderSentiment
 from marlhf_lite.lab.corpora import sentiment
 from marlhf_lite.utils.jsonl import read_lines
 
-STORED = Path(__file__).parents[1] / "data" / "sentiment_policies" / "answers.jsonl"
+POLICIES = Path(__file__).parents[1] / "data" / "sentiment_policies"
+STORED = POLICIES / "answers.jsonl"
 
 
 def lexicon():
@@ -36,6 +37,9 @@ def test_valences_are_those_of_the_file():
 
     assert sentiment.first_valence([], answers) == pytest.approx([valence(text.split()[:12]) for text in answers])
     assert sentiment.last_valence([], answers) == pytest.approx([valence(text.split()[-12:]) for text in answers])
+    settle = read_lines(POLICIES / "settle" / "answers.jsonl")
+    assert [row["score"] for row in settle] == pytest.approx([valence(row["answer"].split()[:12]) for row in settle])
+    assert {len(row["tokens"]) for row in settle} == {64}, "no answer ends before"
 
 
 @pytest.mark.parametrize(

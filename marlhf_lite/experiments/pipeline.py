@@ -455,8 +455,7 @@ def evaluate(
         return
     options, figures = context.options, context.path / "figures"
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own
-    reading = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
-    reading += ["templated"] * (options.chat_template == "templated")  # the same texts as other tokens
+    number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
     reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
     part = options.part if context.task.gold else ""  # one task's gold score depends on it
     scorers = Scorers(
@@ -474,7 +473,7 @@ def evaluate(
         context.path / "responses",
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        model=", ".join([options.model, *reading]),  # the default's has no name, so that older answers count
+        model=", ".join([options.model, *number_format]),  # the default's has no name, so that older answers count
     )
     write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
     histories = {name: done.history for name, done in (trained or {}).items()}

@@ -127,7 +127,7 @@ def _gradient(trainer, estimator, rollout, outputs: ModelOutputs, advantages: Te
 @torch.no_grad()
 def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     """[B] what a response earns in all: its score, less β times its KL."""
-    scores = shape_scores(rollout, trainer.config)
+    scores = shape_scores(rollout, trainer.config).reshape(len(rollout), -1).sum(1)  # over turns, where they are paid
     kl = []
     for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         batch = rollout.select(part)

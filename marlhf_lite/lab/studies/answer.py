@@ -1,7 +1,7 @@
 """Does MA-RLHF work, and when? The answer of one screen: a table of situations and a figure, from stored results.
 
-A number is a ratio of updates: how many times PPO's updates a method takes to the same score; below 1 it is faster. Of
-the language model it is a difference in mean reward.
+A number is a ratio of updates: how many times PPO's updates a method takes to the same score; below 1 it is faster. Or
+it is a difference, and is called so.
 `python -m marlhf_lite.lab.studies.answer` prints the table and draws the figure again.
 """
 
@@ -29,7 +29,7 @@ WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])  # inches: in a 
 
 
 class Situation(NamedTuple):
-    """A row of the table: where it was measured, and the methods whose updates are divided."""
+    """A row of the table: where it was measured, and the methods that are compared."""
 
     text: str
     study: str
@@ -37,7 +37,7 @@ class Situation(NamedTuple):
     ppo: str
     ours: str
     horizon: str = ""  # PPO with a longer horizon; "" where that is no question of the study
-    primary: bool = False  # whether MA-PPO / PPO is the study's primary outcome
+    primary: bool = False  # whether the first number of MA-PPO is the study's primary outcome
 
 
 def to_score(study: str, methods: Sequence[str], score: float, window: int) -> str:
@@ -51,17 +51,16 @@ def to_final_score(study: str, methods: Sequence[str]) -> str:
 
 
 def in_reward(study: str, methods: Sequence[str]) -> str:
-    """Mean reward of the first method minus that of the second, over the updates that the protocol names, and the
-    difference where both are equally far from the first model."""
+    """Mean reward of the first method minus that of the second, over the protocol's updates, and at equal KL."""
     value = difference_of_means(stored_results(study), methods, load_study(study).mean_updates)
     equal = difference_at_kl(stored_results(study), *methods)
     return f"{interval(value, '+.2f')} in reward; at equal KL {interval(equal, '+.2f')}"
 
 
 def with_accuracy(study: str, methods: Sequence[str]) -> str:
-    """Updates to the goal, and what the first method's accuracy after the last update adds to that of the second."""
+    """What the first method's accuracy after the last update adds to that of the second, and updates to the goal."""
     row = next(row for row in study_table(stored_results(study)) if row["method"] == methods[0])
-    return f"{STEPS(study, methods)}; accuracy at the end **{interval(row['gold_difference'], '+.3f')}**"
+    return f"{interval(row['gold_difference'], '+.3f')} in accuracy at the end; updates {STEPS(study, methods)}"
 
 
 def beside_noise(study: str, methods: Sequence[str]) -> str:
@@ -82,7 +81,7 @@ SITUATIONS = (
               beside_noise, "no noise PPO", "no noise MA-PPO"),
     Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
     Situation("arithmetic, each method tuned: PPO has λ = 1, MA-PPO n = 10", "tuned_steps", with_accuracy,
-              "PPO", "MA-PPO"),
+              "PPO", "MA-PPO", primary=True),
     Situation("a language model (SmolLM2), the first 12 words of 64 tokens decide; blind critic",
               "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
 )  # fmt: skip
@@ -103,8 +102,7 @@ def answer_table() -> str:
         seeds = len(by_method(stored_results(row.study))[row.ppo])
         ours = row.measure(row.study, [row.ours, row.ppo])
         horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "not run"
-        first, bracket, rest = ours.partition("]")
-        ours = f"**{first}{bracket}**{rest}" if row.primary else ours
+        ours = f"**{ours.replace(']', ']**', 1)}" if row.primary else ours
         lines.append([row.text, f"`{row.study}`, {seeds}", ours, horizon])
     return typeset(
         markdown(["situation", "study, seeds", "MA-PPO against PPO", "PPO with λ = 0.99 against PPO"], lines)
