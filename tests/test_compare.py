@@ -93,6 +93,16 @@ def test_stores_with_samples_and_temperatures(tmp_path):
         assert row["rm_score_wins"] == pytest.approx(wilson(sum(wins), 8)._asdict())
 
 
+def test_folders_at_different_temperatures_are_named_by_them(tmp_path):
+    for method, temperature in (("PPO", 0.4), ("MA-PPO", 0.8)):
+        store = ResponseStore(tmp_path / method, method, {"temperature": temperature})
+        store.add(to_frame(stored(method, BASE[:, None], temperature)).set_index(KEY))
+    found = compare([tmp_path / "PPO", tmp_path / "MA-PPO"])
+    assert [(row["method"], row["baseline"]) for row in found] == [
+        (m, "PPO T=0.4") for m in ("PPO T=0.4", "MA-PPO T=0.8")
+    ]
+
+
 def test_a_run_at_several_temperatures_names_each(write):
     path = write("run/samples.jsonl", [])
     write_rows(path, to_frame([*stored("SFT", BASE[:, None], 0.0), *stored("SFT", BETTER[:, None], 0.8)]))

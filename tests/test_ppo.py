@@ -1,5 +1,6 @@
 """The PPO trainer, end to end on a random model: learning, repetition, records, number of passes, bad input."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -73,6 +74,17 @@ def test_metrics_have_every_key_and_are_finite(make, run, roles):
         assert row["seconds"] >= sum(v for k, v in row.items() if k.startswith("seconds_")) > 0
         assert 0 <= row["eos_rate"] <= 1 <= row["macro_length"] <= 2 and row["kl_k3"] >= 0
         assert row["macro_actions"] * row["macro_length"] == pytest.approx(row["response_length"])
+
+
+def test_processes_draw_otherwise_than_those_of_other_seeds(make, monkeypatch):
+    drawn = set()
+    for seed, process in itertools.product(range(3), range(3)):
+        trainer = make(seed=seed, updates=1)
+        trainer.updates_done = 1  # it has made all its updates
+        monkeypatch.setattr(type(trainer.accelerator), "process_index", process)
+        trainer.train()
+        drawn.add(torch.rand(1).item())
+    assert len(drawn) == 9
 
 
 def test_samples_partition_the_tokens(make, run, roles):

@@ -7,6 +7,7 @@ from conftest import fails, ready
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
+from marlhf_lite.evaluation.compare import compare
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.extras.programs.rewards import SHARES, with_tests
 from marlhf_lite.tasks.loading import load_task
@@ -119,3 +120,7 @@ def test_the_preset_of_apps_makes_an_update_without_a_reward_model(problems, tin
     assert main(["evaluate", *policies, *sizes, "--executor", "bubblewrap"]) == 0
     shown = capsys.readouterr().out
     assert "pass@1" in shown and "pass@5" in shown and "MA-PPO" in shown
+    found = {row["method"]: row for row in compare([other])}  # of all five samples, as the table that was printed
+    assert {row["samples"] for row in found.values()} == {5}
+    passed = [row["gold"] for row in RunFolder.open(other).samples() if row["method"] == "MA-PPO"]
+    assert len(passed) == 15 and found["MA-PPO"]["gold"] == pytest.approx(sum(passed) / 15)

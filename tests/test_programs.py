@@ -181,6 +181,19 @@ def test_apps_of_both_kinds(executor):
     assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [True, True]
 
 
+def test_apps_programs_need_not_import_what_its_own_harness_imports(executor):
+    row = {"fn_name": "f", "inputs": [[[4, 9]], [[16]]], "outputs": [6, 5]}
+    program = "def f(x):\n    counts = defaultdict(int)\n    for i in x:\n        counts['sum'] += sqrt(i)\n"
+    program += "    return math.floor(counts['sum']) + len(set(collections.Counter(x).values()))\n"
+    problem, exact = read_problem(json.dumps(row)), read_problem(json.dumps(row | {"exact": True}))
+    assert run_tests(problem.head + program, problem.tests, executor).passed == [True, True]
+    assert exact.head == "" and run_tests(program, exact.tests, executor).passed == [False, False]
+    streams = read_problem('{"inputs": ["3"], "outputs": ["8"]}')
+    assert run_tests(streams.head + "print(2 ** gcd(3, int(input())))", streams.tests, executor).share
+    if executor == "bubblewrap":
+        assert run_tests(f"{streams.head}print(nsmallest(1, [9, 8])[0])", streams.tests, executor).share
+
+
 HUMANEVAL = {
     "prompt": 'def inc(x):\n    """Return x + 1."""\n',
     "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1) == 2, 'one'\n    assert True, 'fine'\n"
@@ -199,6 +212,15 @@ def test_humaneval(executor):
     truths += "    assert candidate({})"
     found = read_problem(json.dumps(row | {"test": truths})).tests
     assert [(test.input, test.output) for test in found] == [([[1]], True), ([(2,)], False), ([{}], True)]
+    # As in Python, an assert without a comparison takes any value that is true.
+    for value, passed in (
+        ("x", [False, False, False]),
+        ("not x", [False, True, True]),
+        ("bool(x)", [True, False, False]),
+    ):
+        assert run_tests(f"def inc(x):\n    return {value}", found, executor).passed == passed
+    for value, passed in (("[0]", True), ("''", False), ("None", False), ("object()", False)):
+        assert run_tests(f"def inc(x):\n    return {value}", found[2:], executor).passed == [passed]
 
 
 @pytest.mark.parametrize(

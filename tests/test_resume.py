@@ -319,6 +319,8 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(method, tiny, s
     again = [method, "--resume", "out", "--updates", "3"]
     assert stopped(monkeypatch, signal.SIGTERM, again, 1) == 130  # the policy of one update is saved
     assert f"begins again; what it has recorded is kept in out/stopped/{method}-1" in capsys.readouterr().out
+    assert main([*again, "--from_checkpoint", "1"]) == 2 and lines(folder) == 1  # nothing is moved away
+    assert f"--from_checkpoint 1: out/{method} has no checkpoint" in capsys.readouterr().err
     assert (folder / "policy").is_dir() and lines(folder) == 1
     assert main([method, "--resume", "out"]) == 0 and lines(folder) == 3
     assert "done already" not in capsys.readouterr().out

@@ -56,11 +56,11 @@ def comparison_table(summary: Sequence[dict]) -> str:
 
 
 def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Name to responses, by path and method."""
+    """Name to responses, by path, method and, where there are several, temperature."""
     entries = {}
-    for path in paths:
-        for method, rows in name_temperatures(read_responses(path)).groupby("method", sort=False):
-            entries[path, method] = rows
+    answers = pd.concat([read_responses(path).assign(path=path) for path in paths])
+    for (path, method), rows in name_temperatures(answers).groupby(["path", "method"], sort=False):
+        entries[path, method] = rows.drop(columns="path")
     count = Counter(method for _, method in entries)
     return {method if count[method] == 1 else f"{path}: {method}": rows for (path, method), rows in entries.items()}
 

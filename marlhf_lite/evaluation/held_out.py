@@ -50,7 +50,7 @@ class HeldOutEvaluation:
         processes = PartialState()
         rank, count = processes.process_index, processes.num_processes
         training, states = policy.model.training, random_states()
-        set_seed((self.held_out.seed + rank) % 2**32)  # for rewards that draw: answers have their own
+        set_seed((self.held_out.seed + 100_003 * rank) % 2**32)  # for rewards that draw: answers have their own
         try:
             prompts = self.held_out.prompts
             share = prompts[rank::count]

@@ -267,7 +267,10 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
     if not any(path.is_file() or _is_whole(path) for path in checkpoints.values()):
         checkpoints = {}  # none is whole
     PartialState().wait_for_everyone()  # all have looked
-    if context.resume and not checkpoints and (place / METRICS).is_file() and PartialState().is_main_process:
+    begins_again = context.resume and not checkpoints and (place / METRICS).is_file()
+    if begins_again and (update := config["from_checkpoint"]):
+        raise InputError(f"--from_checkpoint {update}: {place} has no checkpoint: without it the stage begins again")
+    if begins_again and PartialState().is_main_process:
         kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
         kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, where nobody looks for a result
         place.rename(kept)
@@ -475,7 +478,7 @@ def evaluate(
         samples=options.eval_samples,
         model=", ".join([options.model, *number_format]),  # the default's has no name, so that older answers count
     )
-    write_rows(context.path / SAMPLES, rows[rows["sample"] == 0])
+    write_rows(context.path / SAMPLES, rows)
     histories = {name: done.history for name, done in (trained or {}).items()}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")

@@ -147,7 +147,7 @@ class PPOTrainer:
         had not been stopped. It stops early where the KL goes beyond `config.kl_ceiling`, and with a checkpoint behind
         the update in which `asked_to_stop()` becomes true.
         """
-        torch.manual_seed(self.seed + self.accelerator.process_index)
+        torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)  # no process of another seed
         if resume:
             self._resume()
         if not self.micro_batch_size:

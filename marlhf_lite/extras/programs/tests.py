@@ -12,6 +12,18 @@ from marlhf_lite.utils.errors import InputError
 
 Status = Literal["compile_error", "runtime_error", "timeout", "unsupported", "ran"]
 STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "unsupported", "ran")
+# What APPS's own harness imports before each program, but for numpy, one by one: Monty lacks some of it.
+_APPS_NAMES = {
+    "collections": "ChainMap Counter OrderedDict defaultdict deque",
+    "functools": "lru_cache",
+    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
+    "itertools": "accumulate combinations permutations product",
+    "math": "ceil cos exp fabs floor gcd log log2 sin sqrt tan",
+    "typing": "List Tuple",
+}
+_IMPORTS = [f"import {module}" for module in "collections fractions heapq itertools math random sys time".split()]
+_IMPORTS += [f"from {module} import {name}" for module, names in _APPS_NAMES.items() for name in names.split()]
+APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
 NO_OUTPUT = object()  # a test that gave no value, or one that is no plain data: it equals nothing
 
 
@@ -29,11 +41,14 @@ class Test:
     output: Any
     call: str | None = None
     unwrap: bool = False  # `output` may be a list around the value, as in APPS: then the value alone passes too
+    truth: bool = False  # any value passes that is as true as `output`, as in `assert candidate(1)`
 
     def passes(self, output: Any) -> bool:
         """Whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
         if self.call is None:
             return isinstance(output, str) and _stripped(output) == _stripped(self.output)
+        if self.truth:
+            return output is not NO_OUTPUT and bool(output) == self.output
         if self.unwrap and isinstance(self.output, list) and len(self.output) == 1 and same(self.output[0], output):
             return True
         return same(self.output, output)
@@ -41,7 +56,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Problem:
-    """The tests of one problem. A program is `head` (HumanEval: the start of the function) and a response."""
+    """The tests of one problem. A program is `head` (APPS: imports; HumanEval: a function's start) and a response."""
 
     tests: tuple[Test, ...]
     head: str = ""
@@ -98,7 +113,8 @@ def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
 
     APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
-    of APPS's outputs are a list around the value, so both pass; with `"exact": true` a value is meant as it stands.
+    of APPS's outputs are a list around the value, so both pass, and its programs use `APPS_IMPORTS` without importing
+    them; with `"exact": true` values and programs are meant as they stand.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
     be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
 
@@ -110,7 +126,7 @@ def read_problem(text: str) -> Problem:
         raise InputError("the tests are not JSON") from None
     if not isinstance(row, dict):
         raise InputError("the tests are not a JSON object")
-    problem = _humaneval(row) if "entry_point" in row else Problem(tuple(_apps(row)))
+    problem = _humaneval(row) if "entry_point" in row else _apps(row)
     if not problem.tests:
         raise InputError("the problem has no tests")
     return problem
@@ -121,7 +137,11 @@ def _whole(digits: str) -> int:
     return int(digits) if len(digits) < 4000 else int(Decimal(digits))
 
 
-def _apps(row: dict) -> Iterable[Test]:
+def _apps(row: dict) -> Problem:
+    return Problem(tuple(_apps_tests(row)), "" if row.get("exact") else APPS_IMPORTS)
+
+
+def _apps_tests(row: dict) -> Iterable[Test]:
     name, inputs, outputs = row.get("fn_name"), row.get("inputs"), row.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
@@ -170,12 +190,12 @@ def _humaneval(row: dict) -> Problem:
 
 def _from_assert(node: ast.Assert, name: str) -> Test | None:
     """Return the test in `assert candidate(...) == literal`; None for `assert True`. Raises `InputError` for others."""
-    test = node.test
+    test, truth = node.test, True
     if isinstance(test, ast.Constant):
         return None
     match test:
         case ast.Compare(left=ast.Call() as call, ops=[ast.Eq() | ast.Is()], comparators=[expected]):
-            pass
+            truth = False
         case ast.UnaryOp(op=ast.Not(), operand=ast.Call() as call):
             expected = ast.Constant(False)
         case _:
@@ -183,6 +203,7 @@ def _from_assert(node: ast.Assert, name: str) -> Test | None:
     try:
         if call.func.id not in ("candidate", name) or call.keywords:
             raise ValueError
-        return Test([ast.literal_eval(argument) for argument in call.args], ast.literal_eval(expected), name)
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        return Test(arguments, ast.literal_eval(expected), name, truth=truth)
     except (AttributeError, ValueError, TypeError):
         raise InputError(f"line {node.lineno} of 'test' does not compare a call with a literal") from None

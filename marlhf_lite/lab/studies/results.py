@@ -115,7 +115,8 @@ def collect_result(
 
 def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
     """All answers of a method, by prompt in the order of the evaluation, then by sample."""
-    order = [row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method][first_prompt:]
+    ids = dict.fromkeys(row["id"] for row in read_lines(evaluation / SAMPLES) if row["method"] == method)
+    order = list(ids)[first_prompt:]
     (path,) = (evaluation / "responses").glob(f"{method}-T*/{SAMPLES}")
     rows = pd.DataFrame(read_lines(path))
     rows = rows[rows["id"].isin(order)]
