@@ -69,7 +69,9 @@ def reliability_diagram(margins: Sequence[float], ax: Axes, count: int = 5) -> A
     A calibrated model is on the diagonal; above it, the model could be surer. Arguments and errors: see `bin_pairs`.
     """
     bins = bin_pairs(margins, count=count)
-    return _draw_bins(ax, bins, [b.predicted for b in bins], [0.5, 1], [0.5, 1], "calibrated", "predicted, σ(|margin|)")
+    return _draw_bins(
+        ax, bins, [b.predicted for b in bins], [0.5, 1], [0.5, 1], "calibrated", "predicted, sigmoid(|margin|)"
+    )
 
 
 @plt.rc_context(STYLE)
@@ -79,7 +81,7 @@ def accuracy_against(
     ax: Axes,
     count: int = 5,
     label: str = "|margin| of the pair",
-    curve: str = "σ(|margin|)",
+    curve: str = "sigmoid(|margin|)",
 ) -> Axes:
     """Draw the share of pairs ranked right against their |margin|, or against `by`, beside the sigmoid of that.
 
