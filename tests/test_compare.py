@@ -129,6 +129,10 @@ def test_faults_are_named_in_one_line(write, tmp_path):
             write("a2.jsonl", answers("PPO", BASE, gold=1.0, reward="words:few 3f")),
             write("b7.jsonl", answers("DPO", BASE, gold=1.0, reward="words:few 4e")),
         ],
+        "the data's gold score": [
+            write("a3.jsonl", answers("PPO", BASE, gold=1.0)),
+            write("b8.jsonl", answers("DPO", BASE, gold=1.0, reward="L32-first-noise")),
+        ],
         "b5.jsonl, row 2": [ok, write("b5.jsonl", [rows[0], {"prompt": "x", "response": "y", "update": 3}])],
         "c.jsonl, line 2": [ok, broken],
         "--baseline SFT": [ok, write("b6.jsonl", rows), "SFT"],

@@ -4,6 +4,7 @@ import itertools
 import random
 import re
 import time
+from collections import Counter
 
 import nltk
 import pytest
@@ -23,6 +24,7 @@ from marlhf_lite.parsing import (
     Sentence,
     TokenText,
     split_sentences,
+    termination,
 )
 from marlhf_lite.parsing.base import place_leaves
 
@@ -105,13 +107,16 @@ def test_end_of_text_and_other_tokens_without_text():
 # Falling back
 
 
-def test_sentence_without_a_tree_is_cut_at_every_token():
+def test_sentence_without_a_tree_is_cut_at_every_token(monkeypatch):
     tokens = Pieces("It", " slept", ".", " Gr", "mpf", " x", " <eos>", " It")
     rule = Parsing(trees(DOG), 4)
     rule.check()  # nothing was parsed yet
     got = words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 7, 1, 2], [3, 4, 2], [7, 1, 2])
     assert got == [["It slept.", " Gr", "mpf", ".", " It slept."], [" Gr", "mpf", "."], [" It slept."]]
     assert rule.metrics()["fallback_rate"] == rule.fallback_rate == 2 / 5
+    with monkeypatch.context() as patch:  # another process has five sentences, all with trees
+        patch.setattr(termination, "gather_object", lambda ours: [*ours, Counter(sentences=5, responses=1)])
+        assert rule.metrics()["fallback_rate"] == 2 / 10 and rule.fallback_rate == 2 / 5
     rule.check()
     words_of(rule, tokens, [0, 1, 2, 3, 4, 2, 3, 2])
     fails(rule.check, "function", "67%", "--parser link")  # mostly token-level PPO in disguise

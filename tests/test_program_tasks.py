@@ -1,6 +1,7 @@
 """Tasks with unit tests through the pipeline: APPS's format, both kinds, from a local file to pass@k."""
 
 import json
+from collections import Counter
 
 import pytest
 from conftest import fails, ready
@@ -9,6 +10,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.compare import compare
 from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.extras.programs import rewards
 from marlhf_lite.extras.programs.rewards import SHARES, with_tests
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.utils.run_folder import RunFolder
@@ -48,7 +50,7 @@ def problems(tmp_path_factory):
 # Rewards of texts
 
 
-def test_solutions_pass_and_others_do_not(problems, executor):
+def test_solutions_pass_and_others_do_not(problems, executor, monkeypatch):
     task = with_tests(load_task(problems), ProgramConfig(executor=executor))
     rows = task.splits["ppo"]
     assert task.gold(rows["prompt"], rows["chosen"]) == [1.0] * len(rows)
@@ -64,6 +66,9 @@ def test_solutions_pass_and_others_do_not(problems, executor):
     shares = reward.metrics()
     assert list(shares) == list(SHARES) and sum(shares.values()) == 1.0
     assert (shares["share_compile_error"], shares["share_passed"]) == (0.25, 0.25)
+    with monkeypatch.context() as patch:  # another process has two programs, which pass
+        patch.setattr(rewards, "gather_object", lambda ours: [*ours, Counter(share_passed=2)])
+        assert reward.metrics()["share_passed"] == pytest.approx(3 / 6)
 
 
 def test_humaneval_file(tmp_path, executor):

@@ -94,8 +94,8 @@ def test_stored_answers_are_scored_again_by_the_gold_score_of_another_part(tmp_p
     """A part with noise has the prompts of the one without."""
     sizes = "--dataset tiny-umbrella --size 40 --max_response_length 8 --output_dir"
     assert main([*f"sft --sft_epochs 0 {sizes}".split(), str(tmp_path / "sft")]) == 0
-    for part in ("L8-first-noise", "L8-first", "L8-first-noise"):
-        words = f"evaluate --sft {tmp_path / 'sft'} --eval_prompts 4 --part {part} {sizes}"
+    for part in ("L32-first-noise", "", "L32-first-noise"):  # the default is L32-first
+        words = f"evaluate --sft {tmp_path / 'sft'} --eval_prompts 4 --part={part} {sizes}"
         assert main([*words.split(), str(tmp_path / "answers")]) == 0
         rows, (_, place, kappa) = RunFolder.open(tmp_path / "answers").samples(), parse_part(part)
         prompts, texts = ([row[name] for row in rows] for name in ("prompt", "response"))

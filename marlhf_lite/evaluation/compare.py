@@ -68,10 +68,17 @@ def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
 def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame) -> None:
     check_same_prompts(base, ours, name, theirs)
     for column, scorers in (("rm", "reward models"), ("reward", "rewards")):
-        marks = [set(rows[column].dropna()) if column in rows else set() for rows in (ours, theirs)]
+        marks = [_scorers(rows, column) for rows in (ours, theirs)]
         if all(marks) and len(names := set.union(*marks)) > 1:
             what = f"scored by different {scorers} ({', '.join(sorted(names))})"
             raise InputError(f"{base} and {name}: {what}: evaluate both with the same --{column}")
+
+
+def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
+    """The names of what scored. Gold scores without a name are the data's own; of RM scores nothing is known then."""
+    names = set(rows[column].dropna()) - {""} if column in rows else set()
+    own = column == "reward" and "gold" in rows and rows["gold"].notna().any()
+    return names or ({"the data's gold score"} if own else set())
 
 
 def _wins(rows: pd.DataFrame, base: pd.DataFrame, score: str) -> dict:

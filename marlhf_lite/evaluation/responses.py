@@ -271,7 +271,7 @@ def evaluate_checkpoints(
     """
     prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
     marks = {name: fingerprint(path, name) for name in ("reference", "rm") if (path := getattr(scorers, name))}
-    marks |= {"reward": scorers.gold_name} if scorers.gold_name else {}
+    marks |= {"reward": scorers.gold_name} if scorers.gold else {}
     wanted, tables = held_out.keyed(samples), []
     for name, path in checkpoints.items():
         load = scorers.policy(Path(path))
@@ -304,7 +304,7 @@ def _fill(
 
     there = wanted.index.isin(store.rows.index)
     stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
-    by = stored.reindex(columns=[*marks, "gold"])
+    by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})  # "": the data's own
     fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
     # Prompts of like length together, so that padding is little; the most memory is needed at once.
     lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())] if len(missing) else []

@@ -4,11 +4,13 @@ The tensors of a rollout may be on any device; the text is handled on the CPU, o
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, TerminationRule
@@ -84,7 +86,7 @@ class Parsing(_TextRule):
         self.parser, self.cutoff, self.inclusive = parser, cutoff, bool(inclusive)
         self._pool = ThreadPoolExecutor(1, "parser") if background else None
         self._begun: tuple[list[str], Future] | None = None
-        self._metrics: dict[str, float] = {}
+        self._counts: Counter[str] = Counter()  # of the last call
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         responses = self._responses(mask, **context)
@@ -96,10 +98,9 @@ class Parsing(_TextRule):
         self._begun = None
         parts = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
         trees = [sentence.tree for sentences in parts for sentence in sentences]
-        self._metrics = {
-            "fallback_rate": trees.count(None) / max(len(trees), 1),
-            "parse_milliseconds": 1e3 * seconds / max(len(responses), 1),
-        }
+        self._counts = Counter(
+            sentences=len(trees), without_tree=trees.count(None), responses=len(responses), milliseconds=1e3 * seconds
+        )
         # Without any text every token stands alone, as in token-level PPO.
         rows = [r.starts(self._pieces(r, s)) if s else [True] * r.count for r, s in zip(responses, parts, strict=True)]
         return _segmentation(rows, mask)
@@ -111,13 +112,20 @@ class Parsing(_TextRule):
             self._begun = texts, self._pool.submit(self._parse, texts)
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of sentences that fell back, and the parser's milliseconds a response, of the last call."""
-        return dict(self._metrics)
+        """Return the share of sentences that fell back, and the parser's milliseconds a response, of the last call.
+
+        All processes are counted, so all must ask.
+        """
+        if not self._counts:
+            return {}
+        counts = sum(gather_object([self._counts]), Counter())
+        milliseconds = counts["milliseconds"] / max(counts["responses"], 1)
+        return {"fallback_rate": _fallback_rate(counts), "parse_milliseconds": milliseconds}
 
     @property
     def fallback_rate(self) -> float:
         """The share of sentences without a tree in the last call, from 0 to 1; each is cut at every token."""
-        return self._metrics.get("fallback_rate", 0.0)
+        return _fallback_rate(self._counts)
 
     def check(self) -> None:
         """Raise `InputError` where more than half of the last call's sentences had no tree."""
@@ -169,3 +177,7 @@ def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[Parse
         if sentence.start < sentence.end:
             yield sentence
         last = sentence.end
+
+
+def _fallback_rate(counts: Mapping[str, float]) -> float:
+    return counts["without_tree"] / max(counts["sentences"], 1)

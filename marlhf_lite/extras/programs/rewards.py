@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import datasets
+from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.extras.programs import Outcome, Problem, TestRunner, program_reward, read_problem
@@ -59,9 +60,9 @@ class TestReward:
         return [program_reward(outcome, self.strict) for outcome in self.outcomes]
 
     def metrics(self) -> dict[str, float]:
-        """Return the shares of the last programs by what became of them, under the names of SHARES."""
-        counts = Counter(map(_kind, self.outcomes))
-        return {name: counts[name] / max(len(self.outcomes), 1) for name in SHARES}
+        """Return the shares of all processes' last programs by what became of them, under the names of SHARES."""
+        counts = sum(gather_object([Counter(map(_kind, self.outcomes))]), Counter())
+        return {name: counts[name] / max(counts.total(), 1) for name in SHARES}
 
 
 def _kind(outcome: Outcome) -> str:
