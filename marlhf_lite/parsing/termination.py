@@ -128,9 +128,9 @@ class Parsing(_TextRule):
         return _fallback_rate(self._counts)
 
     def check(self) -> None:
-        """Raise `InputError` where more than half of the last call's sentences had no tree."""
-        if self.fallback_rate > FALLBACK_LIMIT:
-            parser, rate = type(self.parser).__name__, f"{self.fallback_rate:.0%}"
+        """Raise `InputError` where more than half of the last call's sentences had no tree; all processes do."""
+        if (share := self.metrics().get("fallback_rate", 0.0)) > FALLBACK_LIMIT:
+            parser, rate = type(self.parser).__name__, f"{share:.0%}"
             raise InputError(
                 f"--termination parsing: {parser} found no tree for {rate} of the sentences, so most macro actions "
                 "are single tokens: take --parser link or stanza for English, python for programs"
