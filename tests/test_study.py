@@ -134,6 +134,10 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"equal_kl": ["G", "H"], "methods": {"G": {"command": "grpo"}, "H": PPO}}, "method G: equal_kl: grpo"),
     ({"equal_kl": ["PPO", "RLOO=2"], "shared": SMALL | {"kl_coef": 0.0}}, "RLOO=2: equal_kl: rloo without kl_coef"),
     ({"mean_updates": [1, 3], "shared": SMALL, "methods": {"A": PPO}}, "method A: mean_updates: .1, 3.: it has 2 up"),
+    *(
+        (keys | {"methods": {"A": PPO | {"options": {"kl_ceiling": 1.0}}}}, "method A: kl_ceiling: .*stops early")
+        for keys in ({"threshold": 0.8}, {"mean_updates": [1, 2]})
+    ),
     *(({"mean_updates": span}, "mean_updates: .*16, 30") for span in ([5], [5, 4], [0, 3], ["a", 3])),
     ({"mean_updates": [1, 2], "methods": {"SFT": {"command": "sft"}}}, "mean_updates: sft"),
     ({"mean_updates": [1, 2], "contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),

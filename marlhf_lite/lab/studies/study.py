@@ -270,8 +270,10 @@ def _check_rewards(study: Study, name: str, command: str, options: dict) -> None
 
 
 def _check_curve(study: Study, name: str, command: str, options: dict) -> None:
-    """Raise `InputError` where a method's curve has too few updates, or no KL, for what the study reports of it."""
+    """Raise `InputError` where a method's curve may stop early, is too short, or has no KL for the study's report."""
     where, span, updates = f"study {study.name}, method {name}", study.mean_updates, options.get("updates", 0)
+    if study.of_curves and options.get("kl_ceiling"):
+        raise InputError(f"{where}: kl_ceiling: a run that stops early has no full curve to compare: leave it out")
     if span and span[1] > updates > 0 and not options.get("prompt_epochs"):  # passes: counted when the data are loaded
         raise InputError(f"{where}: mean_updates: {span}: it has {updates} updates: end there, or raise updates")
     has_kl = command == "ppo" or (command == "rloo" and options["kl_coef"])
