@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from dataclasses import fields
 from pathlib import Path
 
@@ -231,6 +232,18 @@ def test_an_option_that_an_older_result_has_not_stored_had_its_default(small):
     older = {name: value for name, value in run.options.items() if name not in ("kl_estimator", "min_response_length")}
     assert changed_option(run, {"options": older}) == "kl_estimator was k1, now k3"
     assert not changed_option(run, {"options": older | {"kl_estimator": "k3"}})
+
+
+def test_different_prompts_are_counted_and_not_rows(small, tmp_path):
+    """Several rows may have one prompt, which is answered once. Older files have the number of rows alone."""
+    study, start = load_study(small()), Future()
+    run = plan(study)[0]
+    start.set_result(tmp_path)
+    (tmp_path / "sft").mkdir()
+    for counts in ({"test": 9, "test_prompts": 2}, {"test": 2}):
+        (tmp_path / "sft" / "data.json").write_text(json.dumps(counts))
+        words = "3 held-out prompts are asked for, and there are 2"
+        fails(lambda: study_module.make_result(study, run, start, tmp_path, tmp_path, None), words)
 
 
 # -- processes --------------------------------------------------------------------------------

@@ -480,7 +480,8 @@ def make_result(study: Study, run: Run, start, work: Path, results: Path, comman
 
 def _check_prompts(run: Run, models: Path) -> None:
     """Raise `InputError` where fewer held-out prompts are there than the study asks for."""
-    there = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))["test"]
+    counts = json.loads((models / "sft" / "data.json").read_text(encoding="utf-8"))
+    there = counts.get("test_prompts", counts["test"])  # older files count rows alone
     if there < run.prompts:
         raise InputError(f"{run.name}: {run.prompts} held-out prompts are asked for, and there are {there}: ask fewer")
 
