@@ -166,6 +166,15 @@ def test_rankings():
     assert compare_rankings(truth[:, order], scores[:, order]).critic == found.critic
 
 
+def test_ties_of_a_ranking_are_broken_at_random():
+    values, nothing = torch.tensor([[0.0, 1.0, 2.0, 3.0, 4.0]] * 30), torch.zeros(30, 5, 4)
+    found = compare_rankings(values, nothing)
+    assert found.critic.mean == pytest.approx(1 / 5) and found.halves.mean == pytest.approx(1 / 5)
+    first, second = torch.tensor([3.0, 3, 1, 0, 0]), torch.tensor([2.0, 7, 7, 7, 0])  # best: 0 or 1; 1, 2 or 3
+    found = compare_rankings(values.flip(1), torch.stack([first, second], 1).expand(30, 5, 2))
+    assert found.halves.mean == pytest.approx(1 / 6) and found.critic.mean == pytest.approx(1 / 2)
+
+
 def test_ranking_of_an_oracle_end_to_end(policy):
     torch.manual_seed(4)
     prompts = ["c", "cd", "ede", "d"]

@@ -63,12 +63,17 @@ def rank_next_tokens(
 def compare_rankings(values: Tensor, scores: Tensor) -> Ranking:
     """From the critic's values [N, k] and scores [N, k, K] of continuations after each of k tokens."""
     a, b = halves(scores)
-    best, k = a.argmax(1), a.shape[1]
-    hits = (x.argmax(1) == best for x in (np.asarray(values.cpu()), b))
-    by_critic, by_half = (wilson(int(right.sum()), len(right)) for right in hits)
+    hits = (_same_best(a, x) for x in (np.asarray(values.cpu()), b))
+    by_critic, by_half = (wilson(float(right.sum()), len(right)) for right in hits)
     centred_a, centred_b = (x - x.mean(1, keepdims=True) for x in (a, b))
-    variance = (centred_a * centred_b).sum() / (len(a) * (k - 1))
-    return Ranking(k, by_critic, by_half, float(np.sqrt(max(variance, 0.0))))
+    variance = (centred_a * centred_b).sum() / (len(a) * (a.shape[1] - 1))
+    return Ranking(a.shape[1], by_critic, by_half, float(np.sqrt(max(variance, 0.0))))
+
+
+def _same_best(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """[N] probability that a and b [N, k] have the same best token, where ties are broken at random."""
+    best_a, best_b = (x == x.max(1, keepdims=True) for x in (a, b))
+    return (best_a & best_b).sum(1) / (best_a.sum(1) * best_b.sum(1))
 
 
 @torch.no_grad()
