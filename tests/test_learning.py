@@ -47,6 +47,17 @@ def test_table(results):
     assert row["updates"]["by_seed"] == [5] and row["area"]["mean"] == pytest.approx(0.6) and "kept" not in row
 
 
+def test_credit_kept_is_given_where_the_formula_holds():
+    def kept(**options):
+        return "kept" in learning_table({"": ["a"]}, [result("a", 0, [1] * 6, n="5", **options)], 0.8)[0]
+
+    assert all(kept(objective=name) for name in ("", "sae", "vc_ppo", "released,vc_ppo=0.9")) and kept(sigma="start")
+    for name in ("vapo", "sae,vapo=0.1", "mine:MonteCarlo", "mine:essae"):
+        assert not kept(objective=name)
+    assert not any(kept(sigma=name) for name in ("unit", "position", "position_reversed"))
+    assert not kept(last_token_alone=True)
+
+
 def test_ratios_of_updates(results):
     """Against plain logarithms: seed 0 6/4, seed 1 (never: 6)/4; of one update, 3/2 and 5/2."""
     assert ratio_of_updates(results, ["L8 E0", "L8 E4"], 0.8, 3)["by_seed"] == pytest.approx([1.5, 1.5])

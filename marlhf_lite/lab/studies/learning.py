@@ -21,6 +21,7 @@ from marlhf_lite.utils import tables
 
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, where the protocol gives no other number
 CRITIC = {"credit_seen": "credit seen s", "score_explained_variance": "explained variance of the score"}
+FORMULA_HOLDS = {"", "sae", "vc_ppo", "released"}  # objectives; the last two leave advantages as they are
 LEGEND = (
     "Updates: the first at which the mean gold score of the last {window} training batches is {threshold:g} or more; "
     "median over seeds, in parentheses the seeds one by one; never: not within the budget. Area: mean gold score over "
@@ -85,11 +86,14 @@ def _row(group: str, name: str, runs: Mapping, speeds: Mapping, reference: Mappi
 
 
 def _kept(options: Mapping, seen: float | None) -> dict:
-    """n, and the formula's prediction for the token that decides, where it has a place and macro actions a length."""
+    """n, and the formula's prediction for the token that decides, where it has a place and the formula holds."""
     place = decisive_token(options.get("part", "")) if options.get("dataset") == "tiny-umbrella" else None
     if place is None or "lam" not in options or options.get("termination", "fixed") != "fixed":
         return {}
-    sigma = "start" if "sae" in options["objective"] else options["sigma"]
+    objectives = {word.partition("=")[0].strip() for word in options["objective"].split(",")}
+    sigma = "start" if "sae" in objectives else options["sigma"]
+    if objectives - FORMULA_HOLDS or sigma not in ("equal", "start") or options.get("last_token_alone"):
+        return {}
     shares = (0.0, min(max(seen or 0.0, 0.0), 1.0), 1.0)
     kept = [signal_kept(*place, float(options["n"]), options["lam"], s, sigma) for s in shares]
     return {"n": options["n"], "kept": kept}
