@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, GPT2Config
 
 import marlhf_lite
 from marlhf_lite.cli import main
@@ -27,6 +27,7 @@ from marlhf_lite.config.options import LengthConfig, ModelConfig, RewardModelCon
 from marlhf_lite.config.parser import parse
 from marlhf_lite.extras.memory.estimate import (
     GIB,
+    adapter_bytes,
     empty_base,
     estimate_memory,
     estimate_stage,
@@ -228,6 +229,14 @@ def test_parts_by_hand(folder):
     assert full.optimizer == 2 * 4 * (2 * weights + d)
     four = estimate_memory(options(folder, {"load_in_4bit": True, "dtype": "bfloat16"}), gpu=False)
     assert 2 * NUMBERS["vocab_size"] * d < four.weights < 0.75 * 2 * weights
+
+
+def test_adapters_of_gpt2_s_layers_count(tmp_path):
+    config = GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=500)
+    config.save_pretrained(tmp_path)
+    given = ModelConfig(model=str(tmp_path))
+    model = get_peft_model(AutoModelForCausalLM.from_config(config), lora_config(given, TaskType.CAUSAL_LM))
+    assert adapter_bytes(empty_base(given), given) == 4 * model.get_nb_trainable_parameters()[0] > 0
 
 
 def test_copies_with_the_adapter_merged_count_where_they_take_an_eighth_of_the_card(folder):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
@@ -173,9 +174,12 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
-    """Yield the weights that get an adapter: those of the blocks' linear layers, if `targets` has their names."""
+    """Yield the weights that get an adapter: those of the blocks' linear layers, if `targets` has their names.
+
+    GPT-2's linear layers are Conv1D.
+    """
     for name, module in base.named_modules():
-        linear = isinstance(module, nn.Linear) and module is not base.get_output_embeddings()
+        linear = isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
         if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
             yield module.weight
 
