@@ -1,6 +1,7 @@
 """What a run says of its data before anything trains: `marlhf data`, what is cut or dropped, a file for each stage."""
 
 import json
+import shutil
 import sys
 
 import datasets
@@ -8,7 +9,7 @@ import pytest
 from conftest import fails
 
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import DataCommand, RunCommand
+from marlhf_lite.config.commands import COMMANDS, DataCommand, RunCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments.context import open_context
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
@@ -223,6 +224,42 @@ def test_characters_of_several_bytes_are_shown_whole(tiny, tmp_path, capsys):
     assert not main(["data", str(write(tmp_path / "rows.jsonl", rows)), "--model", tiny.model, "--rows", "1"])
     text = capsys.readouterr().out
     assert "\ufffd" not in text and all(character in text for character in "为什么😀مرحبا")
+
+
+# Rows that an earlier stage has split
+
+
+def webgpt(i):
+    texts = {"question": {"full_text": f"Why {i}?"}, "answer_0": f"Warm {i}.", "answer_1": f"Cold {i}."}
+    return texts | {"score_0": float(i % 2), "score_1": -float(i % 2)}  # ties are rows of --template released alone
+
+
+@pytest.mark.parametrize("make", [pair, webgpt])
+def test_rows_that_an_earlier_stage_has_split_in_another_way_are_refused(make, tiny, sft, tmp_path):
+    """Prompts that it trained on would be held out."""
+    rows, run = list(map(make, range(COUNT))), tmp_path / "sft"
+    path = write(tmp_path / "rows.jsonl", rows)
+
+    def start(command, *words):
+        options = parse(command, words, COMMANDS[command])
+        shutil.rmtree(tmp_path / "e", ignore_errors=True)
+        return open_context(options, find_inputs(options)).task
+
+    words = ["--model", tiny.model, "--lora_r", "4", "--lora_alpha", "8", "--output_dir", str(run)]
+    task = start("sft", "--dataset", str(path), *words)
+    shutil.copytree(sft, run / "sft")
+    later = ["evaluate", "--sft", str(run), "--output_dir", str(tmp_path / "e")]
+    assert start(*later).splits["test"].to_list() == task.splits["test"].to_list()
+    said = f"--dataset {path}: {run} was made with other rows or prompts"
+    if make == webgpt:
+        fails(lambda: start(*later, "--preset", "released"), said, "give --template paper and not released, or")
+    else:
+        assert start(*later, "--preset", "released").counts["test"], "these rows have no --template"
+    write(path, [*rows, make(COUNT + 1)])
+    for words in (later, ["sft", "--resume", str(run)]):
+        fails(lambda w=words: start(*w), said, "give the data as they were, or train that run again")
+    (run / "data.json").unlink()  # as of an earlier version
+    assert start(*later).counts["read"] == COUNT + 1
 
 
 # A file for each stage

@@ -166,6 +166,27 @@ def test_contradictions_to_the_given_run_are_refused(runs, words):
     fails(lambda: read("--sft", run, *named.split(), command="ppo"), f"{source}: ", words.split()[0])
 
 
+@pytest.mark.parametrize(
+    ("stored", "words", "made", "fix"),
+    [
+        ({}, "--size 400", "no --size", "this command has --size 400: give no --size"),
+        ({"size": None}, "--size 400", "no --size", "this command has --size 400: give no --size"),
+        ({}, "--split_seed 3", "--split_seed 1234", "has --split_seed 3: give --split_seed 1234"),
+        ({"size": 40}, "--dataset_streaming", "--dataset_streaming False", "give --dataset_streaming False"),
+        ({}, "--rm OTHER", "--size 40", "a has no --size: train one of them again"),
+    ],
+)
+def test_rows_may_not_differ_from_those_of_a_run_with_the_defaults(runs, stored, words, made, fix):
+    """They would mix the parts of the split. Data of the command's own, and what it repeats, are no contradiction."""
+    run, other = runs("a", **stored), runs("b", size=40)
+    words = words.replace("OTHER", other).split()
+    fails(lambda: read("--sft", run, *words, command="ppo"), f": made with {made}, but ", fix)
+    assert read("--sft", run, "--split_seed", "1234", command="ppo").size == stored.get("size")
+    assert read("--sft", runs("c", dataset=None), "--size", "4", command="ppo").size == 4, "data of a program's own"
+    if "--rm" not in words:
+        assert read("--sft", run, "--dataset", "own.jsonl", *words, command="ppo").dataset == "own.jsonl"
+
+
 def test_the_shape_of_a_given_adapter_cannot_be_changed(runs):
     """It would have no effect. Several policies may differ, and a reward model's adapter is its own."""
     shape = {"lora_r": 4, "lora_alpha": 8, "lora_target_modules": ".*q_proj"}

@@ -60,7 +60,8 @@ MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig
 INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, EnvironmentConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
-SAME = ("size", "split_seed", "model", "finetune")
+# Where --template changes the rows, loading the data tells (`experiments.data`): most data sets do not use it.
+SAME = ("size", "dataset_streaming", "split_seed", "model", "finetune")
 # What says which rows are read. Where they are others than a run's, its options of the data do not count.
 ROWS = ("dataset", "dataset_config", "data_dir", "split")
 DATA = [f.name for f in fields(DataConfig) if f.name not in {f.name for f in fields(LengthConfig)}]
@@ -279,13 +280,16 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
         runs.sort(key=lambda item: item[0] != "policies")  # they are evaluated on their own prompts
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
+        if "dataset" in theirs:  # what a run on data has not stored had its default
+            theirs = {name: getattr(DataConfig, name) for name in SAME if name in DATA} | theirs
         if _has_other_rows(option, run, theirs, known, origin):
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
             asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
             if (name in SAME or asked) and known.get(name, value) != value:
-                other = f"but {origin[name]} has --{name} {known[name]}"
-                raise InputError(f"--{option} {run}: made with --{name} {value}, {other}: give --{name} {value}")
+                this, other = (f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name]))
+                fix = f"give {this}" if origin[name] == "this command" else "train one of them again"
+                raise InputError(f"--{option} {run}: made with {this}, but {origin[name]} has {other}: {fix}")
             known.setdefault(name, value)
             origin.setdefault(name, f"--{option} {run}")
     return {name: value for name, value in known.items() if name not in values}

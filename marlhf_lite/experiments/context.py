@@ -22,7 +22,7 @@ from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import SeededDialogues
-from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
+from marlhf_lite.experiments.data import check_rows, fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.macro import TerminationRule
@@ -158,6 +158,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     task, notes = read_task(options, tokenizer, inputs)
     if not task.chats:
         options = replace(options, chat_template="none")  # what later commands take over
+    check_rows(options, [*inputs.folders, *map(Path, filter(None, [options.resume]))], task)
     dialogues = open_dialogues(options)
     reward = _open_reward(options, task)
     needs_pairs = _needs_pairs(options, inputs)
@@ -177,7 +178,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
     if PartialState().is_main_process:
         different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
-        write_json(folder.path / "data.json", task.counts | different)
+        write_json(folder.path / "data.json", task.counts | different | {"digest": task.digest})
     _print_start(options, inputs, task)
     for note in (*notes, *more, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")

@@ -1,11 +1,13 @@
 """The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
 
 import functools
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import datasets
 
@@ -39,6 +41,8 @@ def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | N
     chat = chat_writer(tokenizer, options.chat_template)
     source = {name: getattr(options, name) for name in LOADED}
     task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **source)
+    prompts = json.dumps([list(task.splits[part]["prompt"]) for part in TRAIN_PARTS])
+    task = replace(task, digest=hashlib.sha256(prompts.encode()).hexdigest()[:16])
     if task.chats:
         expect_chats(tokenizer)
     runs = [RunFolder.open(run) for run in filter(None, map(run_of, (inputs or Inputs()).folders))]
@@ -58,6 +62,21 @@ def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], ta
         return "sft" if set(task.splits["test"].column_names) == {"prompt", "chosen"} else ""
     is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
     return options.own_part if is_new else ""
+
+
+def check_rows(options: StageCommand, folders: Iterable[Path], task: Task) -> None:
+    """Raise `InputError` where a run among `folders` has split other rows of the data, which this command would mix.
+
+    Where another `--chat_template` or `--part` of tiny-umbrella writes the prompts, nothing can be told.
+    """
+    for run in map(RunFolder.open, filter(None, map(run_of, folders))):
+        mine, theirs = asdict(options), run.config
+        is_alike = same_data(theirs, mine) and all(theirs.get(k) == mine[k] for k in ("chat_template", "part"))
+        if is_alike and _stored(run).get("digest", task.digest) != task.digest:
+            changed = [f"--{k} {theirs[k]} and not {mine[k]}" for k in ("template", "columns") if theirs[k] != mine[k]]
+            fix = f"give {', '.join(changed) or 'the data as they were'}, or train that run again"
+            fault = f"{run.path} was made with other rows or prompts of it, and may have trained on rows held out here"
+            raise InputError(f"--dataset {options.dataset}: {fault}: {fix}")
 
 
 def for_one_stage(task: Task, part: str) -> Task:
@@ -171,8 +190,13 @@ def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunF
 
 def _rows_left(run: RunFolder) -> int:
     """Return how many rows a run has left to PPO; 1 where it does not say."""
+    return _stored(run).get("ppo", 1)
+
+
+def _stored(run: RunFolder) -> dict:
+    """Return what a run has stored about its data."""
     file = run.path / "data.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("ppo", 1) if file.exists() else 1
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:

@@ -23,6 +23,7 @@ class Task:
     chats: bool = False  # whether a chat template wrote the prompts
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
     shape: str = ""  # what the rows were read as
+    digest: str = ""  # of the prompts of each training part, as they were split
     unused: tuple[str, ...] = ()  # columns that were not read
     unused_splits: tuple[str, ...] = ()  # splits and files that nobody asked for
 
