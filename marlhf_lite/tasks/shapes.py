@@ -111,13 +111,17 @@ def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
     if not turns or turns[-1]["role"] != "assistant":
         other = f", but of {turns[-1]['role']!r}" if turns else ""
         raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant{other}")
-    texts = [turn["content"].strip() for turn in turns if is_text and turn["role"] == "user"]
-    asked = before[0]["content"].strip() if before else ""
-    if turns[: len(before)] == before or any(text and (text in asked or asked in text) for text in texts):
-        return turns  # a text and the user's message may each have more around the other
+    asks = is_text and any(turn["role"] == "user" for turn in turns)
+    if turns[: len(before)] == before or (asks and _words(before) in _words(turns[:-1])):
+        return turns  # messages may have more around the text, but not less
     if turns[0]["role"] in ("system", "user"):
-        raise BadRow("bad_chat", f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'")
+        fault = f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
+        raise BadRow("bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out")
     return before + turns
+
+
+def _words(turns: Turns) -> str:
+    return " ".join(" ".join(turn["content"] for turn in turns).split())
 
 
 def _messages(value, column: str) -> Turns:
