@@ -97,6 +97,21 @@ def test_problems_without_good_tests_are_counted(tmp_path):
     fails(lambda: with_tests(some, ProgramConfig()), "problem 'QUESTION: Add ", "--bad_rows drop")
 
 
+def test_problems_that_share_a_prompt_and_not_their_tests_are_dropped(tmp_path):
+    """Else one would be judged by the tests of the other. Rows that are the same stay."""
+    ready("monty")
+    rows = [apps(i) for i in range(0, 20, 2)]
+    tests = [{"input_output": json.dumps({"inputs": ["1\n"], "outputs": [f"{n}\n"]})} for n in (1, 2)]
+    twins = [row | columns for row in rows for columns in tests]
+    task = load_task(written(tmp_path / "twins.jsonl", [*(apps(i) for i in range(1, 20, 2)), *twins, apps(1)]))
+    done = with_tests(task, ProgramConfig())
+    before, after = (counts["ppo"] + counts["test"] for counts in (task.counts, done.counts))
+    assert done.counts["different_tests"] == before - after > 0
+    assert all("add" in tests for part in ("ppo", "test") for tests in done.splits[part]["tests"])
+    kept = [row for part in ("ppo", "test") for row in task.splits[part] if "add" in row["tests"]]
+    assert len(kept) == after
+
+
 def test_a_task_without_tests(tmp_path):
     rows = [{"prompt": f"p {i}", "chosen": " a", "rejected": " b"} for i in range(20)]
     task = load_task(written(tmp_path / "pairs.jsonl", rows))

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.extras.programs import Outcome, Problem, TestRunner, program_reward, read_problem
+from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
 
@@ -74,15 +75,15 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
     """Return the task with its unit tests ready, and with the share of tests passed as its gold score.
 
     A task whose rows have no column `tests` is returned as it is. Problems without tests are left out of the parts
-    whose programs are run, and counted as `no_tests`; with `bad_rows="drop"` so are those whose tests do not parse, as
-    `bad_tests`.
+    whose programs are run, and counted as `no_tests`; so are those that share a prompt and not their tests, as
+    `different_tests`, and with `bad_rows="drop"` those whose tests do not parse, as `bad_tests`.
 
     Raises:
         InputError: tests that do not parse, no problem left, an executor that is not installed, or limits out of range.
     """
     if not any("tests" in task.splits[part].column_names for part in JUDGED):
         return task
-    counts: Counter[str] = Counter(no_tests=0, bad_tests=0)
+    counts: Counter[str] = Counter(no_tests=0, different_tests=0, bad_tests=0)
     kept = {part: _readable(task, part, bad_rows, counts) for part in JUDGED}
     texts = {prompt: text for rows in kept.values() for prompt, text in zip(rows["prompt"], rows["tests"], strict=True)}
     tests = ProgramTests(texts, config)
@@ -93,11 +94,15 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
 
 def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
     rows, good = task.splits[part], []
+    # Embedded problems of one prompt are the same problem with other inputs: the tests of either judge both.
+    different = set() if task.name in EMBEDDED else {*zip(rows["prompt"], rows["tests"], strict=True)}
+    forms = Counter(prompt for prompt, text in different if text)
     for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
         try:
             if text:
                 read_problem(text)
-                good.append(i)
+                good += [i] if forms[prompt] < 2 else []
+                counts["different_tests"] += forms[prompt] > 1
             counts["no_tests"] += not text
         except InputError as error:
             if bad_rows == "error":
