@@ -46,6 +46,12 @@ CHATS = {
     "TRL, implicit": lambda i: {"chosen": [user(i), YES], "rejected": [user(i), NO]},
     "UltraFeedback": lambda i: {"prompt": f"Why {i}?", "chosen": [user(i), YES], "rejected": [user(i), NO]},
     "a text before messages": lambda i: {"prompt": f"Why {i}?", "chosen": [YES], "rejected": [NO]},
+    "a text around which messages have more": lambda i: {
+        "prompt": f"{i}?", "chosen": [user(i), YES], "rejected": [user(i), NO],
+    },
+    "a transcript before messages": lambda i: {
+        "prompt": f"Human:  Why  {i}?\n\nAssistant:", "chosen": [user(i), YES], "rejected": [user(i), NO],
+    },
     "messages before texts": lambda i: {"prompt": [user(i)], "chosen": "Warm.", "rejected": "Cold."},
     "a prompt repeated": lambda i: {"prompt": [user(i)], "chosen": [user(i), YES], "rejected": [user(i), NO]},
     "LLaMA-Factory": lambda i: {
@@ -172,6 +178,18 @@ STOPS = [  # a row -> what the error names
         ["'chosen' begins"],
     ),
     ({"prompt": "Who?", "chosen": [user(1), YES], "rejected": [user(1), NO]}, ["'chosen' begins with a message"]),
+    (  # a text of which the messages hold a part alone
+        {"prompt": "Context: 1.\n\nWhy 1?", "chosen": [user(1), YES], "rejected": [user(1), NO]},
+        ["row 1: 'chosen' begins", "put all of the prompt into the messages, or leave 'prompt' out"],
+    ),
+    (
+        {
+            "prompt": "Human: Why 1?\n\nAssistant: Warm.\n\nHuman: Why?\n\nAssistant:",
+            "chosen": [user(1), YES],
+            "rejected": [user(1), NO],
+        },
+        ["row 1: 'chosen' begins"],
+    ),
     ({"chosen": [YES], "rejected": [NO], "history": [user(1)]}, ["row 1", "--columns prompt=NAME"]),
     ({"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": 1}, ["row 1: 'winner' is 1, not"]),
     ({"prompt": [user(1), YES]}, ["row 1: the last message before the answer is the assistant's"]),
@@ -350,6 +368,16 @@ def test_names_that_stand_twice_and_files_that_are_not_what_their_name_says(tmp_
     ):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         fails(lambda: load_task(str(tmp_path / name)), name, part)  # noqa: B023
+
+
+def test_a_quote_that_takes_up_rows_of_a_tsv_stops(tmp_path):
+    """Tabs and line breaks in a field are read where the lines of the row are no rows themselves."""
+    rows = [*table("\t").splitlines(), 'Q1:\t"Yes, he said.\tno 1', 'Q2:\tyes 2"\tno 2', ""]
+    (tmp_path / "a.tsv").write_text("\n".join(rows))
+    said = ("a.tsv: row 13: a field that begins with a quote takes up 2 rows", "double the quotes in them")
+    fails(lambda: load_task(str(tmp_path / "a.tsv")), *said)
+    (tmp_path / "b.tsv").write_text(table("\t").replace("Warm.", '"Warm.\n\tTabs."'))
+    assert {row["chosen"] for row in rows_of(load_task(str(tmp_path / "b.tsv")))} == {"Warm.\n\tTabs."}
 
 
 def test_several_files_and_an_address(tmp_path, monkeypatch):

@@ -138,6 +138,9 @@ def _csv(text: str) -> list[dict]:
         for row in reader:
             if None in row or None in row.values():
                 raise csv.Error("its number of fields is not that of the header")
+            lines = separator.join(row.values()).split("\n")
+            if separator == "\t" and len(lines) > 1 and all(line.count("\t") == header.count("\t") for line in lines):
+                raise csv.Error(f"a field that begins with a quote takes up {len(lines)} rows")
             if [field.lstrip("\ufeff") for field in row.values()] == reader.fieldnames:  # of files put end to end
                 raise InputError(f"row {len(rows) + 1}: the header again: delete this line")
             rows.append(row)
