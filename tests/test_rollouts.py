@@ -12,13 +12,13 @@ import pytest
 import torch
 from conftest import changed, snapshot
 from small_tokenizers import NAMES, small_tokenizer
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
 from marlhf_lite.tasks.answers import encode_answers, encode_behind, encode_responses
-from marlhf_lite.tasks.tokenization import encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
     Sampling,
@@ -243,3 +243,15 @@ def test_merged_sampling_has_the_policys_probabilities(moved, tokenizer):
             merged, _ = moved.policy(*inputs)
     torch.testing.assert_close(merged, plain, rtol=1e-4, atol=1e-4)
     assert (plain - reference)[rollout.mask].abs().max() > 1e-2
+
+
+def test_a_text_is_what_its_tokens_say():
+    """Some tokenizers take off spaces before punctuation as they decode: code would be other code."""
+    pieces = [(piece, -1.0) for piece in ("<eos>", "▁", *"print('a.b,!)")]
+    raw = Tokenizer(models.Unigram(pieces, unk_id=0))
+    raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    raw.decoder = decoders.Metaspace(prepend_scheme="never")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", clean_up_tokenization_spaces=True)
+    text = " print('a .b', ' ! ')"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) != text == decode_behind(tokenizer, [ids])[0]

@@ -37,11 +37,10 @@ def decode_behind(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
 
     Decoders such as Llama-2's take the space off that a text begins with, which is an answer's own.
     """
-    if not _takes_space_off(tokenizer):
-        return tokenizer.batch_decode(rows, skip_special_tokens=True)
-    start = tokenizer(BEFORE[-1], add_special_tokens=False)["input_ids"]
-    texts = tokenizer.batch_decode([[*start, *row] for row in rows], skip_special_tokens=True)
-    return [text.removeprefix(tokenizer.decode(start)) for text in texts]
+    before = BEFORE[-1] if _takes_space_off(tokenizer) else ""
+    rows = [[*tokenizer(before, add_special_tokens=False)["input_ids"], *row] for row in rows]
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return [text.removeprefix(before) for text in texts]
 
 
 @functools.lru_cache
