@@ -129,6 +129,20 @@ def test_games_are_scored_by_what_was_said():
     assert gold_scores([prompt], ["I give up"]) == [binary_search(hidden_number(prompt)) - 7]
 
 
+def test_an_answer_that_the_policy_writes_itself_finds_nothing():
+    """Two numbers in a turn are no guess, though the words of the environment stand between them."""
+    prompt = make_prompt(random.Random(0))
+    hidden = hidden_number(prompt)
+    both = f"{make_guess(hidden % 16 + 1)} Higher.{make_guess(hidden)}"
+    for turn in range(1, 7):
+        texts, (state,), done = [], GuessGame().reset([prompt]), False
+        while not done:
+            texts.append(both if state.turns + 1 == turn else " No idea.")
+            (observation,), (reward,), (done,) = GuessGame().step([state], texts[-1:])
+            texts += [] if done else [observation]
+        assert reward == 0 and gold_scores([prompt], ["".join(texts)]) == [binary_search(hidden) - 7]
+
+
 def test_what_is_no_guess_costs_a_turn():
     for text in ("", "seven", "7 or 8", "17", "0", "9" * 5000, "٣"):
         game = GuessGame()

@@ -85,12 +85,15 @@ def binary_search(hidden: int) -> int:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """How many turns fewer than by halving each game took: 0 on average at best. What is not found counts 7 turns."""
+    """How many turns fewer than by halving each game took: 0 on average at best. What is not found counts 7 turns.
+
+    The right guess ends a game. One with text behind it was none: the policy had written the answer before it itself.
+    """
     scores = []
     for prompt, response in zip(prompts, responses, strict=True):
-        guesses, hidden = _ANSWERED.split(response)[:MAX_TURNS], hidden_number(prompt)
-        turns = next((turn for turn, text in enumerate(guesses, 1) if read_guess(text) == hidden), MAX_TURNS + 1)
-        scores.append(float(binary_search(hidden) - turns))
+        guesses, hidden = _ANSWERED.split(response), hidden_number(prompt)
+        found = len(guesses) <= MAX_TURNS and read_guess(guesses[-1]) == hidden
+        scores.append(float(binary_search(hidden) - (len(guesses) if found else MAX_TURNS + 1)))
     return scores
 
 
