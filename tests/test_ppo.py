@@ -109,7 +109,7 @@ def test_held_out_tests_are_a_function_that_the_trainer_is_given(make, run, role
 
     make(run=run, held_out=held_out, eval_every=2, updates=3).train()
     assert seen == [roles, roles] and [row["update"] for row in run.tests()] == [2, 3]
-    line = "ppo: update 2, held-out prompts: RM score 0.50 (SFT 0.25, win rate 75%), KL 1.50"
+    line = "ppo: update 2, held-out prompts: score 0.50 (SFT 0.25, win rate 75%), KL 1.50"
     assert capsys.readouterr().out.splitlines().count(line) == 1
     make(run=run, held_out=held_out, updates=1).train()
     assert len(seen) == 2

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
 from marlhf_lite.evaluation.scores import to_frame
 from marlhf_lite.experiments.reports import run_report
+from marlhf_lite.plotting import training
 
 
 def history(scores, **more):
@@ -71,3 +73,11 @@ FIGURES = [  # rows of answers, histories -> figures of what is known
 @pytest.mark.parametrize(("rows", "histories", "expected"), FIGURES)
 def test_figures_are_of_what_is_known(tmp_path, rows, histories, expected):
     assert write(tmp_path, rows, histories)[2] == expected
+
+
+@pytest.mark.parametrize(("reward", "label"), [("rm", "reward model score"), ("my:short", "score"), ("tests", "score")])
+def test_curves_name_the_reward_model_where_it_gave_the_reward(tmp_path, monkeypatch, reward, label):
+    labels = {}
+    monkeypatch.setattr(training, "save", lambda axes, path: labels.update({path.stem: np.ravel(axes)[0].get_ylabel()}))
+    run_report(tmp_path, to_frame(ROWS), BOTH, tmp_path, {"reward": reward})
+    assert labels["reward_curves"] == label

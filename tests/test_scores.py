@@ -95,7 +95,7 @@ def test_tables_show_the_estimate_of_kl_that_is_never_below_0_where_there_is_one
 def test_tables_mark_what_is_missing_and_show_intervals():
     summary = [{"method": "SFT", "rm_score": 1.0}, {"method": "PPO", "rm_score": None, "updates_to_ppo": 12}]
     lines = table(summary).split("\n")
-    assert lines[0] == "| method | RM score | updates to PPO's final RM score |"
+    assert lines[0] == "| method | RM score | updates to PPO's final training score |"
     assert lines[2:] == ["| SFT | 1.00 | - |", "| PPO | - | 12 |"]
     own = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
     lines = table(own, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")

@@ -35,7 +35,7 @@ HEADINGS = {
     "gold_wins": "wins by gold score",
     "kl": "KL (nats)",
     "ended": "share with EOS",
-    "updates_to_ppo": "updates to PPO's final RM score",
+    "updates_to_ppo": "updates to PPO's final training score",
     "repetition": "repeated 3-grams",
     "n": "N",
 }

@@ -39,15 +39,18 @@ def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence]
     text = table(summary)
     write_json(path / "summary.json", {"methods": summary, "config": config, "environment": environment()})
     (path / "table.md").write_text(text + "\n", encoding="utf-8")
-    _save(_run_figures(rows, histories), figures)
+    _save(_run_figures(rows, histories, config.get("reward", "rm")), figures)
     return text
 
 
-def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence]) -> Iterator[tuple]:
-    """File names and axes of what every run draws."""
+def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: str) -> Iterator[tuple]:
+    """File names and axes of what every run draws. `reward` is that of its option."""
     runs = {name: [history] for name, history in histories.items() if history}
     if runs:
-        yield "reward_curves", training.reward_curves(runs)
+        axes = training.reward_curves(runs)
+        if reward != "rm":
+            axes.set_ylabel("score")
+        yield "reward_curves", axes
         yield "l2_norms", training.l2_norms(runs)
         if all("gold_mean" in history[-1] for (history,) in runs.values()):
             yield "gold_curves", training.reward_curves(runs, "gold_mean")

@@ -79,7 +79,7 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
 def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
     """The scores of a held-out test as one line for the terminal, with the estimate of KL that is never below 0."""
     parts = []
-    for key, label in (("score", "RM score"), ("gold", "gold score")):
+    for key, label in (("score", "score"), ("gold", "gold score")):
         if f"{key}_mean" in scores:
             sft, wins = scores[f"{key}_sft"], scores[f"{key}_win_rate"]
             parts.append(f"{label} {scores[f'{key}_mean']:.2f} (SFT {sft:.2f}, win rate {wins:.0%})")
