@@ -31,7 +31,7 @@ class Letters:
     def decode(self, ids):
         return ""  # it has no space, and takes none off
 
-    def batch_decode(self, rows, skip_special_tokens=True):
+    def batch_decode(self, rows, skip_special_tokens=True, **options):
         return ["".join("abcde"[i] for i in row if i > END or not skip_special_tokens) for row in rows]
 
 
