@@ -45,7 +45,7 @@ def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | N
     task = replace(task, digest=hashlib.sha256(prompts.encode()).hexdigest()[:16])
     if task.chats:
         expect_chats(tokenizer)
-    runs = [RunFolder.open(run) for run in filter(None, map(run_of, (inputs or Inputs()).folders))]
+    runs = _runs((inputs or Inputs()).folders)
     if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
     if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
@@ -69,7 +69,7 @@ def check_rows(options: StageCommand, folders: Iterable[Path], task: Task) -> No
 
     Where another `--chat_template` or `--part` of tiny-umbrella writes the prompts, nothing can be told.
     """
-    for run in map(RunFolder.open, filter(None, map(run_of, folders))):
+    for run in _runs(folders):
         mine, theirs = asdict(options), run.config
         is_alike = same_data(theirs, mine) and all(theirs.get(k) == mine[k] for k in ("chat_template", "part"))
         if is_alike and _stored(run).get("digest", task.digest) != task.digest:
@@ -191,6 +191,11 @@ def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunF
 def _rows_left(run: RunFolder) -> int:
     """Return how many rows a run has left to PPO; 1 where it does not say."""
     return _stored(run).get("ppo", 1)
+
+
+def _runs(folders: Iterable[Path]) -> list[RunFolder]:
+    """Return the runs that folders of models are of; those of no run are left out."""
+    return [RunFolder.open(run) for run in filter(None, map(run_of, folders))]
 
 
 def _stored(run: RunFolder) -> dict:

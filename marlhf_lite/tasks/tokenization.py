@@ -38,7 +38,8 @@ def decode_behind(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     Decoders such as Llama-2's take the space off that a text begins with, which is an answer's own.
     """
     before = BEFORE[-1] if _takes_space_off(tokenizer) else ""
-    rows = [[*tokenizer(before, add_special_tokens=False)["input_ids"], *row] for row in rows]
+    start = tokenizer(before, add_special_tokens=False)["input_ids"]
+    rows = [[*start, *row] for row in rows]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return [text.removeprefix(before) for text in texts]
 
