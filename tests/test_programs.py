@@ -173,12 +173,38 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
 
 def test_apps_of_both_kinds(executor):
     calls = read_problem(json.dumps({"fn_name": "f", "inputs": [[[1, 2]], [[5]]], "outputs": [[3], [5]]}))
-    assert calls.tests[0] == Test([[1, 2]], [3], "f", unwrap=True)
+    assert calls.tests[0] == Test([[1, 2]], [3], "f", as_apps=True)
     for value, passed in (("sum(x)", True), ("[sum(x)]", True), ("[[sum(x)]]", False)):
         assert run_tests(f"def f(x):\n    return {value}", calls.tests, executor).passed == [passed] * 2
     streams = read_problem('{"inputs": ["1\\n2\\n", ["3", "4"]], "outputs": ["3\\n", ["7"]]}')
-    assert streams.tests[1] == Test("3\n4", "7")
+    assert streams.tests[1] == Test("3\n4", "7", as_apps=True)
     assert run_tests("print(int(input()) + int(input()))", streams.tests, executor).passed == [True, True]
+
+
+def test_texts_of_apps_are_compared_as_by_its_own_harness(executor):
+    row = {"inputs": ["1 3", "2 3"], "outputs": ["0.333333\n\nof  1\n", "0.666667\nof 1"]}
+    program = "a, b = map(int, input().split())\nprint(a / b)\nprint('of 1')"
+    for more, passed in (({}, True), ({"exact": True}, False)):
+        problem = read_problem(json.dumps(row | more))
+        assert run_tests(problem.head + program, problem.tests, executor).passed == [passed] * 2
+    for expected, output, passed in [
+        ("0.5 2", "0.50 2", True),
+        ("0.5", ".5004", False),
+        ("1000000", "1000001", False),
+        ("2", "2.0", False),
+        ("0.5\n1", "0.5 1", False),
+        ("0.5", "half", False),
+        ("a.b", "a.b", True),
+        ("nan.", "nan.", True),
+    ]:
+        assert Test("", expected, as_apps=True).passes(output) is passed, (expected, output)
+
+
+def test_what_decides_an_outcome_decides_whether_it_is_known():
+    ready("monty")
+    runner, program = TestRunner("monty", workers=1), "def f(x):\n    return x"
+    for truth in (True, False):  # assert f(2), and assert f(2) == True
+        assert runner.run([program], [[Test([2], True, "f", truth=truth)]])[0].passed == [truth]
 
 
 def test_apps_programs_need_not_import_what_its_own_harness_imports(executor):

@@ -59,7 +59,7 @@ def alive(process):
 def test_attacks(executor, name):
     program, statuses = ATTACKS[name]
     secret = secrets.token_hex(8)
-    tests = [Test([], secret, "f"), Test([], int(secret, 16), "f"), Test([], [secret], "f", unwrap=True)]
+    tests = [Test([], secret, "f"), Test([], int(secret, 16), "f"), Test([], [secret], "f", as_apps=True)]
     outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
     assert outcome.status in statuses and not any(outcome.passed), outcome
 

@@ -3,9 +3,11 @@
 import ast
 import json
 import keyword
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any, Literal
 
 from marlhf_lite.utils.errors import InputError
@@ -40,16 +42,17 @@ class Test:
     input: Any
     output: Any
     call: str | None = None
-    unwrap: bool = False  # `output` may be a list around the value, as in APPS: then the value alone passes too
+    as_apps: bool = False  # compare as APPS's own harness does; see `read_problem`
     truth: bool = False  # any value passes that is as true as `output`, as in `assert candidate(1)`
 
     def passes(self, output: Any) -> bool:
         """Whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
         if self.call is None:
-            return isinstance(output, str) and _stripped(output) == _stripped(self.output)
+            compare = _same_words if self.as_apps else _same_lines
+            return isinstance(output, str) and compare(self.output, output)
         if self.truth:
             return output is not NO_OUTPUT and bool(output) == self.output
-        if self.unwrap and isinstance(self.output, list) and len(self.output) == 1 and same(self.output[0], output):
+        if self.as_apps and isinstance(self.output, list) and len(self.output) == 1 and same(self.output[0], output):
             return True
         return same(self.output, output)
 
@@ -101,9 +104,25 @@ def same(expected: Any, output: Any) -> bool:
     return expected == output
 
 
-def _stripped(text: str) -> list[str]:
-    """Lines without white space at their end, and without blank lines at the end of the text."""
-    return [line.rstrip() for line in text.rstrip().split("\n")]
+def _same_lines(expected: str, output: str) -> bool:
+    """Whether lines are equal but for white space at their end, and for blank lines at the end of the text."""
+    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, output))
+    return ours == theirs
+
+
+def _same_words(expected: str, output: str) -> bool:
+    """Whether the lines that are not blank have the same words."""
+    ours, theirs = ([line.split() for line in text.split("\n") if line.strip()] for text in (expected, output))
+    return [*map(len, ours)] == [*map(len, theirs)] and all(map(_same_word, chain(*ours), chain(*theirs)))
+
+
+def _same_word(expected: str, output: str) -> bool:
+    """Whether words are equal; a number with a decimal point may differ by rounding."""
+    try:
+        near = "." in expected and math.isclose(float(expected), float(output), rel_tol=1e-5, abs_tol=1e-8)
+    except ValueError:
+        near = False
+    return near or expected == output
 
 
 # Formats
@@ -113,8 +132,9 @@ def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
 
     APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
-    of APPS's outputs are a list around the value, so both pass, and its programs use `APPS_IMPORTS` without importing
-    them; with `"exact": true` values and programs are meant as they stand.
+    of APPS's outputs are a list around the value, so both pass; of texts, the words of the lines that are not blank are
+    compared, and numbers with a decimal point may differ by rounding (1e-5 of their size); and its programs use
+    `APPS_IMPORTS` without importing them. With `"exact": true` outputs and programs are meant as they stand.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
     be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
 
@@ -142,7 +162,7 @@ def _apps(row: dict) -> Problem:
 
 
 def _apps_tests(row: dict) -> Iterable[Test]:
-    name, inputs, outputs = row.get("fn_name"), row.get("inputs"), row.get("outputs")
+    name, inputs, outputs, as_apps = row.get("fn_name"), row.get("inputs"), row.get("outputs"), not row.get("exact")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
     if name:
@@ -151,9 +171,8 @@ def _apps_tests(row: dict) -> Iterable[Test]:
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
         inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
         outputs = [[_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o) for o in outputs]
-        unwrap = not row.get("exact")
-        return [Test(i, o, name, unwrap) for i, o in zip(inputs, outputs, strict=True)]
-    return [Test(_as_text(i), _as_text(o)) for i, o in zip(inputs, outputs, strict=True)]
+        return [Test(i, o, name, as_apps) for i, o in zip(inputs, outputs, strict=True)]
+    return [Test(_as_text(i), _as_text(o), as_apps=as_apps) for i, o in zip(inputs, outputs, strict=True)]
 
 
 def _as_text(value: Any) -> str:
