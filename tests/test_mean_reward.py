@@ -139,6 +139,20 @@ def test_report(results, tmp_path, monkeypatch):
         assert result_tables.fill(row, tmp_path.name) == cells
 
 
+def test_a_report_of_one_seed_shows_differences_without_intervals(results, tmp_path, monkeypatch):
+    """A pilot: `--seeds 0`. One seed has no interval, and so nothing that it could have seen."""
+    pair = {"difference": ["MA-PPO", "PPO"]}
+    keys = {"methods": {name: {"command": "ppo"} for name in SHIFT}, "mean_updates": SPAN}
+    keys["contrasts"] = {"paired": pair, "far - near": pair | {"subtracted_from": "far"}}
+    (tmp_path / "pilot.yaml").write_text(yaml.safe_dump({"seeds": [0, 1]} | keys, sort_keys=False))
+    monkeypatch.setattr(mean_reward, "stored_results", lambda name: results)
+    study, one = load_study(str(tmp_path / "pilot.yaml")), [r for r in results if r["seed"] == 0]
+    text = mean_reward_report(study, one, tmp_path, tmp_path / "figures")
+    gap = means(one, "MA-PPO")[0] - means(one, "PPO")[0]
+    assert f"| paired | primary outcome | {gap:+.3f} ({gap:+.2f}) | - |" in text
+    assert "| far - near | exploration | - | - |" in text and "1 of 2 planned seeds" in text
+
+
 def test_report_without_contrasts(results, tmp_path):
     """Figures and the table of methods; what a method has not is a dash."""
     few = [r | {"curve": [{k: x for k, x in row.items() if "v" not in k} for row in r["curve"]]} for r in results[::3]]

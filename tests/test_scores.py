@@ -1,5 +1,7 @@
 """Summaries and tables of responses, distributions and shifts, by hand-made rows with known numbers."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -100,6 +102,8 @@ def test_tables_mark_what_is_missing_and_show_intervals():
     own = [{"who": "a", "share": {"mean": 0.5, "low": 0.25, "high": 0.75, "level": 0.9}}, {"who": "b", "more": 1}]
     lines = table(own, {"who": "rater", "share": "wins", "absent": "x"}).split("\n")
     assert lines == ["| rater | wins |", "| --- | --- |", "| a | 0.50 [0.25, 0.75] |", "| b | - |"]
+    undefined = {"kappa": dict.fromkeys(("mean", "low", "high"), math.nan)}  # of raters who only know one verdict
+    assert table([undefined], {"kappa": "κ"}).split("\n")[2] == "| - |"
 
 
 # -- distributions and shifts -----------------------------------------------------------------------------------------

@@ -18,8 +18,13 @@ def table(rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[M
     return markdown([columns[name] for name in names], [[cell(row, name) for name in names] for row in rows])
 
 
-def number(value: float, form: str = ".2f") -> str:
-    """Write a number; what rounds to −0 is written as 0. `form` is a format such as ".2f", or "+.1f" with a sign."""
+def number(value: float | None, form: str = ".2f") -> str:
+    """Write a number; what rounds to −0 is written as 0, and None and NaN as "-".
+
+    `form` is a format such as ".2f", or "+.1f" with a sign.
+    """
+    if value is None or math.isnan(value):
+        return "-"
     sign = "+" if form.startswith("+") else ""
     return format(value, f"{sign}z{form.removeprefix('+')}")
 
@@ -29,10 +34,10 @@ def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
 
     `beside`: the value whose side matters, 0 for a difference and 1 for a ratio.
 
-    Values that are all alike have no interval, nor has a single one.
+    Values that are all alike have no interval, nor has a single one, nor has what is undefined (NaN).
     """
     mean, low, high = (value[name] for name in ("mean", "low", "high"))
-    if low is None or low == high:
+    if low is None or not low < high:
         return number(mean, form)
     gaps = (low - beside, high - beside, (high - low) / 4)
     least = min(abs(gap) for gap in gaps if gap) * (100 if form.endswith("%") else 1)

@@ -153,7 +153,7 @@ def _runs(study: str, method: str) -> list[dict]:
 def written(value, form: str) -> str:
     """Write a number, a mean with its interval, a median, or values by seed."""
     if not isinstance(value, Mapping):
-        return "-" if value is None else number(value, form)
+        return number(value, form)
     if form.startswith("by seed"):
         digits = form.removeprefix("by seed") or ".0f"
         return ", ".join("never" if x is None else number(x, digits.strip()) for x in value["by_seed"])
