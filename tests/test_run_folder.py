@@ -108,6 +108,15 @@ def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):
     assert again.metrics() == [] and again.config["n"] == 1
 
 
+def test_overwrite_is_offered_for_runs_alone(run, tmp_path):
+    """An exported model is no run, and `marlhf export` has no such option."""
+    fails(lambda: check_output_dir(run.path), f"{run.path} exists already", "add --overwrite")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    fails(lambda: check_output_dir(model), f"{model} holds something that is not a run", "another name, or empty it")
+
+
 def test_open_names_what_is_missing_or_broken(tmp_path):
     for text in (None, "a: [1", "just words"):
         if text:

@@ -178,10 +178,10 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
     check_writable("--output_dir", path)
     if not path.exists() or not _content(path):
         return
-    if not overwrite:
-        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
     if not is_run(path):
         raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
+    if not overwrite:
+        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
     for needed in map(Path, inputs):
         if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
             raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
