@@ -130,6 +130,8 @@ FAULTS = [  # (keys of the protocol, what the message names)
     ({"threshold": 0.8, "methods": {"A": PPO}}, "reward: gold, .*critic_init: sft"),
     ({"threshold": 0.8, "contrasts": {"c": {"ratio": ["PPO", "B"]}}}, "contrasts, c"),
     ({"contrasts": {"c": {"ratio": ["PPO", "SFT"]}}}, "contrasts, c"),
+    ({"threshold": 0.8, "contrasts": {"c": {"ratio": 2}}}, "contrasts, c: .*give a ratio of two or four"),
+    ({"threshold": 0.8, "window": 0}, "window 0: give a whole number from 1 up"),
     ({"equal_kl": ["PPO", "B"]}, "equal_kl"),
     *(({"equal_kl": [name, "PPO"]}, f"method {name}: equal_kl: .* no kl_k1") for name in ("SFT", "DPO", "best-of-3")),
     ({"equal_kl": ["G", "H"], "methods": {"G": {"command": "grpo"}, "H": PPO}}, "method G: equal_kl: grpo"),

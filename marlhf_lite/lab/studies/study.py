@@ -163,6 +163,8 @@ def _check(study: Study, path: Path) -> None:
             raise InputError(f"{path}: figures, {figure}: {names}: give a list of methods")
     if study.equal_kl and (len(study.equal_kl) != 2 or not set(study.equal_kl) <= set(study.methods)):
         raise InputError(f"{path}: equal_kl: {study.equal_kl}: give two methods, as [MA-PPO, PPO]")
+    if study.window < 1:
+        raise InputError(f"{path}: window {study.window}: give a whole number from 1 up")
     span = study.mean_updates
     if span and (len(span) != 2 or not all(isinstance(x, int) for x in span) or not 1 <= span[0] <= span[1]):
         raise InputError(f"{path}: mean_updates: {span}: give the first and the last update, as [16, 30]")
@@ -172,7 +174,8 @@ def _check(study: Study, path: Path) -> None:
 
 def _check_contrast(study: Study, contrast: dict, where: str) -> None:
     key, sizes = ("difference", (2,)) if study.mean_updates else ("ratio", (2, 4))
-    methods = contrast.get(key, []) if isinstance(contrast, dict) else []
+    named = contrast.get(key) if isinstance(contrast, dict) else None
+    methods = named if isinstance(named, list) else []
     if len(methods) not in sizes or not set(methods) <= set(study.methods) or not study.of_curves:
         give = "a ratio of two or four methods, and a threshold, or a difference of two, and mean_updates"
         raise InputError(f"{where}: give {give}")
