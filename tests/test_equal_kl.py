@@ -50,3 +50,15 @@ def test_line_and_figure(results):
     longest = [max(line.get_xdata()) for line in ax.lines if line.get_label() in ("PPO", "MA-PPO")]
     assert longest[1] > 1.9 * longest[0]
     plots.plt.close(ax.figure)
+
+
+def test_a_reward_model_s_score_is_not_called_gold(results):
+    """Data without a gold score: what is compared is what was trained on. A function's score is gold by itself."""
+    scored = [r | {"curve": [row | {"score_mean": row["gold_mean"]} for row in r["curve"]]} for r in results]
+    alone = [r | {"curve": [{k: x for k, x in row.items() if k != "gold_mean"} for row in r["curve"]]} for r in scored]
+    for runs, reward, name in ((scored, "rm", "gold"), (alone, "rm", "RM"), (alone, "mine:short", "gold")):
+        runs = [r | {"options": {"reward": reward}} for r in runs]
+        assert f"At equal KL, {name} score of" in equal_kl.equal_kl_line(runs, "MA-PPO", "PPO")
+        ax = equal_kl.score_over_kl(runs, ["PPO", "MA-PPO"])
+        assert ax.get_ylabel() == f"{name} score of training batches"
+        plots.plt.close(ax.figure)

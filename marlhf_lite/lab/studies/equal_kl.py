@@ -26,6 +26,13 @@ def path_of(run: Mapping) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum.accumulate(kl), score
 
 
+def score_name(results: Sequence[Mapping]) -> str:
+    """What the score of the paths is: a reward model's where it trained the policy and there is no gold score."""
+    trained_on = (row for run in results if run["options"].get("reward") == "rm" for row in run["curve"])
+    by_model = any("gold_mean" not in row for row in trained_on)
+    return "RM score" if by_model else "gold score"
+
+
 def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict:
     """Return mean, low, high (95 % t-interval) and by_seed of what `ours` adds to the score of `theirs` at equal KL.
 
@@ -42,10 +49,10 @@ def difference_at_kl(results: Sequence[Mapping], ours: str, theirs: str) -> dict
 
 def equal_kl_line(results: Sequence[Mapping], ours: str, theirs: str) -> str:
     """The difference at equal KL as a sentence in Markdown."""
-    gap = difference_at_kl(results, ours, theirs)
+    gap, score = difference_at_kl(results, ours, theirs), score_name(results)
     seeds, ends = ("; ".join(number(x, form) for x in gap[key]) for key, form in (("by_seed", "+.2f"), ("kl", ".1f")))
     return (
-        f"At equal KL, gold score of training batches, {ours} minus {theirs}: {interval(gap, '+.2f')} ({seeds}): "
+        f"At equal KL, {score} of training batches, {ours} minus {theirs}: {interval(gap, '+.2f')} ({seeds}): "
         f"mean over the upper half of the KL that both runs of a seed reach ({ends} nats), 95 % t-interval over seeds."
     )
 
@@ -60,7 +67,7 @@ def score_over_kl(results: Sequence[Mapping], methods: Sequence[str]) -> Axes:
             ax.plot(*path, color=style["color"], linewidth=0.6, alpha=0.5)
         grid = np.linspace(0, min(kl[-1] for kl, _ in paths), POINTS)
         ax.plot(grid, np.mean([np.interp(grid, *path) for path in paths], axis=0), label=name, **style)
-    plots.dress(ax, "KL from the reference (nats a response)", "gold score of training batches")
+    plots.dress(ax, "KL from the reference (nats a response)", f"{score_name(results)} of training batches")
     ax.legend()
     text = f"Means of the last {WINDOW} batches. Thin: each seed; thick: their mean, as far as all seeds get."
     plots.caption(ax.figure, text)
