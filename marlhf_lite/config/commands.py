@@ -214,7 +214,7 @@ class GenerateCommand(
 ):
     """A policy's answer to a prompt; with --environment, what both say in turn.
 
-    example: marlhf generate --policy runs/c --prompt "SUBREDDIT: r/tea ... TL;DR:"
+    example: marlhf generate --policy runs/c --prompt "POST Subreddit: r/tea ... TL;DR:"
     """
 
     prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
