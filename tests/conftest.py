@@ -192,10 +192,10 @@ def git(tmp_path):
     return run
 
 
-def ready(name):
-    """The executor of programs, or a skip with the reason why it is not there."""
+def ready(name, seconds=1.0):
+    """The executor of programs with this time limit, or a skip with the reason why it is not there."""
     try:
-        return EXECUTORS[name](1.0)
+        return EXECUTORS[name](seconds)
     except InputError as error:
         pytest.skip(str(error))
 
