@@ -86,7 +86,6 @@ def test_the_sizes_that_studies_could_have_seen_stand_in_the_docs():
         sentence = sections[name].split("**Could have seen** (90 % power): ")[1]
         assert [size for size in sizes_of if size not in sentence] == [], name
     others = {"Does MA-RLHF work, and when?", "How to read the numbers", "gradient_signal"}
-    others |= {"sentiment_near"}
     assert set(sections) - said - alone == others
     for study in (study for name in alone for study in name.split(", ")):
         assert len(load_study(study).seeds) == 1

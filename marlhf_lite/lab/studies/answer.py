@@ -84,6 +84,8 @@ SITUATIONS = (
               "PPO", "MA-PPO", primary=True),
     Situation("a language model (SmolLM2), the first 12 words of 64 tokens decide; blind critic",
               "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
+    Situation("a language model (SmolLM2), the last 12 words of 64 tokens decide; blind critic",
+              "sentiment_near", in_reward, "PPO", "MA-PPO"),
 )  # fmt: skip
 PANELS = {  # title -> study, methods by their names in the legend
     "word 128 tokens before the score, no noise, blind critic": (

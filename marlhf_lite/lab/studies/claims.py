@@ -11,7 +11,7 @@ import numpy as np
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
-from marlhf_lite.lab.studies.mean_reward import means_of
+from marlhf_lite.lab.studies.mean_reward import interaction, means_of
 from marlhf_lite.lab.studies.paper import compare, say
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
 from marlhf_lite.utils.tables import interval, markdown
@@ -77,7 +77,7 @@ def claims() -> dict[str, str]:
         texts[f"tuned_steps: MA-PPO - PPO, accuracy in updates {first} to {last}"] = interval(value)
     value = _between(stored_results("sentiment_all"), "score_mean", 26, 30)
     texts["sentiment_all: MA-PPO - PPO, score in updates 26 to 30"] = interval(value, "+.2f")
-    texts |= _settled() | _quieter_heads()
+    texts |= _settled() | _near() | _quieter_heads()
     for study in ("tuned_steps", "tuned_tldr"):
         texts[f"{study}: MA-PPO - PPO, updates of the same KL"] = interval(_same_kl(stored_results(study)))
         runs = [run for run in stored_results(study) if run["method"] in ("PPO", "MA-PPO")]
@@ -132,6 +132,18 @@ def _settled() -> dict[str, str]:
     for first, last in ((1, 15), (26, 30)):
         value = _between(settled, "score_mean", first, last)
         texts[f"sentiment_settle: MA-PPO - PPO, reward in updates {first} to {last}"] = interval(value, "+.3f")
+    return texts
+
+
+def _near() -> dict[str, str]:
+    """What `sentiment_near` shows beside its outcomes, and at equal KL the difference between it and its far words."""
+    results, texts = stored_results("sentiment_near"), {}
+    near, far = (difference_at_kl(found, "MA-PPO", "PPO") for found in (results, stored_results("sentiment_settle")))
+    texts["sentiment_near: MA-PPO - PPO at equal KL"] = interval(near, "+.3f")
+    texts["sentiment_near: far - near at equal KL"] = interval(interaction(far["by_seed"], near["by_seed"]), "+.3f")
+    for first, last in ((1, 15), (26, 30)):
+        value = _between(results, "score_mean", first, last)
+        texts[f"sentiment_near: MA-PPO - PPO, reward in updates {first} to {last}"] = interval(value, "+.3f")
     return texts
 
 

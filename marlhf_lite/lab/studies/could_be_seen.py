@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from marlhf_lite.lab.studies.contrasts import ratio_of_updates
-from marlhf_lite.lab.studies.mean_reward import difference_of_means
+from marlhf_lite.lab.studies.mean_reward import contrasts_of
 from marlhf_lite.lab.studies.power import visible_gap, visible_ratio
 from marlhf_lite.lab.studies.results import EXPLAINED, by_method, stored_results
 from marlhf_lite.lab.studies.study import load_study
@@ -47,10 +47,8 @@ def explained(study: str, method: str) -> str:
 
 def mean_reward(study: str, words: str) -> str:
     """Of a mean reward, from the study's primary contrast."""
-    protocol = load_study(study)
-    methods = next(iter(protocol.contrasts.values()))["difference"]
-    gaps = difference_of_means(stored_results(study), methods, protocol.mean_updates)["by_seed"]
-    return f"a difference of {visible_gap(gaps):.2g} in {words}"
+    primary = next(iter(contrasts_of(load_study(study), stored_results(study)).values()))
+    return f"a difference of {primary['visible']:.2g} in {words}"
 
 
 # A section's heading up to the colon -> parts of its sentence. Sections with one run of each arm have none.
@@ -98,6 +96,7 @@ SECTIONS: Mapping[str, Sequence[Callable[[], str]]] = {
     "webgpt": [lambda: scores("webgpt")],
     "programs": [lambda: gap("programs", "pass@1", "pass@1")],
     "sentiment_settle": [lambda: mean_reward("sentiment_settle", "mean reward")],
+    "sentiment_near": [lambda: mean_reward("sentiment_near", "mean reward")],
     "critic_head": [lambda: ratio("critic_head")],
     "turns": [lambda: mean_reward("turns", "mean score")],
     "ablations": [lambda: scores("ablations", ("n=5", "n=1"))],
