@@ -21,7 +21,7 @@ Also fixed: the critic's noise (root mean square of V(s_t+1) − V(s_t)) and exp
 that it was not trained on, head of zero against normal head, before and after training. The default for new heads can
 become zero if its noise is lower and the embedded tasks lose nothing.
 
-    marlhf sft --model FOLDER --dataset data/sentiment --lora_r 4 --lora_alpha 8 --output_dir SFT
+    marlhf sft --model FOLDER --dataset data/sentiment --sft_epochs 0 --lora_r 4 --lora_alpha 8 --output_dir SFT
     python benchmarks/gradient_signal.py --model FOLDER --sft SFT
 
 The program was tried on eight answers with another seed. Each batch is kept in `--folder`, so an interrupted run goes
