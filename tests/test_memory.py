@@ -276,6 +276,13 @@ def test_a_report_names_the_page_where_something_does_not_fit(folder):
     assert page not in memory_report(options(folder, gpu=80)) and page not in memory_report(options(folder))
 
 
+def test_what_training_refuses_gets_no_estimate(capsys):
+    assert main(["memory", "--finetune", "full", "--load_in_4bit"]) == 2
+    shown = capsys.readouterr()
+    refusal = "--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora"
+    assert (shown.out, shown.err) == ("", f"marlhf: error: {refusal}\n")
+
+
 # The sizes that the models' cards state, in billions.
 SIZES = {
     "google/gemma-2b": 2.506,

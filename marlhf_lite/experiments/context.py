@@ -29,7 +29,13 @@ from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.checks import check_length, check_trainable, check_vocabulary, position_limit
+from marlhf_lite.models.checks import (
+    check_four_bits,
+    check_length,
+    check_trainable,
+    check_vocabulary,
+    position_limit,
+)
 from marlhf_lite.models.loading import (
     check_target_modules,
     load_base,
@@ -243,8 +249,7 @@ def _check_model(
 
 def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
-    if options.finetune == "full" and options.load_in_4bit:
-        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
+    check_four_bits(options)
     # All models share one frozen base, which FSDP would spread in those that train.
     if options.stages and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
         fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"

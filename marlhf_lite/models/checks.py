@@ -17,6 +17,12 @@ PADS = 3
 PADDING_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
 
 
+def check_four_bits(options: ModelConfig) -> None:
+    """Raise `InputError` where all weights are to train, and the base is in 4 bits."""
+    if options.finetune == "full" and options.load_in_4bit:
+        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
+
+
 def position_limit(base: PreTrainedModel) -> int | None:
     """Return the longest text in tokens where positions are learned or a table; None where they go on (RoPE)."""
     config = base.config.get_text_config()

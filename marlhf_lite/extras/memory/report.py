@@ -5,13 +5,18 @@ from dataclasses import replace
 
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.extras.memory.estimate import GIB, estimate_memory, estimate_stage, is_spread, memory_table
+from marlhf_lite.models.checks import check_four_bits
 from marlhf_lite.utils.less_memory import rows_a_pass
 
 CARDS = tuple(2**power for power in range(11))  # numbers of cards that are tried
 
 
 def memory_report(options: MemoryCommand) -> str:
-    """Format what PPO, SFT and reward model need on a card, whether it fits `--gpu`, and the least number of cards."""
+    """Format what PPO, SFT and reward model need on a card, whether it fits `--gpu`, and the least number of cards.
+
+    Raises `InputError` for weights that training refuses.
+    """
+    check_four_bits(options)
     text = f"PPO{_launch(options)}\n{memory_table(estimate_memory(options), options.gpu)}\n\n{stages_table(options)}"
     if options.gpu:
         text += f"\n\n{least_cards_line(options)}"
