@@ -200,10 +200,12 @@ def _make_parser(name: str, command: type) -> OptionParser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    sources = parser.add_argument_group("Where options come from: flags win over --config, that over --preset")
+    is_study = command is StudyCommand  # it refuses presets (`_check_study`)
+    over_presets = "" if is_study else ", that over --preset"
+    sources = parser.add_argument_group(f"Where options come from: flags win over --config{over_presets}")
     sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
     named = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
-    sources.add_argument("--preset", metavar="TEXT", help=named)
+    sources.add_argument("--preset", metavar="TEXT", help=argparse.SUPPRESS if is_study else named)
     return parser
 
 
