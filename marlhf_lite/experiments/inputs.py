@@ -35,6 +35,8 @@ def find_inputs(options: StageCommand) -> Inputs:
     if values["dataset"] == "tiny-guess" and options.trains_policy and not options.methods:
         hint = "its environment answers in turns: train it with marlhf ppo or run"
         raise InputError(f"--dataset {values['dataset']}: {hint}")
+    if len(options.methods) > 1 and options.token_level:
+        raise InputError("--n 1: both runs would be PPO: give --n 2 or more, or marlhf run --n 1 for PPO alone")
     needed = {"sft": "sft" in values and "sft" not in stages, "rm": options.reward == "rm" and "rm" not in stages}
     folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
     if values.get("best_of") and "rm" not in (*folders, *stages):
