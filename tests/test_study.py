@@ -162,6 +162,12 @@ def test_faulty_protocols(small, changes, words):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_threshold_may_be_a_whole_number(small):
+    study = load_study(small(threshold=1))
+    assert study.threshold == 1.0 and isinstance(study.threshold, float)
+    fails(lambda: load_study(small(threshold=True)), "threshold True: give a float")
+
+
 def test_faulty_options():
     fails(lambda: run_study(StudyCommand(name="mian")), "--name mian")
     fails(lambda: run_study(StudyCommand(only="PPO,PPP")), "--only PPP")

@@ -118,6 +118,8 @@ def load_study(name: str) -> Study:
     path = protocol_file(name)
     values = read_yaml(path, str(path))
     values = {key: value for key, value in values.items() if value is not None}
+    whole = [key for key, value in values.items() if KEYS.get(key) is float and type(value) is int]  # no bool
+    values |= {key: float(values[key]) for key in whole}
     for key, value in values.items():
         if key not in KEYS:
             close = difflib.get_close_matches(str(key), KEYS, n=1) or KEYS
