@@ -220,6 +220,24 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_table_has_all_complete_seeds_whichever_are_asked_for(small, tmp_path, capsys, monkeypatch):
+    """Neither one seed of those that are stored nor a new one takes the others out of the table."""
+    monkeypatch.chdir(tmp_path)
+    name, results = small(seeds=[0, 1, 2, 3]), tmp_path / "results"
+    fill(name, results, [1])
+    (results / f"DPO-seed1{RESULT}").unlink()  # incomplete
+    for asked, filled, shown in (("0", [0], [0]), ("7", [2, 7], [0, 2, 7]), ("2", [2], [0, 2])):
+        fill(name, results, filled)
+        run_study(options(name, tmp_path, seeds=asked))
+        assert f"seeds: {', '.join(map(str, shown))}\n" in capsys.readouterr().out
+        summary = json.loads((results / "summary.json").read_text(encoding="utf-8"))
+        assert [row["seeds"] for row in summary["methods"]] == [shown] * 5
+    before = (results / "table.md").read_bytes()
+    changed = small(seeds=[0, 1, 2, 3], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}})
+    fails(lambda: run_study(options(changed, tmp_path, seeds="4", only="SFT")), "PPO-seed0.json.gz: n was 1, now 3")
+    assert (results / "table.md").read_bytes() == before
+
+
 def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(small(), tmp_path / "results")

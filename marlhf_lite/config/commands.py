@@ -240,7 +240,9 @@ class StudyCommand(o.OutputConfig):
 
     name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
     workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
-    seeds: str = option("", "Seeds instead of the study's, comma-separated.")
+    seeds: str = option(
+        "", "Seeds to run instead of the study's, comma-separated; the table has all that are complete."
+    )
     only: str = option("", "Methods to run, comma-separated. Default: all.")
     dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
     audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")

@@ -345,8 +345,9 @@ def run_study(options: StudyCommand) -> None:
     seeds = _numbers(options.seeds)
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
     results, work = Path(options.output_dir or f"data/results/{study.name}"), Path("runs") / f"study-{study.name}"
-    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
-    changed = {run.name: changed_option(run, stored[run.name]) for run in runs if stored[run.name]}
+    of_table = plan(study, [*dict.fromkeys([*study.seeds, *seeds])])  # other results go into the table, too
+    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in of_table}
+    changed = {run.name: changed_option(run, stored[run.name]) for run in of_table if stored[run.name]}
     if options.dry_run:
         print(_listing(runs, stored, changed))
         return
@@ -361,7 +362,7 @@ def run_study(options: StudyCommand) -> None:
         check_committed(protocol_file(options.name))
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
     failures = _run_all(study, todo, work, results, options.workers) if todo else []
-    _report(study, plan(study, seeds), results, figures)
+    _report(study, of_table, seeds or study.seeds, results, figures)
     if failures:
         print(*failures, sep="\n\n")
         raise InputError(f"{len(failures)} of {len(todo)} runs failed, see above: start the study again to go on")
@@ -380,10 +381,14 @@ def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
     return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
 
 
-def _report(study: Study, runs: list[Run], results: Path, figures: Path) -> None:
-    """Print and write the study's table and figures, once all its results are there."""
+def _report(study: Study, runs: list[Run], seeds: Sequence[int], results: Path, figures: Path) -> None:
+    """Print and write the study's table and figures, once all results of these seeds are there.
+
+    They are of all seeds among `runs` that are complete, so that no planned one is lost.
+    """
     stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
-    missing = [name for name, result in stored.items() if result is None]
+    incomplete = {run.seed for run in runs if stored[run.name] is None}
+    missing = [run.name for run in runs if run.seed in seeds and stored[run.name] is None]
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
@@ -395,7 +400,10 @@ def _report(study: Study, runs: list[Run], results: Path, figures: Path) -> None
     from marlhf_lite.lab.studies.reports import study_report
 
     report = mean_reward_report if study.mean_updates else study_report if study.threshold is None else learning_report
-    print(f"\n{report(study, list(stored.values()), results, figures)}\n\nfigures: {figures}")
+    complete = [run for run in runs if run.seed not in incomplete]
+    text = report(study, [stored[run.name] for run in complete], results, figures)
+    shown = ", ".join(str(seed) for seed in dict.fromkeys(run.seed for run in complete))
+    print(f"\n{text}\n\nseeds: {shown}\nfigures: {figures}")
 
 
 def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: int) -> list[str]:
