@@ -162,7 +162,7 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
 
 
 def _compare(options: commands.CompareCommand) -> None:
-    from marlhf_lite.evaluation.compare import compare, comparison_table
+    from marlhf_lite.evaluation.compare import compare, comparison_table, kl_note
     from marlhf_lite.utils.run_folder import split_paths
 
     paths = split_paths(options.answers)
@@ -171,6 +171,8 @@ def _compare(options: commands.CompareCommand) -> None:
     rows = compare(paths, options.baseline)
     print(comparison_table(rows))
     print(f"\nbehind scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]")
+    if note := kl_note(rows):
+        print(note)
 
 
 def _judge(options: commands.JudgeCommand) -> None:

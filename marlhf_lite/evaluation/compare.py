@@ -27,6 +27,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     Returns:
         For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, for other methods than
         the baseline, <score>_wins: the share of prompts where the method scores higher, ties as half (Wilson interval).
+        `reference`: fingerprint of the SFT model that its KL is to, empty where the answers do not say.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
@@ -46,6 +47,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     for row in summary:
         mine = entries[row["method"]]
         row |= {"baseline": base, "samples": len(mine) // row["prompts"]}
+        row |= {"reference": ", ".join(sorted(_scorers(mine, "reference")))}
         row |= {f"{s}_wins": _wins(mine, entries[base], s) for s in SCORES if f"{s}_gain" in row}
     return summary
 
@@ -53,6 +55,15 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 def comparison_table(summary: Sequence[dict]) -> str:
     """As a Markdown table: behind scores the gain over the baseline with its interval."""
     return table(summary, COLUMNS)
+
+
+def kl_note(summary: Sequence[dict]) -> str:
+    """Say which KL is to which SFT model, where these differ; empty where they are the same, or unknown."""
+    methods: dict[str, list[str]] = {}
+    for row in (row for row in summary if row["reference"] and row.get("kl") is not None):
+        methods.setdefault(row["reference"], []).append(row["method"])
+    parts = "; ".join(f"{', '.join(names)} to {reference}" for reference, names in methods.items())
+    return f"note: these KLs are to different SFT models and cannot be compared: {parts}" if len(methods) > 1 else ""
 
 
 def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
