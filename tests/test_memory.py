@@ -283,6 +283,20 @@ def test_what_training_refuses_gets_no_estimate(capsys):
     assert (shown.out, shown.err) == ("", f"marlhf: error: {refusal}\n")
 
 
+def test_no_reward_model_is_counted_where_programs_give_the_reward(folder):
+    base, width = empty_base(ModelConfig(model=folder)), NUMBERS["hidden_size"]
+    lora, full = adapter_bytes(base, options(folder)) + 8 * width, 4 * (base.num_parameters() + width)
+    for finetune, size in (("lora", lora), ("full", full)):
+        model, tests, mine = (
+            options(folder, {"finetune": finetune}, reward=reward, gpu=80) for reward in ("rm", "tests", "mine:score")
+        )
+        assert "reward model" in memory_report(model) and "reward model" not in memory_report(tests)
+        assert "reward model" in memory_report(mine)  # which a run trains from pairs, and PPO does not load
+        held, without, own = (estimate_memory(each) for each in (model, tests, mine))
+        assert held.weights + held.adapters - without.weights - without.adapters == size
+        assert own == without == replace(held, weights=without.weights, adapters=without.adapters)
+
+
 # The sizes that the models' cards state, in billions.
 SIZES = {
     "google/gemma-2b": 2.506,
@@ -369,14 +383,13 @@ def paper_row(preset):
     """A row of the table in docs/scaling.md: the least cards of 79 GiB for each stage, by two engines."""
     given = parse("memory", ["--preset", preset, "--gpu", "79"], MemoryCommand)
     cards, by_servers = least_cards(given), lambda tried: replace(estimate_memory(tried), generation=0).peak
-    if preset.endswith("/apps"):  # unit tests give the reward
-        cards["reward model"] = "–"
     served = first_that_fits(given, by_servers)
     peaks = (
         estimate_memory(replace(given, num_processes=cards["PPO"])).peak,
         by_servers(replace(given, num_processes=served)),
     )
-    cells = (*cards.values(), f"{peaks[0] / GIB:.0f}", served, f"{peaks[1] / GIB:.0f}")
+    stages = (cards.get(name, "–") for name in ("SFT", "reward model", "PPO"))  # unit tests may give the reward
+    cells = (*stages, f"{peaks[0] / GIB:.0f}", served, f"{peaks[1] / GIB:.0f}")
     return f"| {preset} | {' | '.join(map(str, cells))} |"
 
 

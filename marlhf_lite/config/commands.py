@@ -258,7 +258,13 @@ class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, Needs):
 
 
 class MemoryCommand(
-    o.GenerationBatchConfig, o.RewardModelConfig, o.SFTStageConfig, o.TrainerConfig, o.LengthConfig, o.ModelConfig
+    o.GenerationBatchConfig,
+    o.RewardConfig,
+    o.RewardModelConfig,
+    o.SFTStageConfig,
+    o.TrainerConfig,
+    o.LengthConfig,
+    o.ModelConfig,
 ):
     """How much memory SFT, reward model and PPO need, from the model's config, before anything is loaded.
 

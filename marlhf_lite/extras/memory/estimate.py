@@ -59,14 +59,15 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     """
     base = empty_base(_in_passes(options))
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
-    head = base.get_output_embeddings()
+    head, scored = base.get_output_embeddings(), 1 + (options.reward == "rm")  # critic, and the reward model
     if options.finetune == "full":
         untied = 0 if base.config.get_text_config().tie_word_embeddings else _bytes([head.weight])
         critic = size - untied + width * base.dtype.itemsize  # without the vocabulary's head, with one of width 1
-        weights, adapters, trained = 2 * size + 2 * critic, 0, size + critic
+        weights, adapters, trained = 2 * size + scored * critic, 0, size + critic
     else:
         score, adapter = ADAPTER_BYTES * width, adapter_bytes(base, options)
-        weights, adapters, trained = base_bytes(base, options), 4 * adapter + 4 * score, 2 * adapter + score
+        adapters = (2 + scored) * adapter + 2 * scored * score
+        weights, trained = base_bytes(base, options), 2 * adapter + score
     share = math.ceil(options.batch_size / options.num_processes)
     rows = options.generation_batch_size or share
     rows = min(rows, share) if options.num_processes > 1 else rows

@@ -40,12 +40,18 @@ def least_cards_line(options: MemoryCommand) -> str:
 
 def least_cards(options: MemoryCommand) -> dict[str, int]:
     """The least number of cards of `--gpu` GiB, a power of two, that a stage fits; 0 where 1,024 are too few."""
-    peaks: dict[str, Callable[[MemoryCommand], float]] = {
-        "SFT": lambda tried: estimate_stage(tried, "sft", stage_rows(tried, "sft")).peak,
-        "reward model": lambda tried: estimate_stage(tried, "rm", stage_rows(tried, "rm")).peak,
-        "PPO": lambda tried: estimate_memory(tried).peak,
-    }
+
+    def peak_of(stage: str) -> Callable[[MemoryCommand], float]:
+        return lambda tried: estimate_stage(tried, stage, stage_rows(tried, stage)).peak
+
+    peaks = {name: peak_of(stage) for stage, name in stages_before(options).items()}
+    peaks["PPO"] = lambda tried: estimate_memory(tried).peak
     return {name: first_that_fits(options, peak) for name, peak in peaks.items()}
+
+
+def stages_before(options: MemoryCommand) -> dict[str, str]:
+    """Names of the stages before PPO. Data with unit tests have no pairs, from which a reward model could learn."""
+    return {"sft": "SFT"} | ({} if options.reward in ("tests", "all_tests") else {"rm": "reward model"})
 
 
 def first_that_fits(options: MemoryCommand, peak: Callable[[MemoryCommand], float]) -> int:
@@ -67,7 +73,7 @@ def _share(options: MemoryCommand, stage: str) -> int:
 def stages_table(options: MemoryCommand) -> str:
     """Format the peaks of SFT and reward model, and whether they fit the card."""
     lines = []
-    for stage, name in (("sft", "SFT"), ("rm", "reward model")):
+    for stage, name in stages_before(options).items():
         rows = stage_rows(options, stage)
         peak = estimate_stage(options, stage, rows).peak
         line = f"{name:<12} {peak / GIB:7.2f} GiB  with {rows} rows a pass"
