@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from marlhf_lite.evaluation.statistics import trailing_mean
+from marlhf_lite.lab.figures.gradient_signal import gradient_record
 from marlhf_lite.lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
 from marlhf_lite.lab.studies.equal_kl import WINDOW, difference_at_kl
 from marlhf_lite.lab.studies.mean_reward import interaction, means_of
@@ -144,6 +145,10 @@ def _near() -> dict[str, str]:
     for first, last in ((1, 15), (26, 30)):
         value = _between(results, "score_mean", first, last)
         texts[f"sentiment_near: MA-PPO - PPO, reward in updates {first} to {last}"] = interval(value, "+.3f")
+    signals = gradient_record("benchmark_gradient_signal_last")["found"]
+    for critic in ("constant", "zero, trained"):
+        value = signals[critic]["over_PPO"]["MA-PPO"]
+        texts[f"gradient_signal, last words paid: MA-PPO / PPO, {critic}"] = interval(value, ".2f")
     return texts
 
 
