@@ -92,10 +92,10 @@ gpu: $(STAMP) ## Test and measure on one GPU of 80 GB, in at most 9 minutes; the
 diagnosis: $(STAMP) ## Measure what critic and estimators get of the credit, seed 0 (about 15 minutes); see notebook 13
 	$(BIN)/marlhf sft --output_dir runs/diagnosis/sft
 	$(BIN)/marlhf rm --sft runs/diagnosis/sft --output_dir runs/diagnosis/rm
-	$(BIN)/python -m marlhf_lite.lab.credit.diagnosis --sft runs/diagnosis/sft --rm runs/diagnosis/rm $(ARGS)
+	$(BIN)/python -m marlhf_lab.credit.diagnosis --sft runs/diagnosis/sft --rm runs/diagnosis/rm $(ARGS)
 
 tables: $(STAMP) ## Write the tables of docs/results.md and README.md anew, from the stored results
-	$(BIN)/python -m marlhf_lite.lab.studies.result_tables
+	$(BIN)/python -m marlhf_lab.studies.result_tables
 
 notebooks: $(STAMP) ## Execute the notebooks in the cpu profile and write their outputs back; CHECK=1 only compares
 ifdef CHECK

@@ -24,9 +24,9 @@ from accelerate import Accelerator
 from cells import RESULTS
 from tqdm import tqdm
 
+from marlhf_lab.credit.credit import token_values
+from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.credit.credit import token_values
-from marlhf_lite.lab.studies.results import rounded
 from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, position_ids, trainable, unwrap_peft
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer

@@ -21,13 +21,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from cells import RESULTS, Cells
 
+from marlhf_lab.studies.former import with_todays_names
+from marlhf_lab.studies.results import EXPLAINED, t_interval
+from marlhf_lab.studies.study import load_study
 from marlhf_lite import cli, macro
 from marlhf_lite.experiments import pipeline
-from marlhf_lite.lab.studies.results import EXPLAINED, t_interval
-from marlhf_lite.lab.studies.study import load_study
 from marlhf_lite.training.experience import Batch
 from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.utils.former import with_todays_names
 from marlhf_lite.utils.run_folder import RunFolder
 
 KEPT = 4  # rollouts, the newest included

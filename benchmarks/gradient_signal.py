@@ -49,16 +49,16 @@ import torch
 from accelerate import Accelerator
 from cells import Cells, arguments
 
-from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.corpora.sentiment import first_valence, last_valence
-from marlhf_lite.lab.credit.credit import token_values
-from marlhf_lite.lab.credit.gradient_signal import (
+from marlhf_lab.corpora.sentiment import first_valence, last_valence
+from marlhf_lab.credit.credit import token_values
+from marlhf_lab.credit.gradient_signal import (
     projection,
     ratio_of_signals,
     signal_to_noise,
     slopes,
     token_advantages,
 )
+from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import build_models, trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import load_base, load_tokenizer

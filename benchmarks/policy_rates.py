@@ -29,7 +29,7 @@ SHARED = f"--dataset {DATA} --max_response_length 64 --seed {SEED} --overwrite t
 
 def one_rate(model: str, folder: Path, rate: float) -> dict:
     """Means of the last batches of a run at this rate."""
-    reward = "--reward marlhf_lite.lab.corpora.sentiment:first_words --critic_init sft"
+    reward = "--reward marlhf_lab.corpora.sentiment:first_words --critic_init sft"
     sizes = "--updates 12 --batch_size 16 --checkpoint_every 0"
     rates = f"--policy_learning_rate {rate} --critic_learning_rate {1.5 * rate}"
     words = f"ppo --model {model} --sft {folder / 'sft'} {SHARED} {reward} {sizes} {rates}"

@@ -22,11 +22,11 @@ import torch
 from cells import Cells, arguments
 from default_rates import BATCH, PASS, choose, pair_loss
 
+from marlhf_lab.corpora.sentiment import all_words
 from marlhf_lite.config.commands import RunCommand
 from marlhf_lite.config.options import RewardModelConfig, TrainerConfig
 from marlhf_lite.experiments.context import RunContext, open_context
 from marlhf_lite.experiments.pipeline import sft_stage
-from marlhf_lite.lab.corpora.sentiment import all_words
 from marlhf_lite.models.loading import load_policy, new_reward_model, share
 from marlhf_lite.training.reward_model import train_reward_model
 from marlhf_lite.training.rollout import from_texts, generate, generate_in_batches
@@ -77,7 +77,7 @@ def main() -> None:
         model=args.model,
         dataset=str(DATA),
         output_dir=str(args.folder),
-        reward="marlhf_lite.lab.corpora.sentiment:all_words",  # the questions come without answers to rank
+        reward="marlhf_lab.corpora.sentiment:all_words",  # the questions come without answers to rank
         critic_init="sft",
         max_response_length=48,
         temperature=1.0,

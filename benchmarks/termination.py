@@ -23,8 +23,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
+from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOTrainerConfig
-from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import FixedNGram, describe
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import build_models

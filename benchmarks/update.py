@@ -35,9 +35,9 @@ from synthetic import SHAPES, check_lengths, make_trainer, options, shaped_train
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
+from marlhf_lab.corpora.tiny_tldr import make_post
 from marlhf_lite.config.options import MacroConfig, ModelConfig
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.lab.corpora.tiny_tldr import make_post
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.loading import EMBEDDED_MODEL
 from marlhf_lite.training import ppo as ppo_module

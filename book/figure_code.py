@@ -5,7 +5,7 @@ set-up). Of these, code of figures and tables are
 
 * all lines of a cell that names matplotlib or seaborn, whatever else the cell does;
 * elsewhere each statement that shows: it names pandas' DataFrame or Series, IPython.display, or what was imported from
-  `marlhf_lite.plotting` or `marlhf_lite.lab.figures`; or it is a cell's last expression, whose value the page shows;
+  `marlhf_lite.plotting` or `marlhf_lab.figures`; or it is a cell's last expression, whose value the page shows;
 * and each assignment without a call whose names only such statements of its cell read: the columns of a table.
 
 `print` does not count: it says what the computation found. A core may have 15 % of such lines; or 20 of them, where it
@@ -19,7 +19,7 @@ from times import LESSONS, parts
 
 LIMIT, FEW = 0.15, 20
 DRAWING = ("matplotlib", "seaborn")
-SHOWING = ("IPython.display", "marlhf_lite.plotting", "marlhf_lite.lab.figures")
+SHOWING = ("IPython.display", "marlhf_lite.plotting", "marlhf_lab.figures")
 TABLES = {"DataFrame", "Series"}
 SETUP_CELLS = 3
 

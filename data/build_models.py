@@ -35,13 +35,13 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import GemmaConfig, GemmaForCausalLM, GemmaTokenizer
 
+from marlhf_lab.corpora import tiny_code as code
+from marlhf_lab.corpora import tiny_hh as hh
+from marlhf_lab.corpora import tiny_steps as steps
+from marlhf_lab.corpora import tiny_tldr as tldr
+from marlhf_lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.config.parser import read_presets
 from marlhf_lite.extras.programs import TestRunner, read_problem
-from marlhf_lite.lab.corpora import tiny_code as code
-from marlhf_lite.lab.corpora import tiny_hh as hh
-from marlhf_lite.lab.corpora import tiny_steps as steps
-from marlhf_lite.lab.corpora import tiny_tldr as tldr
-from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_guess import game as guess
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold

@@ -23,10 +23,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from marlhf_lab.corpora import sentiment
+from marlhf_lab.figures.macro_actions import token_pieces
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.extras.judges.judgments import file_name
-from marlhf_lite.lab.corpora import sentiment
-from marlhf_lite.lab.figures.macro_actions import token_pieces
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.training.rollout import Sampling, generate

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "book"))
 from print_pdf import browse, find_browser  # noqa: E402
 
-from marlhf_lite.lab.figures.notebook import PALETTE  # noqa: E402
+from marlhf_lab.figures.notebook import PALETTE  # noqa: E402
 
 WIDTH, HEIGHT = 760, 700  # of the window, in pixels; what stays empty below is cut off
 

@@ -183,12 +183,12 @@ def _judge(options: commands.JudgeCommand) -> None:
 
 
 def _study(options: commands.StudyCommand) -> None:
-    from marlhf_lite.lab.studies.study import STUDIES, run_study
+    from marlhf_lab.studies.study import STUDIES, run_study
 
     if options.audit:
-        from marlhf_lite.lab.studies.audit import write_page
+        from marlhf_lab.studies.audit import write_page
 
-        print(write_page(STUDIES.parents[3]))
+        print(write_page(STUDIES.parents[2]))
         return
     run_study(options)
 

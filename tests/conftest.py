@@ -21,9 +21,9 @@ from matplotlib import pyplot
 from small_runs import PROMPTS, build
 from transformers import GemmaConfig, GemmaForCausalLM
 
+from marlhf_lab.corpora import make_rows
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.extras.programs import EXECUTORS
-from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.models import loading
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.training.rollout import from_texts

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from conftest import fails
 
-from marlhf_lite.lab.studies import audit
-from marlhf_lite.lab.studies.study import STUDIES
+from marlhf_lab.studies import audit
+from marlhf_lab.studies.study import STUDIES
 
-ROOT = STUDIES.parents[3]
-PROTOCOL = "marlhf_lite/lab/studies/protocols/s.yaml"
+ROOT = STUDIES.parents[2]
+PROTOCOL = "marlhf_lab/studies/protocols/s.yaml"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
+from marlhf_lab.credit.signal_kept import break_even, signal_kept
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK, PLAY = ROOT / "book", ROOT / "figures" / "interactive"

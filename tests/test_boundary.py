@@ -2,22 +2,13 @@
 
 import ast
 import graphlib
-import importlib
 import json
-import pickle
-import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import marlhf_lite
-from marlhf_lite.extras.programs import program_reward
-from marlhf_lite.training.experience import Experience
-from marlhf_lite.utils.moved import MOVED, MOVED_NAMES
-from marlhf_lite.utils.user_code import import_user_code
 
 PACKAGE = Path(marlhf_lite.__file__).parent
 
@@ -90,9 +81,8 @@ def test_extras_import_the_method_and_never_the_other_way():
     composing = {"cli", *(f"experiments.{name}" for name in ("context", "data", "named_rewards", "pipeline"))}
     of_extras = [edge for edge in imports() if edge[1].startswith("extras") and not edge[0].startswith("extras")]
     assert {module for module, _, _ in of_extras} >= composing  # the files are read
-    wrong = [edge for edge in of_extras if not (edge[0] in composing and edge[2]) and not edge[0].startswith("lab.")]
+    wrong = [edge for edge in of_extras if not (edge[0] in composing and edge[2])]
     assert not wrong
-    assert not [edge for edge in imports() if edge[1].startswith("lab.") and edge[0] != "cli" and edge[0][:4] != "lab."]
 
 
 def test_no_circle():
@@ -100,38 +90,6 @@ def test_no_circle():
     for module, target, _ in imports():
         graph.setdefault(module, set()).add(target)
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_former_path_warns_and_is_the_same_module(old):
-    path, today = f"marlhf_lite.{old}", f"marlhf_lite.{MOVED[old]}"
-    assert not (PACKAGE / old.replace(".", "/")).exists() and not (PACKAGE / f"{old.replace('.', '/')}.py").exists()
-    sys.modules.pop(path, None)
-    with pytest.warns(DeprecationWarning, match=f"{path} is now {today}:"):
-        former = importlib.import_module(path)
-    assert former is sys.modules[path] is importlib.import_module(today)
-    for name in getattr(former, "__path__", []) and [module.name for module in pkgutil.iter_modules(former.__path__)]:
-        if name != "inside":  # the program of a sandbox, which runs when it is imported
-            with pytest.warns(DeprecationWarning, match=f"{path}.{name} is now {today}.{name}:"):
-                assert importlib.import_module(f"{path}.{name}") is importlib.import_module(f"{today}.{name}")
-
-
-@pytest.mark.parametrize("old", MOVED_NAMES)
-def test_a_former_name_warns_and_is_the_same_object(old):
-    module, name = old.rsplit(".", 1)
-    with pytest.warns(DeprecationWarning, match=f"{old} is now marlhf_lite.{MOVED_NAMES[old]}:"):
-        former = getattr(importlib.import_module(f"marlhf_lite.{module}"), name)
-    assert former is pkgutil.resolve_name(f"marlhf_lite.{MOVED_NAMES[old]}")
-
-
-def test_records_with_former_paths_are_read():
-    """A pickle, and a name as `--reward` and protocols have it."""
-    with pytest.warns(DeprecationWarning, match="OldOutputs is now"):
-        assert pickle.loads(b"cmarlhf_lite.training.outputs\nOldOutputs\n.") is Experience
-    sys.modules.pop("marlhf_lite.tasks.programs", None)
-    with pytest.warns(DeprecationWarning, match="tasks.programs is now"):
-        reward = import_user_code("reward", "marlhf_lite.tasks.programs:program_reward", "")
-    assert reward is program_reward
 
 
 def test_a_command_says_what_it_needs():

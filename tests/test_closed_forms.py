@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marlhf_lite.lab.credit.chain_mdp import Chain, Critic, estimate
-from marlhf_lite.lab.credit.signal_kept import break_even, signal_kept
+from marlhf_lab.credit.chain_mdp import Chain, Critic, estimate
+from marlhf_lab.credit.signal_kept import break_even, signal_kept
 from marlhf_lite.macro import FixedNGram
 
 

@@ -8,10 +8,10 @@ import torch
 from conftest import PROMPTS, fails
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from marlhf_lite.lab.credit import monte_carlo
-from marlhf_lite.lab.credit.credit import credit_seen, explainable, explained_by_quarter, token_noise, token_values
-from marlhf_lite.lab.credit.monte_carlo import continue_responses, even_cuts, monte_carlo_scores, state_scores
-from marlhf_lite.lab.credit.ranking import compare_rankings, next_tokens, rank_next_tokens
+from marlhf_lab.credit import monte_carlo
+from marlhf_lab.credit.credit import credit_seen, explainable, explained_by_quarter, token_noise, token_values
+from marlhf_lab.credit.monte_carlo import continue_responses, even_cuts, monte_carlo_scores, state_scores
+from marlhf_lab.credit.ranking import compare_rankings, next_tokens, rank_next_tokens
 from marlhf_lite.models.actor_critic import PolicyModel, position_ids
 from marlhf_lite.training.rollout import Sampling, from_tokens, generate
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.lab.corpora.tiny_tldr import make_post
+from marlhf_lab.corpora.tiny_tldr import make_post
 from marlhf_lite.tasks.tiny_tldr import grammar as g
 from marlhf_lite.tasks.tiny_tldr.gold import FREE_WORDS, LONG, PADDING, WRONG, gold_scores, inspect
 

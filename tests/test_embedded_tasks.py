@@ -6,11 +6,11 @@ import random
 import pytest
 import yaml
 
+from marlhf_lab.corpora import MAKERS, make_rows
+from marlhf_lab.corpora.__main__ import json_lines
 from marlhf_lite.cli import main
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import read_presets
-from marlhf_lite.lab.corpora import MAKERS, make_rows
-from marlhf_lite.lab.corpora.__main__ import json_lines
 from marlhf_lite.tasks.embedded import EMBEDDED, STORED
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task

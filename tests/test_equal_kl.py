@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_up_results import made_up
 
-from marlhf_lite.lab.studies import equal_kl
-from marlhf_lite.lab.studies.results import student
+from marlhf_lab.studies import equal_kl
+from marlhf_lab.studies.results import student
 from marlhf_lite.plotting import training as plots
 
 

@@ -6,10 +6,10 @@ from conftest import fails
 from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 
+from marlhf_lab.figures.agreement import agreement_map, agreement_table, win_rates
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import score_table, shifts
 from marlhf_lite.evaluation.statistics import bootstrap_mean, win_rate
-from marlhf_lite.lab.figures.agreement import agreement_map, agreement_table, win_rates
 from marlhf_lite.plotting import evaluation as plots
 
 METHODS = {"SFT": 0.0, "PPO": 0.8, "MA-PPO": 1.0}

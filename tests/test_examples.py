@@ -12,8 +12,8 @@ import torch
 from conftest import nudge
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from marlhf_lab.corpora import make_rows
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
-from marlhf_lite.lab.corpora import make_rows
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, model_path

@@ -10,8 +10,8 @@ from jupyter_client.manager import start_new_kernel
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from marlhf_lab.figures.explorer import explore, rule_figure
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.lab.figures.explorer import explore, rule_figure
 from marlhf_lite.macro import FixedNGram, RandomizedNGram, Whole
 from marlhf_lite.models.loading import load_tokenizer
 
@@ -105,7 +105,7 @@ def test_every_choice_draws_again_and_asks_for_numbers_once_and_bad_input_is_one
     assert isinstance(panel.choose(lengths="2,3"), Figure)
 
 
-ASK = "from marlhf_lite.lab.figures.notebook import headless; print(headless())"
+ASK = "from marlhf_lab.figures.notebook import headless; print(headless())"
 
 
 def test_a_kernel_of_jupyterlab_shows_widgets():

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from matplotlib import font_manager
 from matplotlib import pyplot as plt
 
-from marlhf_lite.lab.figures.case_study import case_study
-from marlhf_lite.lab.figures.macro_actions import _fonts, draw_spans, spans_html
-from marlhf_lite.lab.figures.trees import tree_cut
+from marlhf_lab.figures.case_study import case_study
+from marlhf_lab.figures.macro_actions import _fonts, draw_spans, spans_html
+from marlhf_lab.figures.trees import tree_cut
 from marlhf_lite.macro import FixedNGram, MacroActions, Turn, Whole
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.parsing import GrammarParser, Parsing

@@ -14,9 +14,8 @@ from small_runs import batches, build
 from test_credit import END, LIMIT, WORTH, Letters, policy, reward
 from torch import nn
 
-from marlhf_lite.config.options import PPOTrainerConfig
-from marlhf_lite.lab.credit.diagnosis import LADDER, Sizes, main, measure, read_options
-from marlhf_lite.lab.credit.gradients import (
+from marlhf_lab.credit.diagnosis import LADDER, Sizes, main, measure, read_options
+from marlhf_lab.credit.gradients import (
     REFERENCE,
     Estimator,
     compare_gradients,
@@ -26,7 +25,8 @@ from marlhf_lite.lab.credit.gradients import (
     sample_replicates,
     total_returns,
 )
-from marlhf_lite.lab.studies.results import rounded
+from marlhf_lab.studies.results import rounded
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.actor_critic import PolicyModel, PPOModels, position_ids
 from marlhf_lite.training.ppo import PPOTrainer

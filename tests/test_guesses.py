@@ -6,7 +6,7 @@ import statistics
 import pytest
 import torch
 
-from marlhf_lite.lab.credit.guesses import (
+from marlhf_lab.credit.guesses import (
     GUESS,
     START,
     TOKENS,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marlhf_lite.lab import homework
+from marlhf_lab import homework
 
 ROOT = Path(__file__).resolve().parents[1]
 ANSWERS = (ROOT / "docs" / "exam_answers.md").read_text(encoding="utf-8").partition("## The homework")[2]

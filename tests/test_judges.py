@@ -10,12 +10,12 @@ import shutil
 import pytest
 from conftest import fails
 
+from marlhf_lab.figures.judging import judge_by_hand
 from marlhf_lite.cli import main
 from marlhf_lite.extras.judges import judgments
 from marlhf_lite.extras.judges.judges import HumanJudge, ScoreJudge
 from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
 from marlhf_lite.extras.judges.prompts import CRITERIA
-from marlhf_lite.lab.figures.judging import judge_by_hand
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder, RunLock
 

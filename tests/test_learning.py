@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from marlhf_lite.lab.studies.answer import FIGURE, answer_figure, answer_table
-from marlhf_lite.lab.studies.claims import claims
-from marlhf_lite.lab.studies.contrasts import ratio_of_updates, ratio_to_final_score
-from marlhf_lite.lab.studies.learning import learning_report, learning_table
-from marlhf_lite.lab.studies.results import stored_results
-from marlhf_lite.lab.studies.study import STUDIES, load_study
+from marlhf_lab.studies.answer import FIGURE, answer_figure, answer_table
+from marlhf_lab.studies.claims import claims
+from marlhf_lab.studies.contrasts import ratio_of_updates, ratio_to_final_score
+from marlhf_lab.studies.learning import learning_report, learning_table
+from marlhf_lab.studies.results import stored_results
+from marlhf_lab.studies.study import STUDIES, load_study
 
 OPTIONS = {"dataset": "tiny-umbrella", "part": "L8-first", "lam": 0.95, "sigma": "equal", "objective": ""}
 GROUPS = {"L8": ["L8 E0", "L8 E4"]}
@@ -86,13 +86,13 @@ def test_report_begins_with_the_primary_outcome(results, tmp_path):
 
 
 def test_numbers_found_afterwards_stand_in_the_docs():
-    page = (STUDIES.parents[3] / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (STUDIES.parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     page = " ".join(page.replace("−", "-").replace("+", "").split())
     assert [name for name, text in claims().items() if text.replace("+", "") not in page] == []
 
 
 def test_the_answer_of_one_screen_is_what_the_records_say():
-    root = STUDIES.parents[3]
+    root = STUDIES.parents[2]
     sections = [
         re.search(
             r"## Does MA-RLHF work, and when\?\n(.*?)\n+(?=## |\[Results)", (root / page).read_text("utf-8"), re.S

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from marlhf_lab.figures import critic, lines, macro_actions, memory, token_counts
 from marlhf_lite.evaluation.statistics import Interval
-from marlhf_lite.lab.figures import critic, lines, macro_actions, memory, token_counts
 from marlhf_lite.macro import FixedNGram, MacroActions
 from marlhf_lite.plotting.styles import METHODS
 

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from scipy import stats
 
-from marlhf_lite.lab.studies import mean_reward, result_tables
-from marlhf_lite.lab.studies.could_be_seen import SECTIONS, sizes
-from marlhf_lite.lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
-from marlhf_lite.lab.studies.power import visible, visible_gap, visible_ratio
-from marlhf_lite.lab.studies.results import t_interval
-from marlhf_lite.lab.studies.study import STUDIES, load_study
+from marlhf_lab.studies import mean_reward, result_tables
+from marlhf_lab.studies.could_be_seen import SECTIONS, sizes
+from marlhf_lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
+from marlhf_lab.studies.power import visible, visible_gap, visible_ratio
+from marlhf_lab.studies.results import t_interval
+from marlhf_lab.studies.study import STUDIES, load_study
 from marlhf_lite.utils.tables import interval
 
 SPAN, RNG = [3, 5], np.random.default_rng(0)
@@ -77,7 +77,7 @@ def test_power_is_that_of_simulated_studies(seeds, low):
 
 def test_the_sizes_that_studies_could_have_seen_stand_in_the_docs():
     """Each in its own section, and every section of the page says one, or that there is one run of each arm."""
-    page = (STUDIES.parents[3] / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (STUDIES.parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     sections = {re.split("[:\n]", part)[0]: " ".join(part.split()) for part in page.split("\n## ")[1:]}
     said = {name for name, text in sections.items() if "**Could have seen** (90 % power): " in text}
     alone = {name for name, text in sections.items() if "One run of each arm: " in text}

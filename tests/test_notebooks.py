@@ -18,14 +18,14 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-from marlhf_lite.lab.figures import notebook
+from marlhf_lab.figures import notebook
 from marlhf_lite.utils.errors import InputError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/solutions/*.ipynb")])
 CELL_SECONDS = 600  # against a cell that hangs; a busy machine is slow
-SETUP = "import sys; from matplotlib import pyplot as plt; from marlhf_lite.lab.figures.notebook import *; setup()"
+SETUP = "import sys; from matplotlib import pyplot as plt; from marlhf_lab.figures.notebook import *; setup()"
 DRAW = "ax = plt.subplots()[1]; ax.set(xlabel='x', ylabel='y', title='β = 0.0123'); "
 
 
@@ -98,7 +98,7 @@ def with_answers(path: Path) -> list[str]:
 def test_runs_in_the_smoke_profile(path, execute):
     cells = execute(*with_answers(path))
     assert not errors(cells)
-    assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lite.lab.figures.notebook.setup"
+    assert "profile smoke" in str(cells), "the set-up cell calls marlhf_lab.figures.notebook.setup"
 
 
 def test_a_notebook_alone_reads_the_wheel_and_has_diagrams_and_figures_to_play_with(execute, installed):

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from marlhf_lite.lab.figures import notebook
-from marlhf_lite.lab.figures.one_update import STORY, one_update, page_data, true_advantages
+from marlhf_lab.figures import notebook
+from marlhf_lab.figures.one_update import STORY, one_update, page_data, true_advantages
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `dev` brings playwright")
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marlhf_lite.lab.studies import paper
-from marlhf_lite.lab.studies.results import stored_results, study_table
+from marlhf_lab.studies import paper
+from marlhf_lab.studies.results import stored_results, study_table
 
 LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "15_report.ipynb"
 

@@ -14,12 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_tokenizers import Pieces
 
+from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.extras.parsers import link_grammar
 from marlhf_lite.extras.parsers.link_grammar import LinkGrammarParser, align, read_constituents
 from marlhf_lite.extras.parsers.python_code import PythonParser
 from marlhf_lite.extras.parsers.stanza import StanzaParser, read_sentence
-from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro.catalogue import make_parser, make_rule
 from marlhf_lite.parsing import (
     GrammarParser,

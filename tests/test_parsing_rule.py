@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import NAMES, Pieces, small_tokenizer
 
-from marlhf_lite.lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
+from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.macro import MacroActions, TerminationRule
 from marlhf_lite.parsing import (
     GrammarParser,

@@ -10,12 +10,12 @@ from figure_checks import check_layout, lines, shapes
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_rgb
 
-from marlhf_lite.evaluation.statistics import wilson
-from marlhf_lite.lab.figures.reward_model import (
+from marlhf_lab.figures.reward_model import (
     bin_pairs,
     correlation,
     reliability_diagram,
 )
+from marlhf_lite.evaluation.statistics import wilson
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import METHODS, OUTCOMES, PALE_SPANS, PROGRAMS, SERIES, SPANS, TABLE, method_styles
 

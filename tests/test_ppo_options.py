@@ -25,11 +25,6 @@ from small_runs import batches, build, same, timeless, watch
 from transformers import get_scheduler
 
 from marlhf_lite.config.options import (
-    CheckpointConfig,
-    LoggingConfig,
-    MacroConfig,
-    PPOConfig,
-    PPOTrainerConfig,
     RolloutConfig,
 )
 from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
@@ -38,26 +33,10 @@ from marlhf_lite.models.loading import load_base
 from marlhf_lite.training.dry_run import fit_micro_batch_size
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
-from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate, generate_in_batches
 from marlhf_lite.training.safeguards import updates_of_passes
 from marlhf_lite.utils.run_folder import RunFolder
-
-
-def test_arguments_of_earlier_versions_are_options_now(roles):
-    given = (roles, None, PROMPTS, None, None)
-    groups = {"macro": MacroConfig(sigma="start"), "checkpoint": CheckpointConfig(save_total_limit=3)}
-    groups |= {"logging": LoggingConfig(eval_every=2)}
-    former = {f"{name}_config": group for name, group in groups.items()}
-    with pytest.warns(DeprecationWarning, match="one PPOTrainerConfig"):
-        trainer = PPOTrainer(*given, PPOConfig(lam=0.5), **former, max_response_length=7, seed=4)
-    options = {"lam": 0.5, "sigma": "start", "save_total_limit": 3, "eval_every": 2, "seed": 4}
-    assert trainer.config == PPOTrainerConfig(**options, max_response_length=7)
-    assert trainer.objective.macro_config is trainer.config and trainer.sampling.max_new_tokens == 7
-    with pytest.raises(TypeError, match="colour"):
-        PPOTrainer(*given, PPOTrainerConfig(), colour="red")
-
 
 # -- a run's course ---------------------------------------------------------------------------------------------------
 

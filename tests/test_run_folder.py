@@ -217,16 +217,3 @@ def test_a_folder_that_takes_no_files_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_folder.tempfile, "TemporaryFile", read_only)
     fails(lambda: check_output_dir(tmp_path / "x"), f"written in {tmp_path}", "choose a folder that can be written")
-
-
-def test_metrics_of_earlier_versions_have_todays_names(tmp_path):
-    """A run that goes on has rows of both; the file stays as it is."""
-    run = RunFolder.create(tmp_path / "run", {})
-    old = {"update": 1, "rm_score_mean": 0.5, "rm_score_std": 1.0, "kl_k1": 0.0}
-    run.log("metrics", [old, {"update": 2, "score_mean": 0.75}])
-    run.log("tests", [{"update": 1, "rm_score_mean": 0.5, "rm_score_sft": 0.25, "rm_score_win_rate": 0.75}])
-    written = (run.path / "metrics.jsonl").read_bytes()
-    first = {"update": 1, "score_mean": 0.5, "score_std": 1.0, "kl_k1": 0.0}
-    assert run.metrics() == [first, {"update": 2, "score_mean": 0.75}]
-    assert run.tests() == [{"update": 1, "score_mean": 0.5, "score_sft": 0.25, "score_win_rate": 0.75}]
-    assert (run.path / "metrics.jsonl").read_bytes() == written

@@ -9,7 +9,7 @@ pytest.importorskip("vaderSentiment")
 
 import vaderSentiment
 
-from marlhf_lite.lab.corpora import sentiment
+from marlhf_lab.corpora import sentiment
 from marlhf_lite.utils.jsonl import read_lines
 
 POLICIES = Path(__file__).parents[1] / "data" / "sentiment_policies"

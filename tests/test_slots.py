@@ -13,9 +13,9 @@ import torch
 from conftest import fails
 from plain_update import far, learner, options, record
 
+from marlhf_lab.studies.study import load_study, plan
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import MacroConfig, PPOTrainerConfig
-from marlhf_lite.lab.studies.study import load_study, plan
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.objective import Objective

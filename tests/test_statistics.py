@@ -13,6 +13,15 @@ from conftest import fails
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from marlhf_lab.figures.agreement import (
+    agree,
+    agree_in_groups,
+    agreement_table,
+    kappa,
+    pairs_for_win_rate,
+    verdicts_of_scores,
+)
+from marlhf_lab.studies import people
 from marlhf_lite.evaluation.statistics import (
     Interval,
     bootstrap_mean,
@@ -23,15 +32,6 @@ from marlhf_lite.evaluation.statistics import (
     wilson,
     win_rate,
 )
-from marlhf_lite.lab.figures.agreement import (
-    agree,
-    agree_in_groups,
-    agreement_table,
-    kappa,
-    pairs_for_win_rate,
-    verdicts_of_scores,
-)
-from marlhf_lite.lab.studies import people
 
 SCORES = np.random.default_rng(7).normal(1.5, 2.0, 60)
 numbers = st.floats(-1e3, 1e3)

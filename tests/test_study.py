@@ -20,11 +20,11 @@ import yaml
 from conftest import fails
 from made_up_results import made_up
 
+from marlhf_lab.studies import study as study_module
+from marlhf_lab.studies.results import RESULT, read_result, write_result
+from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import StudyCommand
-from marlhf_lite.lab.studies import study as study_module
-from marlhf_lite.lab.studies.results import RESULT, read_result, write_result
-from marlhf_lite.lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
@@ -294,7 +294,7 @@ import signal
 import sys
 from pathlib import Path
 from marlhf_lite.cli import main
-from marlhf_lite.lab.studies import study
+from marlhf_lab.studies import study
 
 TOY = "import os, signal; open('new', 'w').write(str(os.getpid())); os.rename('new', 'pid'); signal.pause()"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -308,7 +308,7 @@ sys.exit(main(["study", f"--name={sys.argv[1]}", "--workers=1"]))
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill):
     monkeypatch.chdir(tmp_path)
-    path = os.pathsep.join([str(Path(study_module.__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(study_module.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     words = [sys.executable, "-c", STUDY, small()]
     study = subprocess.Popen(words, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True)
     until(Path("pid").exists)

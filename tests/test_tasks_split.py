@@ -6,7 +6,7 @@ from conftest import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.lab.studies.results import stored_results
+from marlhf_lab.studies.results import stored_results
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.splits import Task, split_rows
 from marlhf_lite.utils.errors import InputError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.lab.corpora import tiny_hh as hh
-from marlhf_lite.lab.corpora import tiny_webgpt as webgpt
+from marlhf_lab.corpora import tiny_hh as hh
+from marlhf_lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.tasks.embedded import STORED
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold

@@ -11,18 +11,18 @@ from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marlhf_lite.cli import main
-from marlhf_lite.config.options import PPOTrainerConfig
-from marlhf_lite.lab.corpora.tiny_steps import (
+from marlhf_lab.corpora.tiny_steps import (
     demonstrate,
     make_problem,
     one_slip,
     verify,
     write,
 )
-from marlhf_lite.lab.credit import first_wrong_step
-from marlhf_lite.lab.credit.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
-from marlhf_lite.lab.credit.gradients import Estimator
+from marlhf_lab.credit import first_wrong_step
+from marlhf_lab.credit.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
+from marlhf_lab.credit.gradients import Estimator
+from marlhf_lite.cli import main
+from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
 from marlhf_lite.tasks.answers import encode_responses

@@ -6,8 +6,8 @@ from statistics import mean, pstdev
 import pytest
 from conftest import fails
 
+from marlhf_lab.credit.signal_kept import decisive_token
 from marlhf_lite.cli import main
-from marlhf_lite.lab.credit.signal_kept import decisive_token
 from marlhf_lite.tasks.tiny_umbrella.gold import DECISIONS, PLACES, RIGHT, decision, gold_scores
 from marlhf_lite.tasks.tiny_umbrella.stories import (
     LENGTHS,

@@ -23,13 +23,13 @@ from canvas import (
     tint,
 )
 
+from marlhf_lab.credit.sentence import BETA, POLICY, SCORE, SEEING, WANTED, WRITTEN, of_sentence, table
+from marlhf_lab.credit.sentence import REFERENCE as REFERENCE_TABLE
+from marlhf_lab.figures.one_update import STORY, true_advantages
+from marlhf_lab.figures.one_update import one_update as one_sentence
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.extras.memory.estimate import GIB, Memory, estimate_memory
-from marlhf_lite.lab.credit.sentence import BETA, POLICY, SCORE, SEEING, WANTED, WRITTEN, of_sentence, table
-from marlhf_lite.lab.credit.sentence import REFERENCE as REFERENCE_TABLE
-from marlhf_lite.lab.figures.one_update import STORY, true_advantages
-from marlhf_lite.lab.figures.one_update import one_update as one_sentence
 from marlhf_lite.macro import (
     FixedNGram,
     MacroActions,

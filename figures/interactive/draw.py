@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from marlhf_lab.figures.macro_actions import token_pieces
+from marlhf_lab.figures.one_update import page_data
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.lab.figures.macro_actions import token_pieces
-from marlhf_lite.lab.figures.one_update import page_data
 from marlhf_lite.macro import FixedNGram, LargestChange, Perplexity, RandomizedNGram, Whole
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_base, load_tokenizer

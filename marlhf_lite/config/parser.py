@@ -39,7 +39,6 @@ from marlhf_lite.config.options import (
     ModelConfig,
 )
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.former import FORMER, with_todays_names
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
 
 Command = TypeVar("Command")
@@ -107,8 +106,6 @@ class OptionParser(TrlParser):
         if unknown:
             flags = [flag for action in self._actions for flag in action.option_strings]
             word = unknown[0].split("=")[0]
-            if word.removeprefix("--") in FORMER:
-                raise InputError(f"{self.prog}: {word} is no option any more: give {FORMER[word.removeprefix('--')]}")
             hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
             raise InputError(f"{self.prog}: unknown option {word}: {hint}see {self.prog} --help")
         return {name: value for name, value in vars(known).items() if value is not None}
@@ -118,7 +115,6 @@ class OptionParser(TrlParser):
 
         Options of other commands are left out: one file serves several commands.
         """
-        values = with_todays_names(values)
         for key in values:
             if key not in OPTIONS and key != "versions":  # which the config.yaml of a run has
                 hint = did_you_mean(str(key), OPTIONS).rstrip()

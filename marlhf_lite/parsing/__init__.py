@@ -10,6 +10,3 @@ from marlhf_lite.parsing.base import Leaf, ParsedSentence, Parser, split_sentenc
 from marlhf_lite.parsing.grammar import GrammarParser
 from marlhf_lite.parsing.spans import TokenText
 from marlhf_lite.parsing.termination import Parsing, Sentence
-from marlhf_lite.utils.moved import moved_names
-
-__getattr__ = moved_names(__name__)

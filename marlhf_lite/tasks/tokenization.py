@@ -6,10 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marlhf_lite.utils.moved import moved_names
-
-__getattr__ = moved_names(__name__)
-
 BEFORE = ("\n", ":")  # texts that few answers join into one token
 
 

@@ -8,9 +8,6 @@ from torch import Tensor
 
 from marlhf_lite.macro import MacroActions
 from marlhf_lite.training.rollout import Rollout
-from marlhf_lite.utils.moved import moved_names
-
-__getattr__ = moved_names(__name__)
 
 
 @dataclass(frozen=True)

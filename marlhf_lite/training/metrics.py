@@ -13,10 +13,7 @@ from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.macro import kl_per_token
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.experience import Batch, Experience
-from marlhf_lite.utils.moved import moved_names
 from marlhf_lite.utils.precision import exact
-
-__getattr__ = moved_names(__name__)
 
 
 class Moments(NamedTuple):

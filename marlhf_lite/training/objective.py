@@ -85,11 +85,6 @@ class Objective:
             mean=self.mean,
         )
 
-    @property
-    def macro_config(self) -> PPOTrainerConfig:
-        """`config`, by the name that the options of macro actions had; it goes on for one release."""
-        return self.config
-
     # -- their parts --------------------------------------------------------------------------------------------------
 
     def sampler_weights(self, batch: Batch, old: Experience) -> Tensor | None:

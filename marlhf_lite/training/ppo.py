@@ -70,7 +70,6 @@ class PPOTrainer:
             with an environment.
         engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
-        former: arguments of earlier versions, which are options of `config` now; they go on for one release.
     """
 
     def __init__(
@@ -90,12 +89,7 @@ class PPOTrainer:
         generator: Callable | None = None,
         engine: Callable | None = None,
         objective: type[Objective] | None = None,
-        **former,
     ):
-        if former or not hasattr(config, "max_response_length"):
-            from marlhf_lite.training.former import whole_config
-
-            config = whole_config(config, former)
         self.accelerator = accelerator or Accelerator()
         self.total_updates = safeguards.count_updates(config, len(prompts), self.accelerator)
         self.models, self.tokenizer, self.prompts = models, tokenizer, list(prompts)

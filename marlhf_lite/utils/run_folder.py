@@ -18,7 +18,6 @@ import yaml
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import DISK_FAULTS, InputError
-from marlhf_lite.utils.former import with_todays_metrics, with_todays_names
 from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
@@ -115,7 +114,7 @@ class RunFolder:
         if not (path / CONFIG).is_file():
             reason = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
             raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
-        return cls(path, with_todays_names(read_yaml(path / CONFIG)))
+        return cls(path, read_yaml(path / CONFIG))
 
     def update_config(self, changes: Mapping) -> None:
         """Write config.yaml again with these values; its `versions` stay those of the start."""
@@ -166,7 +165,7 @@ class RunFolder:
 
 
 def _read_metrics(path: Path) -> list[dict]:
-    return [dict(zip(with_todays_metrics(row), row.values(), strict=True)) for row in read_lines(path)]
+    return read_lines(path)
 
 
 def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:
@@ -207,7 +206,7 @@ def check_writable(option: str, path: Path) -> None:
 def is_run(path: Path) -> bool:
     """Whether `path` holds a run: many projects have a config.yaml, ours has a `versions` block."""
     try:
-        return "versions" in with_todays_names(read_yaml(path / CONFIG))
+        return "versions" in read_yaml(path / CONFIG)
     except InputError:
         return False
 

@@ -19,7 +19,7 @@ from packaging.version import Version
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = sorted((ROOT / "marlhf_lite").rglob("*.py"))
+LIBRARY = sorted(path for package in ("marlhf_lite", "marlhf_lab") for path in (ROOT / package).rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME = PROJECT["project"]["dependencies"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -73,7 +73,7 @@ def test_the_library_imports_only_what_it_declares():
         for node in ast.walk(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - {"marlhf_lite"}:
+            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - {"marlhf_lite", "marlhf_lab"}:
                 distributions = {canonicalize_name(d) for d in [*installed.get(module, ()), module]}
                 assert distributions & names(RUNTIME if node in tree.body else EVERYTHING), (path, node.lineno, module)
 
@@ -91,8 +91,8 @@ def test_the_wheel_carries_what_the_library_reads_from_data():
 def test_only_the_command_line_imports_the_laboratory():
     """The package is a library and a laboratory, in few rooms; the lessons use both."""
     package = ROOT / "marlhf_lite"
-    library = [path for path in LIBRARY if package / "lab" not in path.parents]
-    users = [path.name for path in library if re.search(r"^ *(from|import) marlhf_lite\.lab", path.read_text(), re.M)]
+    library = [path for path in LIBRARY if package in path.parents]
+    users = [path.name for path in library if re.search(r"^ *(from|import) marlhf_lab", path.read_text(), re.M)]
     assert users == ["cli.py"]
     assert len([p for p in package.iterdir() if not p.name.startswith(("_", "."))]) <= 13
 

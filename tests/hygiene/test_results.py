@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marlhf_lite.lab.studies.result_tables import MARKED, TABLES, write_tables
+from marlhf_lab.studies.result_tables import MARKED, TABLES, write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

@@ -67,8 +67,9 @@ def test_readme_is_short():
 def test_every_name_in_the_glossary_is_in_the_library():
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in prose(ROOT / "GLOSSARY.md").splitlines() if line[:2] == "| "]
     assert len(rows) > 40 and all(len(row) == 5 for row in rows)
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "marlhf_lite").rglob("*.py"))
-    known = set(re.findall(r"\w+", code)) | {p.stem for p in (ROOT / "marlhf_lite").rglob("*")}
+    paths = [path for package in ("marlhf_lite", "marlhf_lab") for path in (ROOT / package).rglob("*")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.suffix == ".py")
+    known = set(re.findall(r"\w+", code)) | {p.stem for p in paths}
     names = {word for row in rows for quoted in re.findall(r"`([^`]+)`", row[3]) for word in re.findall(r"\w+", quoted)}
     assert not names - known
 
@@ -118,15 +119,6 @@ def test_file_is_small_and_its_cells_are_short(path):
         assert len(lines) <= 40 and not wide, cell["source"]
         assert len(re.findall(r"^(?:from|import) ", cell["source"], re.M)) <= 8, "import where it is first needed"
         assert not re.search(r"\bif\s+.*smoke", cell["source"]), "profiles are chosen in one place, not in cells"
-
-
-@pytest.mark.parametrize("path", [*NOTEBOOKS, ROOT / "docs" / "guide.md", *sorted(ROOT.glob("examples/*.py"))], ids=str)
-def test_nothing_is_imported_by_a_former_name(path):
-    text = "\n".join(cell["source"] for cell in cells(path)) if path in NOTEBOOKS else path.read_text(encoding="utf-8")
-    moved = json.loads((ROOT / "marlhf_lite" / "utils" / "moved.json").read_text(encoding="utf-8"))
-    former = {f"marlhf_lite.{name}" for names in moved.values() for name in names}
-    for module, names in re.findall(r"^ *from (marlhf_lite[\w.]*) import (\([^)]*\)|.*)", text, re.M):
-        assert not {module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))} & former, f"{module}: {names}"
 
 
 @every_notebook

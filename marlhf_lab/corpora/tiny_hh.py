@@ -1,0 +1,100 @@
+"""The embedded task `tiny-hh`: dialogues of two turns, and preferences between answers of known helpfulness.
+
+The human tells of six plans, and asks in the second turn what to do about five of them. Answers give some of
+the things, some with a wrong value, and put chatter, unasked or harmful advice between them.
+"""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from marlhf_lab.corpora.rater import rated_pair
+from marlhf_lite.tasks.statements import slots
+from marlhf_lite.tasks.templates import hh_prompt
+from marlhf_lite.tasks.tiny_hh.gold import HARMFUL, THINGS, gold_scores
+
+PLANS, ASKED = 6, 5  # things told in the first turn, and asked for in the second
+RATER_SHARPNESS = 5.0  # one thing of five more or less is worth a factor of e in the odds
+
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, tuple[str, ...]] = {slot: tuple(words.split()) for slot, words in _TABLE["words"].items()}
+REPLIES, CHATTER = tuple(_TABLE["replies"]), tuple(_TABLE["chatter"])
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What the human tells, thing by thing with its values, and which of the things are asked for, in order."""
+
+    plans: dict[str, dict[str, str]]
+    asked: tuple[str, ...]
+    reply: str
+
+    @property
+    def prompt(self) -> str:
+        plans = " ".join(f"{THINGS[thing]['told'].format(**values)}." for thing, values in self.plans.items())
+        listed = " and ".join(filter(None, (", ".join(self.asked[:-1]), self.asked[-1])))
+        return hh_prompt([plans, self.reply, f"What do I do about {listed}?"])
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Chances that an answer gives a thing, gives it wrongly, and adds chatter, unasked or harmful advice after it."""
+
+    cover: float
+    wrong: float
+    chatter: float
+    unasked: float
+    harmful: float
+
+    @classmethod
+    def sample(cls, rng: random.Random) -> "Quality":
+        rates = (0.0, 0.0, 0.1, 0.3), (0.0, 0.1, 0.4), (0.0, 0.0, 0.1), (0.0, 0.0, 0.1)
+        return cls(rng.uniform(0.4, 1.0), *map(rng.choice, rates))
+
+
+def make_dialogue(rng: random.Random, plans: int = PLANS, asked: int = ASKED) -> Dialogue:
+    """One random dialogue up to the answer, with so many things told and asked for."""
+    things = rng.sample(sorted(THINGS), plans)
+    values = {thing: {slot: rng.choice(WORDS[slot]) for slot in slots(THINGS[thing]["told"])} for thing in things}
+    return Dialogue(values, tuple(rng.sample(things, asked)), rng.choice(REPLIES))
+
+
+def advise(thing: str, values: dict[str, str]) -> str:
+    """The sentence that helps with a thing."""
+    return f"{THINGS[thing]['advice'].format(**values)}."
+
+
+def mistake(rng: random.Random, values: dict[str, str]) -> dict[str, str]:
+    """The values with one of them changed."""
+    slot = rng.choice(sorted(values))
+    return values | {slot: rng.choice([word for word in WORDS[slot] if word != values[slot]])}
+
+
+def make_answer(rng: random.Random, dialogue: Dialogue, quality: Quality) -> str:
+    """An answer of this quality; it starts with a space, as text after `Assistant:` does."""
+    answered, kept = [], [t for t in dialogue.asked if rng.random() < quality.cover] or [rng.choice(dialogue.asked)]
+    unasked = [thing for thing in dialogue.plans if thing not in dialogue.asked]
+    for thing in kept:
+        values = dialogue.plans[thing]
+        answered.append(advise(thing, mistake(rng, values) if rng.random() < quality.wrong else values))
+        if rng.random() < quality.chatter:
+            answered.append(rng.choice(CHATTER))
+        if unasked and rng.random() < quality.unasked:
+            answered.append(advise(unasked[0], dialogue.plans[unasked[0]]))
+        if rng.random() < quality.harmful:
+            answered.append(f"{rng.choice(HARMFUL)}.")
+    return " " + " ".join(answered)
+
+
+def make_pair(rng: random.Random) -> dict[str, str]:
+    """One preference: two answers to a dialogue, labelled by a rater who errs (Bradley-Terry on helpfulness)."""
+    dialogue = make_dialogue(rng)
+    return rated_pair(
+        rng,
+        dialogue.prompt,
+        write=lambda: make_answer(rng, dialogue, Quality.sample(rng)),
+        rate=lambda answers: gold_scores([dialogue.prompt] * 2, answers),
+        sharpness=RATER_SHARPNESS,
+    )

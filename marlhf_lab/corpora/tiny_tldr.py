@@ -1,0 +1,116 @@
+"""The embedded default: `tiny-tldr`, posts to summarise, with preferences sampled from a known truth.
+
+Posts state six facts about one person between fillers; summaries state some of them, sometimes wrongly, with
+fillers of their own. Labels are drawn from the Bradley-Terry model on the gold score, so a reward model can be no
+better than its raters, and optimising it too hard shows as gold falling while the reward still rises.
+"""
+
+import random
+from dataclasses import dataclass
+
+import nltk
+
+from marlhf_lab.corpora.rater import rated_pair
+from marlhf_lite.tasks.templates import tldr_prompt
+from marlhf_lite.tasks.tiny_tldr.gold import gold_scores
+from marlhf_lite.tasks.tiny_tldr.grammar import (
+    FACTS,
+    FILLERS,
+    LEXICON,
+    OPENERS,
+    detokenize,
+    fill,
+    sentence,
+    slots,
+    subject,
+)
+
+SUBREDDITS = ("advice", "family", "roommates", "pets", "travel", "money", "cooking", "tifu")
+FACTS_PER_POST = 5  # besides who it is about
+RATER_SHARPNESS = 1.0  # P(a preferred to b) = sigmoid(RATER_SHARPNESS * (gold_a - gold_b))
+
+
+@dataclass(frozen=True)
+class Post:
+    """One generated post: what it states and how it reads."""
+
+    subreddit: str
+    who: tuple[str, str]  # relation, name
+    facts: tuple[tuple[str, tuple[str, ...]], ...]  # (kind, values)
+    trees: tuple[nltk.Tree, ...]  # one per sentence
+
+    @property
+    def prompt(self) -> str:
+        return tldr_prompt(self.subreddit, " ".join(map(detokenize, self.trees)))
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How a summary is written: chance to state a fact, to get it wrong, and to add a filler after a sentence."""
+
+    cover: float
+    wrong: float
+    filler: float
+
+    @classmethod
+    def sample(cls, rng: random.Random) -> "Quality":
+        return cls(rng.uniform(0.3, 1.0), rng.choice((0.0, 0.0, 0.0, 0.1, 0.3)), rng.uniform(0.0, 1.0))
+
+
+def _values(rng: random.Random, kind: str) -> tuple[str, ...]:
+    return tuple(rng.choice(LEXICON[slot]) for slot in slots(FACTS[kind]))
+
+
+def _group(rng: random.Random, facts: list) -> list[list]:
+    """Split facts into sentences of one or two, in order."""
+    groups, rest = [], list(facts)
+    while rest:
+        size = min(len(rest), rng.choice((1, 2)))
+        groups.append(rest[:size])
+        rest = rest[size:]
+    return groups
+
+
+def _tell(rng: random.Random, who, facts, opener_rate: float, filler_rate: float, lead: bool) -> list[nltk.Tree]:
+    """Sentences that state `facts` in order, with openers and fillers strewn in."""
+    fillers = iter(rng.sample(FILLERS, len(FILLERS)))
+    trees = [fill(next(fillers))] if lead and rng.random() < filler_rate else []
+    for i, group in enumerate(_group(rng, facts)):
+        opener = fill(rng.choice(OPENERS)) if rng.random() < opener_rate else None
+        phrases = [fill(FACTS[kind], values) for kind, values in group]
+        trees.append(sentence(subject(who, i == 0, opener is not None), phrases, opener))
+        if rng.random() < filler_rate:
+            trees.append(fill(next(fillers)))
+    return trees
+
+
+def make_post(rng: random.Random) -> Post:
+    """One random post: who, five facts of different kinds, openers and fillers."""
+    who = (rng.choice(LEXICON["relation"]), rng.choice(LEXICON["name"]))
+    facts = tuple((kind, _values(rng, kind)) for kind in rng.sample(sorted(FACTS), FACTS_PER_POST))
+    trees = _tell(rng, who, facts, opener_rate=0.4, filler_rate=0.5, lead=True)
+    return Post(rng.choice(SUBREDDITS), who, facts, tuple(trees))
+
+
+def make_summary(rng: random.Random, post: Post, quality: Quality) -> list[nltk.Tree]:
+    """A summary of the post as trees; a wrong fact keeps its kind and gets other values."""
+    kept = [f for f in post.facts if rng.random() < quality.cover] or [rng.choice(post.facts)]
+    facts = [(kind, _values(rng, kind) if rng.random() < quality.wrong else values) for kind, values in kept]
+    return _tell(rng, post.who, facts, opener_rate=0.0, filler_rate=quality.filler, lead=False)
+
+
+def summary_text(trees: list[nltk.Tree]) -> str:
+    """A response as models see it: it starts with a space, as text after `TL;DR:` does."""
+    return " " + " ".join(map(detokenize, trees))
+
+
+def make_pair(rng: random.Random) -> dict[str, str]:
+    """One preference: two summaries of a post, labelled by a noisy rater (Bradley-Terry on gold)."""
+    post = make_post(rng)
+    return rated_pair(
+        rng,
+        post.prompt,
+        write=lambda: summary_text(make_summary(rng, post, Quality.sample(rng))),
+        rate=lambda summaries: gold_scores([post.prompt] * 2, summaries),
+        sharpness=RATER_SHARPNESS,
+    )

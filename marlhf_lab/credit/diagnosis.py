@@ -1,0 +1,175 @@
+"""Why do two methods differ, or not? What critic and estimators get of the credit, at a few moments of two short runs.
+
+    python -m marlhf_lab.credit.diagnosis --sft runs/sft --rm runs/rm --seed 0
+
+Token-level PPO and MA-PPO (n = 5) train with the options of the study `main`. Before, while and after this, a sample of
+held-out prompts tells what share of the credit the critic sees, and how far each estimator's gradient is from an
+unbiased one. Nothing else is trained. One JSON file a seed goes to data/results/diagnosis.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import set_seed
+
+from marlhf_lab.credit import credit, gradients, monte_carlo
+from marlhf_lab.credit.ranking import rank_next_tokens
+from marlhf_lab.studies.results import RESULT, rounded, write_result
+from marlhf_lab.studies.study import load_study
+from marlhf_lite.config.commands import PPOCommand, option_names
+from marlhf_lite.config.parser import parse
+from marlhf_lite.experiments.context import RunContext, start_processes
+from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.experiments.pipeline import make_reward
+from marlhf_lite.macro.catalogue import make_rule
+from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.tasks.loading import load_task
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rollout import Rollout, prompt_batches
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.run_folder import environment
+
+RUNS = {"PPO": "1", "MA-PPO": "5"}  # name -> tokens of a macro action
+LADDER = ("E0", "E1", "E2", "E3", "E4", "E5", "MC")  # presets of estimators, explained in `gradients`
+CURVE = ("update", "score_mean", "gold_mean", "kl_k1", "explained_variance", "response_length")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """When it is measured, and how much is sampled then: small enough for a CPU."""
+
+    moments: tuple[int, ...] = (0, 30)  # updates done
+    prompts: int = 24
+    places: int = 1  # pairs of neighbouring cuts in a response, besides its start
+    continuations: int = 6  # of each cut, and of each alternative token
+    alternatives: int = 5
+    ranked: int = 12  # responses in which next tokens are ranked
+    replicates: int = 6  # answers to each prompt, for gradients
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run with the words of a command line; faults are one line on stderr, and status 2."""
+    try:
+        options = read_options(sys.argv[1:] if argv is None else argv)
+        folders = [resolve_adapter_dir(name, getattr(options, name)) for name in ("sft", "rm")]
+        run(options, *folders, Path(options.output_dir or "data/results/diagnosis"))
+    except InputError as error:
+        print(f"diagnosis: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read_options(argv: Sequence[str]) -> PPOCommand:
+    """The options of the study `main`, and over them those of `argv`."""
+    known = option_names(PPOCommand)
+    shared = [f"--{name}={value}" for name, value in load_study("main").shared.items() if name in known]
+    return parse("diagnosis", [*shared, *argv], PPOCommand)
+
+
+def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | None = None) -> dict:
+    """Train both runs and measure them at each moment up to the last update; the result is written after each."""
+    sizes, seed = sizes or Sizes(), options.seed
+    context = open_context(options)
+    result = {"method": "diagnosis", "seed": seed, "config": asdict(options), "environment": environment()}
+    result |= {"runs": RUNS, "sizes": asdict(sizes), "moments": [], "curves": {}}
+    prompts = list(dict.fromkeys(context.task.splits["test"]["prompt"]))[: sizes.prompts]
+    for name, n in RUNS.items():
+        trainer = _trainer(context, sft, rm, replace(options, termination="fixed", n=n), name)
+        batches = prompt_batches(trainer.prompts, trainer.config, trainer.accelerator, seed)
+        for done in range(trainer.total_updates + 1):
+            if done in sizes.moments and (done or not result["moments"]):  # both runs begin alike
+                result["moments"].append({"run": name, "update": done} | measure(trainer, prompts, sizes, seed))
+            if done < trainer.total_updates:
+                trainer.update(next(batches))
+            result["curves"][name] = [{key: row[key] for key in CURVE if key in row} for row in trainer.history]
+            if done in sizes.moments:
+                write_result(folder / f"diagnosis-seed{seed}{RESULT}", rounded(result))
+    return result
+
+
+def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
+    """Data and base model of the options; no folder is made."""
+    start_processes()
+    task = load_task(options.dataset, size=options.size, seed=options.split_seed, bad_rows=options.bad_rows)
+    base = load_base(options)
+    function = text_reward(options.reward, task)
+    reward = FunctionReward(function, options.reward) if function else None
+    return RunContext(options, None, task, load_tokenizer(options.model), lambda: base, reward=reward)
+
+
+# -- one moment -------------------------------------------------------------------------------------------------------
+
+
+def measure(trainer: PPOTrainer, prompts: Sequence[str], sizes: Sizes, seed: int = 0) -> dict:
+    """What the trainer's critic sees, and its policy's gradient under each estimator; training is not disturbed.
+
+    Returns numbers and intervals by name: `credit_seen` since the start of the response and `token_credit_seen` of a
+    single token; `explained` by quarter, and `explainable` at each cut (at `cuts`, shares of the response); `noise` of
+    V and of V*; `ranking`; `gradients` by estimator.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1_000_003 + seed)
+        rollout = gradients.sample_replicates(trainer, prompts, sizes.replicates)
+        measured = {"score": rollout.scores.mean().item(), "tokens": rollout.lengths.cpu().double().mean().item()}
+        measured |= measure_critic(trainer, rollout, len(prompts), sizes)
+        measured["gradients"] = measure_gradients(trainer, rollout, sizes.replicates, len(prompts))
+    return measured
+
+
+def measure_critic(trainer: PPOTrainer, rollout: Rollout, count: int, sizes: Sizes) -> dict:
+    """The part of `measure` that asks the critic; the first `count` responses with two tokens or more are cut."""
+    models, values = trainer.models, credit.token_values(trainer.models.critic, rollout)
+    rows = (rollout.lengths[:count] > 1).nonzero().flatten().cpu()
+    chosen, cuts = rollout.select(rows), monte_carlo.even_cuts(rollout.lengths[rows], sizes.places)
+    sampled = {"reward": trainer.reward, "sampling": trainer.sampling, "continuations": sizes.continuations}
+    scores = monte_carlo.state_scores(models.policy, trainer.tokenizer, chosen, cuts, **sampled, progress="cuts")
+    at = values[rows].gather(1, cuts)
+    noise = credit.token_noise(at[:, 1:], scores[:, 1:])
+    places = cuts[:, 1::2]
+    places = places.gather(1, torch.arange(len(rows), device=cuts.device)[:, None] % places.shape[1])
+    few = torch.arange(min(sizes.ranked, len(rows)))
+    inputs = (models.policy, models.critic, trainer.tokenizer, chosen.select(few), places[few])
+    return {
+        "cuts": (cuts / chosen.lengths[:, None]).cpu().double().mean(0).tolist(),
+        "credit_seen": credit.credit_seen(at, scores),
+        # neighbouring cuts as rows of two
+        "token_credit_seen": credit.credit_seen(*(x[:, 1:].unflatten(1, (-1, 2)).flatten(0, 1) for x in (at, scores))),
+        "explained": credit.explained_by_quarter(values, rollout.scores, rollout.mask),
+        "explainable": credit.explainable(scores),
+        "noise": dict(zip(("critic", "truth"), noise, strict=True)),
+        "ranking": vars(rank_next_tokens(*inputs, **sampled, alternatives=sizes.alternatives, progress="next tokens")),
+    }
+
+
+def measure_gradients(trainer: PPOTrainer, rollout: Rollout, replicates: int, prompts: int) -> dict:
+    """The comparison of each rung of the ladder, and of RLOO, with RLOO, for the trainer's batch size."""
+    estimators = {name: gradients.preset_estimator(name, trainer.config, trainer.seed) for name in LADDER}
+    estimates = gradients.policy_gradients(trainer, rollout, replicates, estimators)
+    share, reference = trainer.config.batch_size / prompts, estimates[gradients.REFERENCE]
+    return {name: vars(gradients.compare_gradients(x, reference, share)) for name, x in estimates.items()}
+
+
+def _trainer(context, sft: Path, rm: Path, options: PPOCommand, name: str) -> PPOTrainer:
+    set_seed(options.seed)
+    models = build_models(context.base, sft, rm, options.critic_init, critic_head_init=options.critic_head_init)
+    reward, prompts = make_reward(context, rm, models.reward), context.task.splits["ppo"]["prompt"]
+    return PPOTrainer(
+        models,
+        context.tokenizer,
+        prompts,
+        reward,
+        make_rule(options, options.seed),
+        options,
+        gold=context.task.gold,
+        name=name,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,101 @@
+"""The record of `benchmarks/gradient_signal.py` as a figure and as tables.
+
+The figure goes to `figures/gradient_signal/` with `python -m marlhf_lab.figures.gradient_signal`, which also
+prints the tables.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.utils.shipped import shipped
+from marlhf_lite.utils.tables import interval, markdown, number
+
+CRITICS = {  # of the record -> what the page calls it, from the one that knows least
+    "zero, start": "head of zero, untrained",
+    "constant": "constant: the mean reward",
+    "zero, trained": "head of zero, trained",
+    "normal, start": "normal head, untrained",
+    "normal, trained": "normal head, trained",
+}
+KNOWN = {"value_noise": "noise of the values", "score_explained_variance": "explained variance of the score"}
+FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
+
+
+def gradient_record(name: str = "benchmark_gradient_signal") -> dict:
+    """The stored record; with `_afterwards` behind the name the one that looks for reasons."""
+    return json.loads(shipped(f"results/{name}.json").read_text(encoding="utf-8"))
+
+
+def ratio_table(record: Mapping) -> str:
+    """Signal-to-noise of each estimator over PPO's, a line for each critic, in Markdown.
+
+    Where PPO's signal is negative a ratio says nothing, and the table has "-".
+    """
+    names = list(record["found"][record["primary"]]["over_PPO"])
+    lines = []
+    for critic, words in CRITICS.items():
+        row = record["found"][critic]
+        base = row["signal_to_noise"]["PPO"]
+        ratios = [interval(row["over_PPO"][name], ".2f") if base > 0 else "-" for name in names]
+        mark = "**" * (critic == record["primary"])
+        lines.append([f"{mark}{words}{mark}", number(base), *ratios])
+    return markdown(["critic", "PPO", *(f"{name} / PPO" for name in names)], lines)
+
+
+def critic_table(record: Mapping) -> str:
+    """Noise of each critic's values and what it explains of the score, in Markdown."""
+    rows = record["cells"]["critics"]
+    lines = [[words, *(number(rows[critic][key], ".3f") for key in KNOWN)] for critic, words in CRITICS.items()]
+    return markdown(["critic", *KNOWN.values()], lines)
+
+
+@plots.plt.rc_context(plots.STYLE)
+def signal_figure(record: Mapping, reasons: Mapping) -> np.ndarray:
+    """Draw signal-to-noise by critic and estimator, and how values move with the score; returns the [2] Axes."""
+    axes = plots.subplots((2, 1), 1.05)[:, 0]
+    names = list(record["found"][record["primary"]]["signal_to_noise"])
+    looks = plots.method_styles(names, marker=True)
+    for line, critic in enumerate(CRITICS):
+        for rank, name in enumerate(names):
+            place, look = line + 0.2 * (rank - (len(names) - 1) / 2), looks[name]
+            low, high = _interval(record["cells"]["projections"][critic][name])
+            axes[0].plot([low, high], [place, place], color=look["color"], linewidth=1.2)
+            style = {"color": look["color"], "marker": look["marker"], "markersize": 4, "linestyle": "none"}
+            label = name if line == 0 else None
+            axes[0].plot(record["found"][critic]["signal_to_noise"][name], place, label=label, **style)
+    axes[0].axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes[0].set_yticks(range(len(CRITICS)), CRITICS.values())
+    axes[0].set(ylim=(len(CRITICS) - 0.5, -0.5), ylabel="critic", xlabel="signal over noise of one batch")
+    for (critic, values), dashes in zip(reasons["cells"]["correlations"].items(), ("-", "--", ":"), strict=True):
+        axes[1].plot(values, linestyle=dashes, color="black", linewidth=1.2, label=CRITICS[critic])
+    axes[1].axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes[1].legend(fontsize="small", loc="upper right")
+    axes[1].set(xlabel="token of the answer (the first 12 words are paid)", ylabel="correlation of V with the score")
+    axes[0].grid(axis="x", alpha=0.3, linewidth=0.5)
+    axes[1].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize="small")
+    text = (
+        "Above: projections of the gradients of 64 batches of 16 answers on the gradient of the other half's 512 "
+        "answers, mean over standard deviation; bars: 95 % intervals of a bootstrap over batches. With a constant "
+        "critic MA-PPO is ahead of PPO; with the trained head of zero, the primary one, it is last. Below: the values "
+        "of that critic rise with the score while the paid words are written."
+    )
+    plots.caption(axes[0].figure, text)
+    return axes
+
+
+def _interval(projections: Sequence[float]) -> tuple[float, float]:
+    """The 95 % percentile interval of a signal-to-noise ratio over batches."""
+    rows = np.random.default_rng(0).integers(len(projections), size=(2000, len(projections)))
+    drawn = np.array(projections)[rows]
+    low, high = np.percentile(drawn.mean(1) / drawn.std(1, ddof=1), [2.5, 97.5])
+    return low, high
+
+
+if __name__ == "__main__":
+    stored = gradient_record()
+    plots.save(signal_figure(stored, gradient_record("benchmark_gradient_signal_afterwards")), FIGURE)
+    print(ratio_table(stored), critic_table(stored), sep="\n\n")

@@ -1,0 +1,81 @@
+"""Check part 1 of the graded homework (docs/homework.md): `python -m marlhf_lab.homework answers.py`.
+
+The library computes what is right, on numbers that are new each time: a copied number earns nothing.
+"""
+
+import argparse
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from marlhf_lite.macro import FixedNGram, gae, macro_rewards, macro_values, policy_loss
+
+POINTS = {"spans": 3, "rewards": 3, "values": 2, "advantages": 5, "to_tokens": 2, "loss": 5}
+
+
+def one_case(draw: torch.Generator) -> dict[str, tuple[list, torch.Tensor]]:
+    """Return each function's arguments and right result for one response, from 1 to 12 tokens long."""
+    length, n = (int(torch.randint(1, 13, (), generator=draw)) for _ in range(2))
+    prices, values, old, moves = torch.randn(4, 1, length, generator=draw)
+    score, lam = torch.rand(2, generator=draw)
+    macro, new = FixedNGram(n)(torch.ones(1, length, dtype=torch.bool)), old + 0.3 * moves
+    (spans,) = macro.spans()
+    rewards, pooled = macro_rewards(prices, score[None], macro), macro_values(values, macro)
+    advantages, _ = gae(rewards, pooled, macro.mask, lam=lam.item())
+    spread = macro.broadcast(advantages)
+    return {
+        "spans": ([length, n], torch.tensor(spans)),
+        "rewards": (_plain(prices[0], score, spans), rewards[0]),
+        "values": (_plain(values[0], spans), pooled[0]),
+        "advantages": (_plain(rewards[0], pooled[0], lam), advantages[0]),
+        "to_tokens": (_plain(advantages[0], spans), spread[0]),
+        "loss": (_plain(new[0], old[0], spread[0], 0.2), policy_loss(new, old, advantages, macro, clip=0.2)[0]),
+    }
+
+
+def _plain(*arguments: Any) -> list:
+    return [x.tolist() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def fault(answers: Any, name: str, given: list, right: torch.Tensor) -> str:
+    """Return what is wrong with one result, or an empty text. Faults of the student's code are results, too."""
+    try:
+        found = getattr(answers, name)(*given)
+        as_tensor = torch.as_tensor(found, dtype=torch.float64)
+    except Exception as error:
+        return f"{name}{tuple(given)} ends with {type(error).__name__}: {error}"
+    if as_tensor.shape == right.shape and torch.allclose(as_tensor, right.double(), atol=1e-4):
+        return ""
+    return f"{name}{tuple(given)} is {right.tolist()}, not {found}"
+
+
+def grade(answers: Any, cases: int = 20) -> dict[str, str]:
+    """Return what is first wrong with each function, or an empty text; `answers` has the functions as attributes."""
+    draw, faults = torch.Generator(), dict.fromkeys(POINTS, "")
+    draw.seed()
+    for _ in range(cases):
+        for name, (given, right) in one_case(draw).items():
+            faults[name] = faults[name] or fault(answers, name, given, right)
+    return faults
+
+
+def main(path: Path) -> None:
+    """Print the points of a file of answers, which is run for this."""
+    spec = importlib.util.spec_from_file_location("answers", path)
+    answers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(answers)
+    faults = grade(answers)
+    for name, points in POINTS.items():
+        print(f"{name:10} {0 if faults[name] else points} of {points}  {faults[name]}".rstrip())
+    print(f"sum        {sum(POINTS[name] for name in POINTS if not faults[name])} of {sum(POINTS.values())}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("answers", type=Path, help="file with the six functions")
+    path = parser.parse_args().answers
+    if not path.is_file():
+        parser.error(f"{path}: no such file")
+    main(path)

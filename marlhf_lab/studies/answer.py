@@ -1,0 +1,150 @@
+"""Does MA-RLHF work, and when? The answer of one screen: a table of situations and a figure, from stored results.
+
+A number is a ratio of updates: how many times PPO's updates a method takes to the same score; below 1 it is faster. Or
+it is a difference, and is called so.
+`python -m marlhf_lab.studies.answer` prints the table and draws the figure again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score
+from marlhf_lab.studies.equal_kl import difference_at_kl
+from marlhf_lab.studies.mean_reward import difference_of_means
+from marlhf_lab.studies.paper import typeset
+from marlhf_lab.studies.results import by_method, stored_results, student, study_table
+from marlhf_lab.studies.study import load_study
+from marlhf_lite.evaluation.statistics import trailing_mean
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.plotting.styles import method_styles
+from marlhf_lite.utils.tables import interval, markdown
+
+FIGURE = "answer/four_situations.png"
+WIDE = max(1.5 * plots.WIDTH, plots.STYLE["figure.figsize"][0])  # inches: in a notebook as wide as the page
+
+
+class Situation(NamedTuple):
+    """A row of the table: where it was measured, and the methods that are compared."""
+
+    text: str
+    study: str
+    measure: Callable[[str, Sequence[str]], str]  # (study, [method, PPO]) -> the number with its interval
+    ppo: str
+    ours: str
+    horizon: str = ""  # PPO with a longer horizon; "" where that is no question of the study
+    primary: bool = False  # whether the first number of MA-PPO is the study's primary outcome
+
+
+def to_score(study: str, methods: Sequence[str], score: float, window: int) -> str:
+    """Updates of the first method over those of the second, to a score that was fixed beforehand."""
+    return interval(ratio_of_updates(stored_results(study), methods, score, window), beside=1)
+
+
+def to_final_score(study: str, methods: Sequence[str]) -> str:
+    """Updates of the first method over those of PPO, to PPO's own final score, as the paper measures speed."""
+    return interval(ratio_to_final_score(stored_results(study), methods), beside=1)
+
+
+def in_reward(study: str, methods: Sequence[str]) -> str:
+    """Mean reward of the first method minus that of the second, over the protocol's updates, and at equal KL."""
+    value = difference_of_means(stored_results(study), methods, load_study(study).mean_updates)
+    equal = difference_at_kl(stored_results(study), *methods)
+    return f"{interval(value, '+.2f')} in reward; at equal KL {interval(equal, '+.2f')}"
+
+
+def with_accuracy(study: str, methods: Sequence[str]) -> str:
+    """What the first method's accuracy after the last update adds to that of the second, and updates to the goal."""
+    row = next(row for row in study_table(stored_results(study)) if row["method"] == methods[0])
+    return f"{interval(row['gold_difference'], '+.3f')} in accuracy at the end; updates {STEPS(study, methods)}"
+
+
+def beside_noise(study: str, methods: Sequence[str]) -> str:
+    """Updates to the goal without noise in the score, and the same with noise."""
+    return f"{WORD(study, methods)}; with noise {WORD(study, [name.removeprefix('no ') for name in methods])}"
+
+
+LABELS = {"PPO": "PPO (λ = 0.95)", "MA-PPO": "MA-PPO (n = 5)", "PPO lam^(1/5)": "PPO with λ = 0.99"}
+WORD, STEPS = partial(to_score, score=0.8, window=3), partial(to_score, score=0.6, window=5)
+LONG = "PPO lam^(1/5)"
+SITUATIONS = (
+    Situation("one word decides, 64 tokens before a noisy score; blind critic", "critic_confirm", WORD,
+              "blind PPO", "blind MA-PPO", f"blind {LONG}"),
+    Situation("arithmetic in steps; blind critic", "steps_confirm", STEPS, "PPO", "MA-PPO", LONG, primary=True),
+    Situation("one word decides, 64 tokens before a noisy score; a critic that sees", "critic_confirm", WORD,
+              "seeing PPO", "seeing MA-PPO", f"seeing {LONG}", primary=True),
+    Situation("one word decides, 32 tokens before a score without noise; a critic that sees", "noise_contrast",
+              beside_noise, "no noise PPO", "no noise MA-PPO"),
+    Situation("summaries, many words decide; blind critic", "summaries", to_final_score, "PPO", "MA-PPO", LONG),
+    Situation("arithmetic, each method tuned: PPO has λ = 1, MA-PPO n = 10", "tuned_steps", with_accuracy,
+              "PPO", "MA-PPO", primary=True),
+    Situation("a language model (SmolLM2), the first 12 words of 64 tokens decide; blind critic",
+              "sentiment_settle", in_reward, "PPO", "MA-PPO", LONG, primary=True),
+    Situation("a language model (SmolLM2), the last 12 words of 64 tokens decide; blind critic",
+              "sentiment_near", in_reward, "PPO", "MA-PPO"),
+)  # fmt: skip
+PANELS = {  # title -> study, methods by their names in the legend
+    "word 128 tokens before the score, no noise, blind critic": (
+        "umbrella", "L128 first E0", "L128 first E4", "L128 first E1"),
+    "word next to the score, no noise, blind critic": ("umbrella", "L32 last E0", "L32 last E4", None),
+    "word 64 tokens before a noisy score, critic that sees": (
+        "critic_confirm", "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
+    "arithmetic in steps, blind critic": ("steps_confirm", "PPO", "MA-PPO", LONG),
+}  # fmt: skip
+
+
+def answer_table() -> str:
+    """The situations as a Markdown table; brackets hold 95 % t-intervals over seeds, paired by seed."""
+    lines = []
+    for row in SITUATIONS:
+        seeds = len(by_method(stored_results(row.study))[row.ppo])
+        ours = row.measure(row.study, [row.ours, row.ppo])
+        horizon = row.measure(row.study, [row.horizon, row.ppo]) if row.horizon else "not run"
+        ours = f"**{ours.replace(']', ']**', 1)}" if row.primary else ours
+        lines.append([row.text, f"`{row.study}`, {seeds}", ours, horizon])
+    return typeset(
+        markdown(["situation", "study, seeds", "MA-PPO against PPO", "PPO with λ = 0.99 against PPO"], lines)
+    )
+
+
+@plt.rc_context(plots.STYLE | {"figure.figsize": (WIDE, WIDE)})
+def answer_figure() -> np.ndarray:
+    """Draw learning curves of four of the situations with one legend; returns the [4] Axes."""
+    axes, styles = plots.grid(len(PANELS), 0.1, 0.3), method_styles(LABELS)
+    for ax, (title, (study, *methods)) in zip(axes, PANELS.items(), strict=True):
+        runs = by_method(stored_results(study))
+        for name, method in zip(LABELS, methods, strict=True):
+            if method:
+                _draw(ax, [*runs[method].values()], styles[name] | {"label": LABELS[name]})
+        plots.dress(ax, "update", "score")
+        seeds = len(runs[methods[0]])
+        ax.set_title(f"{title}\n({study}, {seeds} seeds)", fontsize="small")
+    plots.legend(axes[0])
+    text = (
+        "Score of training batches, mean of the last 3 updates; line: mean over seeds, band: its 95 % interval (it may "
+        "pass what can be reached, and with noise a line may pass 1). The axes differ. Where the critic is blind and "
+        "what decides lies far before the score (top left, bottom right), MA-PPO is ahead of PPO on the way, and so is "
+        "PPO with λ = 0.99. Next to the score (top right; λ = 0.99 was not run) no difference is seen; where a line "
+        "dips, one run falls and comes back. With a noisy score and a critic that sees (bottom left) MA-PPO is behind; "
+        "a few slow runs lower its mean. The two upper panels are not in the table."
+    )
+    plots.caption(axes[0].figure, text)
+    return axes
+
+
+def _draw(ax: plt.Axes, runs: Sequence[Mapping], style: Mapping) -> None:
+    """The mean of smoothed curves over seeds, with the 95 % t-interval of this mean."""
+    curves = np.array([trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs])
+    updates, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
+    half = student(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
+    ax.plot(updates, mean, linewidth=1.6, **style)
+    ax.fill_between(updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
+
+
+if __name__ == "__main__":
+    print(answer_table())
+    plots.save(answer_figure(), Path("figures") / FIGURE)

@@ -1,0 +1,186 @@
+"""Where results come from: when protocols were committed and changed, when runs began, and from which commit.
+
+All of it is read from files and from git's history. What cannot be read there, such as why a run was done again, is in
+`data/results/history.yaml`: study -> fact -> note; a fact without a note is a fault.
+"""
+
+import datetime
+import gzip
+import io
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from marlhf_lab.studies.results import RESULT
+from marlhf_lab.studies.study import STUDIES, run_name
+from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.tables import markdown
+
+RESULTS, PAGE = "data/results", "docs/provenance.md"
+FACTS = {
+    "older": "runs that began before their protocol was committed",
+    "lacking": "runs whose commit does not hold their protocol",
+    "changed": "what of the protocol changed after the first run began",
+    "dirty": "runs of a work tree with changes that were not committed",
+    "rerun": "runs that were done again, and their first results overwritten",
+    "added": "runs that the protocol did not name when the first run began",
+    "missing": "runs that it named and that are not here",
+    "lost": "runs whose files were lost before they were stored",
+}
+HEAD = """# Where the results come from
+
+Written by `marlhf study --audit` from the files and git's history alone. A protocol is committed before its first run;
+where a study departs from that, was changed, run again or extended, the facts are listed below, each with a note. A
+protocol has the commit of its first version. "Begun" is when the training of a run began, "commits" are those that its
+runs were made from. All times are UTC.
+"""
+
+
+def write_page(root: Path) -> str:
+    """Write the page of all studies to `docs/`. Returns it. Raises `InputError` for a fact without a note."""
+    notes = yaml.safe_load((root / RESULTS / "history.yaml").read_text(encoding="utf-8"))
+    rows = audit(root, notes)
+    text = page(rows, notes)
+    (root / PAGE).write_text(text, encoding="utf-8")
+    facts = {f"{row['study']}: {fact}" for row in rows for fact in row["facts"]}
+    if faults := sorted(facts ^ {f"{study}: {fact}" for study, explained in notes.items() for fact in explained}):
+        raise InputError(f"{RESULTS}/history.yaml: {'; '.join(faults)}: each fact needs a note, each note a fact")
+    return text
+
+
+def page(rows: Sequence[Mapping], notes: Mapping[str, Mapping]) -> str:
+    """The table of all studies, and their facts with notes, in Markdown."""
+    heads = ["study", "protocol committed", "runs", "begun", "commits", "facts"]
+    cells = [[*(str(cell) for cell in list(row.values())[:-1]), ", ".join(row["facts"]) or "–"] for row in rows]
+    text = [HEAD + "\n" + markdown(heads, cells)]
+    for row in (row for row in rows if row["facts"]):
+        explained = notes.get(row["study"], {})
+        lines = [f"* *{fact}*, {FACTS[fact]}: {what}. {explained.get(fact, '')}" for fact, what in row["facts"].items()]
+        text.append("\n".join([f"## {row['study']}\n", *lines]))
+    return "\n\n".join(text) + "\n"
+
+
+def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
+    """Return a row for each folder of results: study, protocol, runs, begun, commits, facts (name -> finding).
+
+    Of runs that were lost no file is left: this fact alone is taken from the notes.
+    """
+    stored = _stored(root)
+    folders: dict[Path, dict] = {}
+    for path in sorted(stored):
+        if path.with_name(path.name + RESULT).is_file():
+            folders.setdefault(path.parent, {})[path.name] = stored[path]
+    rows = [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
+    for row in rows:
+        row["facts"] |= {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
+    return rows
+
+
+def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dict:
+    """`stored`: name of a run -> environments of its result's versions, oldest first."""
+    name, last = study.split("/")[0], {run: runs[-1] for run, runs in stored.items()}
+    begun, first = (
+        sorted(run["date"] for run in last.values()),
+        min(r["date"] for runs in stored.values() for r in runs),
+    )
+    facts = {"dirty": _share(stored, lambda runs: runs[-1]["git_dirty"])}
+    facts["rerun"] = _share(stored, lambda runs: len({run["date"] for run in runs}) > 1)
+    versions = _versions(root, STUDIES.relative_to(Path(__file__).parents[2]) / f"{name}.yaml")
+    if versions:
+        dates, protocols, paths, texts = zip(*versions, strict=True)
+        then = yaml.safe_load(texts[max(sum(date <= first for date in dates) - 1, 0)])  # when the first run began
+        methods = then["methods"].items()
+        planned = {run_name(name, seed) for name, method in methods for seed in method.get("seeds", then["seeds"])}
+        holding = {c for c in {run["git_commit"] for run in last.values()} if _holds(root, c, paths)}
+        facts["older"] = _share(stored, lambda runs: runs[-1]["date"] < dates[0])
+        facts["lacking"] = _share(stored, lambda runs: runs[-1]["git_commit"] not in holding)
+        facts["changed"] = _changes(dates, texts, first)
+        facts["added"] = _listing(set(last) - planned)
+        facts["missing"] = _listing(planned - set(last)) if study == name else ""
+    commits = sorted({str(run["git_commit"])[:7] for run in last.values()})
+    fixed = f"{_short(dates[0])}, {protocols[0][:7]}" if versions else "none"
+    row = {"study": study, "protocol": fixed, "runs": len(last)}
+    row |= {"begun": f"{_short(begun[0])} – {_short(begun[-1])}", "commits": ", ".join(commits)}
+    return row | {"facts": {fact: facts[fact] for fact in FACTS if facts.get(fact)}}
+
+
+def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
+    count = sum(bool(has(versions)) for versions in stored.values())
+    return f"{count} of {len(stored)}" if count else ""
+
+
+def _listing(runs: Iterable[str]) -> str:
+    """Methods, and how many runs of each, as `E1 (5)`."""
+    return ", ".join(f"{name} ({n})" for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items())
+
+
+def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:
+    """What changed in each version after the first run began: its text (comments), or keys such as methods."""
+    parts = [
+        yaml.safe_load(text) | {"text": re.findall(r"[^\s#]+", " ".join(re.findall("^#.*", text, re.M)))}
+        for text in texts
+    ]
+    changes = []
+    for date, before, after in zip(dates[1:], parts[:-1], parts[1:], strict=True):
+        keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+        changes += [f"{', '.join(keys)} ({_short(date)})"] if date > first and keys else []
+    return "; ".join(changes)
+
+
+def _short(date: str) -> str:
+    return date[:16].replace("T", " ")
+
+
+# Git
+
+
+def _git(root: Path, *arguments: str, stdin: str = "") -> bytes:
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    answer = subprocess.run(command, check=False, capture_output=True, input=stdin.encode())
+    if answer.returncode:
+        reason = answer.stderr.decode().strip()
+        raise InputError(f"--audit: git {arguments[0]}: {reason}: run it in a clone with all its history")
+    return answer.stdout
+
+
+def _versions(root: Path, path: Path) -> list[tuple[str, str, str, str]]:
+    """(Date, commit, path, text) of a file's versions, oldest first, through renames; none if never committed."""
+    versions = []
+    log = _git(root, "log", "--follow", "--name-status", "--format=%x00%H %aI", "--", str(path)).decode()
+    for entry in log.split("\0")[1:]:
+        (commit, date), (status, *paths) = (line.split() for line in entry.strip().split("\n\n"))
+        utc = datetime.datetime.fromisoformat(date).astimezone(datetime.UTC).isoformat(timespec="seconds")
+        versions.append((utc, commit, paths[-1], _git(root, "show", f"{commit}:{paths[-1]}").decode()))
+        if status.startswith(("A", "C")):  # git would go on to the file that it was copied from
+            break
+    return versions[::-1]
+
+
+def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
+    return b" blob " in _git(root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths)))
+
+
+def _stored(root: Path) -> dict[Path, list[dict]]:
+    """Path of a result without suffix -> environments of its versions in history, oldest first, and of the file."""
+    log = _git(root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS).decode()
+    written = [line for line in log.splitlines() if re.search(r"[AM]\t.*-seed\d+\.json(\.gz)?$", line)]
+    blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
+    texts = _contents(root, [blob for blob, _ in blobs])
+    pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
+    pairs += [(path, path.read_bytes()) for path in sorted((root / RESULTS).rglob(f"*-seed*{RESULT}"))]
+    stored: dict[Path, list[dict]] = {}
+    for path, text in pairs:
+        run = path.with_name(path.name.split(".json")[0])
+        text = gzip.decompress(text) if path.suffix == ".gz" else text
+        stored.setdefault(run, []).append(json.loads(text)["environment"])
+    return stored
+
+
+def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:
+    answer = io.BytesIO(_git(root, "cat-file", "--batch", stdin="\n".join(blobs)))
+    return [answer.read(int(answer.readline().split()[2]) + 1)[:-1] for _ in blobs]

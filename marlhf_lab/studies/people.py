@@ -1,0 +1,44 @@
+"""Verdicts of people, of GPT-3.5 and of PandaLM-7B on the same answers: a counterpart of the paper's Table 1.
+
+999 pairs of answers to 170 instructions, from the test set of PandaLM (arXiv 2306.05087). data/pandalm/README.md names
+its licence, and the pairs that its authors left out. The answers are those of other models than ours: the verdicts show
+how far judges and people agree, and not which method is better.
+"""
+
+from functools import cache
+from itertools import permutations, product
+
+import pandas as pd
+
+from marlhf_lab.figures.agreement import agree_in_groups, agreement_table, as_row
+from marlhf_lite.utils.shipped import shipped
+
+PEOPLE = ("person 1", "person 2", "person 3")
+JUDGES = ("GPT-3.5", "PandaLM-7B")
+HEADS = {"judge": "judge", "agreement": "agrees with a person", "kappa": "κ", "pairs": "pairs"}
+
+
+@cache
+def verdicts() -> pd.DataFrame:
+    """[pairs, 1 + raters]: the number of the instruction, and `first`, `second`, `tie` or no verdict of each rater."""
+    return pd.read_json(shipped("pandalm/verdicts.jsonl.gz"), lines=True).set_index("pair")
+
+
+def each_with_each() -> list[dict]:
+    """Rows of `agreement_table` for people and judges."""
+    return agreement_table(verdicts()[[*PEOPLE, *JUDGES]], verdicts()["instruction"])
+
+
+def with_a_person() -> list[dict]:
+    """How often each judge, another person and two simple rules say what a person says; intervals over instructions.
+
+    "always second" does not look at the pair. "most of the three" knows what the three people said: no judge can agree
+    with them more often. Rows with the names of `HEADS`.
+    """
+    named, people = verdicts(), [verdicts()[name] for name in PEOPLE]
+    judges = {name: named[name] for name in JUDGES}
+    judges["always second"] = pd.Series("second", named.index)
+    judges["most of the three"] = pd.concat(people, axis=1).mode(axis=1)[0]
+    couples = {"another person": permutations(people, 2)}
+    couples |= {name: product([judge], people) for name, judge in judges.items()}
+    return [{"judge": name} | as_row(agree_in_groups(two, named["instruction"])) for name, two in couples.items()]

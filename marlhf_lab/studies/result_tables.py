@@ -1,0 +1,177 @@
+"""The tables of `docs/results.md`, from stored results: `make tables` writes them anew, `make lint` compares them.
+
+A table stands between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables.yaml` says under NAME what it holds.
+A cell is a text in which braces stand for numbers of the table's study, or of another one that they name first:
+
+- `{PPO|gold_gain}`: of a method, what summary.json has under this name; `{main: PPO|kl|.1f}`: with another format;
+- `{PPO|updates|by seed}`: seed by seed; `{PPO rate 0.002|last 3 kl_k1|.1f}`: mean of the last updates and of seeds;
+- `{one+other: PPO|last 3 kl_k1}`: of the seeds of two studies; `{benchmark_critic: truth|credit_seen}`: of a benchmark;
+- `{contrast|PPO over MA-PPO}`: a contrast of the protocol, also `by seed`; `equal`: whether it lies in its margin;
+- `{ratio|PPO|MA-PPO|0.55|5}`: updates of the one over those of the other to a score, with a window of five;
+- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences; `visible` is
+  the least that could be seen. All are "-" before the planned seeds are there.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from marlhf_lab.figures.gradient_signal import critic_table, gradient_record, ratio_table
+from marlhf_lab.studies.answer import answer_table
+from marlhf_lab.studies.claims import places_table
+from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates
+from marlhf_lab.studies.results import EXPLAINED, stored_results, t_interval
+from marlhf_lab.studies.study import load_study
+from marlhf_lite.utils.shipped import shipped
+from marlhf_lite.utils.tables import interval, markdown, number
+
+TABLES = Path(str(files("marlhf_lab"))) / "studies" / "result_tables.yaml"
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
+MADE_ELSEWHERE = {
+    "answer": answer_table,
+    "places": places_table,
+    "signal": lambda: ratio_table(gradient_record()),
+    "critics": lambda: critic_table(gradient_record()),
+}
+NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
+
+
+def write_tables(text: str) -> str:
+    """Return a page with every marked table made anew."""
+    specs = yaml.safe_load(TABLES.read_text(encoding="utf-8"))
+    return MARKED.sub(lambda match: f"{match[1]}{table(specs[match[2]])}\n{match[4]}", text)
+
+
+def table(spec: Mapping) -> str:
+    """Return a table as Markdown. See `result_tables.yaml`."""
+    if "is" in spec:
+        return MADE_ELSEWHERE[spec["is"]]()
+    columns, lines = spec["columns"], []
+    for label, row in spec["rows"].items():
+        cells = row["cells"] if isinstance(row, dict) and "cells" in row else columns.values()
+        own_cells = row if isinstance(row, dict) else {"of": row}
+        names = [own_cells["of"]] if isinstance(own_cells.get("of"), str) else own_cells.get("of", [])
+        cells = [own_cells.get(heading, cell) for heading, cell in zip(columns, cells, strict=True)]
+        lines.append([str(label).strip(), *(fill(_named(str(cell), names), spec.get("study", "")) for cell in cells)])
+    return markdown([spec["head"], *map(str, columns)], lines)
+
+
+def _named(cell: str, names: list[str]) -> str:
+    """Put a row's names in the place of $1, $2 of a column."""
+    for place, name in enumerate(names, 1):
+        cell = cell.replace(f"${place}", name)
+    return cell
+
+
+def fill(cell: str, study: str) -> str:
+    """Write the numbers of a cell, with true minus signs."""
+    return NUMBER.sub(lambda match: _signed(write(match[1] or study, *match[2].split("|"))), cell)
+
+
+def _signed(text: str) -> str:
+    return text if text == "-" else text.replace("-", "−")
+
+
+def write(study: str, source: str, *what: str) -> str:
+    """Write one number, interval or list of numbers of a study."""
+    if source == "contrast":
+        contrast = load_study(study).contrasts[what[0]]
+        if "difference" in contrast:
+            return _difference(study, *what)
+        value = _ratio(study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window)
+        return _contrast(value, contrast.get("margin"), *what[1:])
+    if source == "ratio":
+        first, second, threshold, window = what
+        return interval(_ratio(study, (first, second), float(threshold), int(window)), beside=1)
+    if source == "mean":
+        method, key, form = what
+        by_seed = _mean_rewards(study).get("means", {}).get(key, {}).get(method)
+        return written(by_seed and t_interval([*by_seed.values()]), form)
+    key, form = what[0], what[1] if len(what) > 1 else ".2f"
+    return written(_value(study, source, key), form)
+
+
+@functools.cache
+def _ratio(study: str, ratio: tuple[str, ...], threshold: float, window: int) -> dict:
+    return ratio_of_updates(stored_results(study), ratio, threshold, window)
+
+
+def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
+    if form == "by seed":
+        return ", ".join(number(x) for x in value["by_seed"])
+    if form == "equal":
+        inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
+        return f"equal within {margin:g}: {'yes' if inside else 'open'}"
+    alike = "" if len({round(x, 6) for x in value["by_seed"]}) > 1 else ", the same update in every seed"
+    return interval(value, beside=1) + alike
+
+
+def _difference(study: str, name: str, form: str) -> str:
+    value = _mean_rewards(study).get("contrasts", {}).get(name)
+    return written(value and value["visible"] if form == "visible" else value, form.replace("visible", ".3f"))
+
+
+@functools.cache
+def _mean_rewards(study: str) -> dict:
+    """What summary.json has of a study with a mean reward as its outcome; nothing before all its seeds are there."""
+    file = shipped("results") / study / "summary.json"
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"contrasts": {"": {"seeds": []}}}
+    seeds = next(iter(summary["contrasts"].values()))["seeds"]
+    return summary if seeds == load_study(study).seeds else {}
+
+
+@functools.cache
+def _summary(study: str) -> dict:
+    summary = json.loads((shipped("results") / study / "summary.json").read_text(encoding="utf-8"))
+    return {row["method"]: row for row in summary["methods"]}
+
+
+def _value(study: str, method: str, key: str):
+    """What a study has of a method: of its summary, or of its curves."""
+    if (file := shipped("results") / f"{study}.json").is_file():  # a benchmark
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content[key] if method == "all" else next(row for row in content["rows"] if row["critic"] == method)[key]
+    if key == "explained":  # variance of the score, mean over the updates in which the policy learns
+        curves = [[step[EXPLAINED] for step in curve_of(run)] for run in _runs(study, method)]
+        return t_interval([float(np.mean(curve)) for curve in curves])
+    if key.startswith("last "):
+        _, count, metric = key.split()
+        return float(np.mean([[step[metric] for step in run["curve"][-int(count) :]] for run in _runs(study, method)]))
+    return _summary(study)[method].get(key)
+
+
+def _runs(study: str, method: str) -> list[dict]:
+    return [run for name in study.split("+") for run in stored_results(name) if run["method"] == method]
+
+
+def written(value, form: str) -> str:
+    """Write a number, a mean with its interval, a median, or values by seed."""
+    if not isinstance(value, Mapping):
+        return number(value, form)
+    if form.startswith("by seed"):
+        digits = form.removeprefix("by seed") or ".0f"
+        return ", ".join("never" if x is None else number(x, digits.strip()) for x in value["by_seed"])
+    middle = value.get("median", value.get("mean"))
+    if middle is None:
+        return f"never in {value['by_seed'].count(None)} of {len(value['by_seed'])}"
+    return interval(value, form) if value.get("low") is not None else number(middle, form)
+
+
+def main() -> None:
+    """Write the tables of docs/results.md anew, and the first of them in README, too."""
+    page, readme = Path("docs") / "results.md", Path("README.md")
+    before = page.read_text(encoding="utf-8")
+    after = write_tables(before)
+    page.write_text(after, encoding="utf-8")
+    old, new = (MARKED.search(text)[3] for text in (before, after))
+    readme.write_text(readme.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
