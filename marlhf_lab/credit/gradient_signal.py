@@ -16,23 +16,25 @@ from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import Interval, percentile_interval
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.training.experience import ModelOutputs
-from marlhf_lite.training.objective import Objective
+from marlhf_lite.training.objectives import combined
 from marlhf_lite.training.rollout import Rollout
 
 RESAMPLES = 10_000
 
 
-def token_advantages(rollout: Rollout, values: Tensor, n: int, lam: float, sigma: str = "equal") -> Tensor:
+def token_advantages(
+    rollout: Rollout, values: Tensor, n: int, lam: float, sigma: str = "equal", objective: str = ""
+) -> Tensor:
     """[B, T] advantages that PPO over macro actions of n tokens gives each token, for these values [B, T].
 
-    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first one alone.
-    The policy is still the reference, so there is no KL, and the scores are the only rewards.
+    `sigma` weighs the values inside a macro action: `equal` is their mean, `start` the first one alone. `objective` is
+    the option of that name. The policy is still the reference, so there is no KL, and the scores are the only rewards.
     """
     options, zeros = PPOTrainerConfig(n=str(n), sigma=sigma, lam=lam), torch.zeros(rollout.mask.shape)
-    objective = Objective(options)
+    made = combined(objective)(options)
     from_reference = Rollout(**vars(rollout) | {"ref_logprobs": zeros})
-    batch = objective.batch(from_reference, make_rule(options)(rollout.mask))
-    old = objective.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))
+    batch = made.batch(from_reference, make_rule(options)(rollout.mask))
+    old = made.advantages(batch, ModelOutputs(zeros, zeros, values.masked_fill(~rollout.mask, 0.0)))
     return batch.steps.broadcast(old.advantages).masked_fill(~rollout.mask, 0.0)
 
 
