@@ -73,7 +73,8 @@ def test_the_library_imports_only_what_it_declares():
         for node in ast.walk(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - {"marlhf_lite", "marlhf_lab"}:
+            ours = {"marlhf_lite", "marlhf_lab"}
+            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - ours:
                 distributions = {canonicalize_name(d) for d in [*installed.get(module, ()), module]}
                 assert distributions & names(RUNTIME if node in tree.body else EVERYTHING), (path, node.lineno, module)
 
