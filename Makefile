@@ -124,7 +124,7 @@ badges: ## Point all badges and links to the repository at one on GitHub: REPO=o
 
 clean: ## Remove caches and builds; keep the environment and the runs
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
-	find marlhf_lite tests benchmarks data -type d -name __pycache__ -prune -exec rm -rf {} +
+	find marlhf_lite marlhf_lab tests benchmarks data -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environment too
 	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest benchmarks/trl_ppo/.venv

@@ -11,7 +11,7 @@
     Table 3         pass@k                                  evaluation.pass_at_k
     Appendix D.1    value of a macro action, sigma          macro.macro_values
     Appendix E      Algorithm 1, losses                     training.ppo, macro.policy_loss, macro.value_loss
-    section 4.1, F  pairwise judges, people                 extras.judges.judges, lab.figures.judging
+    section 4.1, F  pairwise judges, people                 extras.judges.judges, marlhf_lab.figures.judging
     Table 1         agreement                               evaluation.agreement
     Table 5, C.4    every setting                           config/presets, listed by `marlhf presets`
     Table 7         DPO, RLOO (and GRPO)                    extras.baselines.dpo, extras.baselines.rloo_grpo

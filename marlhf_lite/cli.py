@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
-from marlhf_lite.config.commands import COMMANDS
+from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 
@@ -50,16 +50,18 @@ def _write_out(code: int) -> int:
 def _run(argv: Sequence[str]) -> int:
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            about = {name: kind.__doc__.partition("\n")[0] for name, kind in COMMANDS.items()} | {"presets": PRESETS}
+            kinds = COMMANDS | added_commands()
+            about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
             print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
         elif argv[0] == "--version":
             print(f"marlhf-lite {__version__}")
         elif argv[0] == "presets":
             print_presets(argv[1:])
-        elif argv[0] in COMMANDS:
-            return run_command(argv[0], argv[1:])
+        elif kind := COMMANDS.get(argv[0]) or added_commands().get(argv[0]):
+            return run_command(argv[0], kind, argv[1:])
         else:
-            raise InputError(f"unknown command {argv[0]}: choose from {', '.join([*COMMANDS, 'presets'])}")
+            known = ", ".join([*COMMANDS, *added_commands(), "presets"])
+            raise InputError(f"unknown command {argv[0]}: choose from {known}")
     except InputError as error:
         print(f"marlhf: error: {error}", file=sys.stderr)
         return 2
@@ -74,21 +76,26 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def run_command(name: str, words: Sequence[str]) -> int:
+def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> int:
     """Read the options, then do the work; the exit code."""
     from marlhf_lite.config.parser import parse_and_name_presets
     from marlhf_lite.utils.threads import choose_threads
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
-    if COMMANDS[name] is commands.DataCommand and words and not words[0].startswith("-"):
+    if kind is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
-    options, presets = parse_and_name_presets(name, words, COMMANDS[name])
-    is_stage = name not in OTHERS
+    options, presets = parse_and_name_presets(name, words, kind)
+    is_stage = issubclass(kind, commands.StageCommand)
     if is_stage and not options.output_dir:
         options = replace(options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
-        run_stages(options, presets) if is_stage else OTHERS[name](options)
+        if is_stage:
+            run_stages(options, presets)
+        elif name in OTHERS:
+            OTHERS[name](options)
+        else:
+            options.run()
     except KeyboardInterrupt:
         print(f"\nmarlhf: interrupted{_how_to_go_on(name, options)}", file=sys.stderr)
         return 130
@@ -99,10 +106,10 @@ def run_command(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-def _how_to_go_on(name: str, options: commands.StageCommand) -> str:
-    if name in ("study", "judge"):  # they leave no run, and need no option to go on
+def _how_to_go_on(name: str, options: commands.Checked) -> str:
+    if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to go on
         return "; what is done so far is kept: the same command goes on"
-    if name in OTHERS:
+    if not isinstance(options, commands.StageCommand):
         return ""
     from marlhf_lite.training.callbacks import LOG_POSITIONS
     from marlhf_lite.utils.run_folder import is_run
@@ -182,17 +189,6 @@ def _judge(options: commands.JudgeCommand) -> None:
         run_judge(options)
 
 
-def _study(options: commands.StudyCommand) -> None:
-    from marlhf_lab.studies.study import STUDIES, run_study
-
-    if options.audit:
-        from marlhf_lab.studies.audit import write_page
-
-        print(write_page(STUDIES.parents[2]))
-        return
-    run_study(options)
-
-
 def _memory(options: commands.MemoryCommand) -> None:
     from marlhf_lite.extras.memory.report import memory_report
 
@@ -240,7 +236,6 @@ OTHERS = {
     "judge": _judge,
     "generate": _generate,
     "export": _export,
-    "study": _study,
     "memory": _memory,
     "data": _data,
 }

@@ -1,4 +1,4 @@
-"""What the method imports: the files that a reader of PPO reads, and no others; and names that have moved."""
+"""What the method imports: the files that a reader of PPO reads, and no others; and what the library never imports."""
 
 import ast
 import graphlib
@@ -34,7 +34,7 @@ def test_the_method_is_read_without_what_stands_around_it():
     """Data sets, judges, sandboxes, parsers, vLLM and TRL's trainers are loaded by the options that ask for them."""
     ours, packages = imported("marlhf_lite.training.ppo")
     assert not packages & {"trl", "datasets", "pandas", "matplotlib", "openai", "pydantic_monty", "stanza"}
-    rooms = ("parsing", "evaluation", "experiments", "plotting", "lab", "extras", "tasks.loading")
+    rooms = ("parsing", "evaluation", "experiments", "plotting", "extras", "tasks.loading")
     outside = tuple(f"marlhf_lite.{room}" for room in rooms)
     assert not [name for name in ours if name.startswith(outside)]
     assert sum(ours.values()) <= 3500, sorted(ours.items(), key=lambda item: -item[1])
@@ -83,6 +83,12 @@ def test_extras_import_the_method_and_never_the_other_way():
     assert {module for module, _, _ in of_extras} >= composing  # the files are read
     wrong = [edge for edge in of_extras if not (edge[0] in composing and edge[2])]
     assert not wrong
+
+
+def test_the_library_never_names_the_laboratory():
+    """Also not inside a function, for types or by a string: the laboratory adds its command by an entry point."""
+    files = list(PACKAGE.rglob("*.py"))
+    assert len(files) > 50 and not [file.name for file in files if "marlhf_lab" in file.read_text(encoding="utf-8")]
 
 
 def test_no_circle():

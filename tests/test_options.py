@@ -285,7 +285,7 @@ def test_help_lists_every_option_once_with_its_type_own_ones_first(name, capsys,
         assert len(re.findall(rf"^  --{f.name} (?:\[?(?:TEXT|INT|FLOAT|BOOL)|\{{)", shown, re.M)) == 1, f.name
         assert "".join(f.metadata["help"].split()) in letters, f.name
     assert re.search(r"^  --(\w+) ", shown, re.M)[1] not in ("model", "seed", "output_dir", "config")
-    assert ("--preset" in shown) == (name != "study")  # which refuses it
+    assert "--preset" in shown
     example = COMMANDS[name].__doc__.split("example: ")[1].split()
     assert example[:2] == ["marlhf", name]  # its options exist
     assert {word[2:] for word in example if word.startswith("--")} <= {f.name for f in own} | {"preset", "config"}

@@ -129,7 +129,7 @@ def test_every_preset_parses_for_every_command(name):
     keys = [line.split(":")[0] for line in lines if line and not line.startswith("#")]
     assert len(keys) == len(set(keys)) == len(given(name))  # YAML keeps the last of two without a word
     assert lines[0].startswith("# ")  # which the list of presets shows
-    for command in COMMANDS.keys() - {"study"}:  # whose own file names presets
+    for command in COMMANDS:
         found, shared = load(name, command=command), load(name)
         if command == "evaluate":  # gold scores and tests score there without being named
             shared = shared | {"reward": ""}

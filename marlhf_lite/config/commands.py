@@ -6,6 +6,7 @@ inherits from theirs, and a stage takes the options of its own command or those 
 """
 
 from dataclasses import Field, fields, replace
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Literal
 
@@ -181,6 +182,21 @@ class DemoCommand(RunCommand):
 # Other commands
 
 
+class AddedCommand(Checked):
+    """A command that another package adds: an entry point of the group `marlhf_lite.commands` names its class.
+
+    options_of_runs: where the options of the runs that it starts are written; "": it starts none.
+    resumes: whether the same command line continues after an interruption.
+    """
+
+    options_of_runs = ""
+    resumes = False
+
+    def run(self) -> None:
+        """Do the work."""
+        raise NotImplementedError
+
+
 class CompareCommand(Checked):
     """Stored answers of several runs side by side, paired by prompt.
 
@@ -232,22 +248,6 @@ class ExportCommand(o.TrainedPolicyConfig, o.OutputConfig, o.ModelConfig):
     push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
 
 
-class StudyCommand(o.OutputConfig):
-    """A grid of methods and seeds: what is not done runs, then the table and figures.
-
-    example: marlhf study --name main --workers 2
-    """
-
-    name: str = option("main", "Study: main, ablations, tuning, or a YAML file of your own.")
-    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
-    seeds: str = option(
-        "", "Seeds to run instead of the study's, comma-separated; the table has all that are complete."
-    )
-    only: str = option("", "Methods to run, comma-separated. Default: all.")
-    dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
-    audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
-
-
 class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, Needs):
     """What a run would read: rows as tokens, counts, lengths, what is cut.
 
@@ -282,7 +282,6 @@ KINDS += (
     JudgeCommand,
     GenerateCommand,
     ExportCommand,
-    StudyCommand,
     DataCommand,
     MemoryCommand,
 )
@@ -303,6 +302,11 @@ def groups(command: type) -> dict[str, list[Field]]:
 def option_names(command: type) -> set[str]:
     """Return the names of all options of a command."""
     return {f.name for f in fields(command)}
+
+
+def added_commands() -> dict[str, type[AddedCommand]]:
+    """Return the commands that installed packages add, by name."""
+    return {entry.name: entry.load() for entry in entry_points(group="marlhf_lite.commands")}
 
 
 OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))

@@ -32,7 +32,7 @@ from marlhf_lite.utils.errors import InputError
 class OutputConfig(Checked):
     """Output folder."""
 
-    output_dir: str = option("", "Folder for all output. Default: below runs/; for a study data/results/<name>.")
+    output_dir: str = option("", "Folder for all output. Default: below runs/.")
 
 
 class RunConfig(SeedConfig, OutputConfig):
@@ -294,4 +294,4 @@ class EndpointConfig(Checked):
     judge_model: str = option("", "Name of the model at the endpoint.")
     judge_key_env: str = option("OPENAI_API_KEY", "Environment variable of the key; an empty name for none.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
-    workers: int = option(0, "Number of runs (study) or requests (judge) at a time; 0: a fitting one.", least=0)
+    workers: int = option(0, "Number of requests at a time; 0: a fitting one.", least=0)

@@ -27,7 +27,7 @@ from typing import TypeVar
 import yaml
 from trl import TrlParser
 
-from marlhf_lite.config.commands import OPTIONS, StageCommand, StudyCommand, groups, option_names
+from marlhf_lite.config.commands import OPTIONS, AddedCommand, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import (
     CheckpointConfig,
@@ -115,11 +115,11 @@ class OptionParser(TrlParser):
 
         Options of other commands are left out: one file serves several commands.
         """
+        mine = {action.dest for action in self._actions}
         for key in values:
-            if key not in OPTIONS and key != "versions":  # which the config.yaml of a run has
+            if key not in OPTIONS | mine and key != "versions":  # which the config.yaml of a run has
                 hint = did_you_mean(str(key), OPTIONS).rstrip()
                 raise InputError(f"{source}: unknown key {key}: {hint or 'see marlhf <command> --help'}")
-        mine = {action.dest for action in self._actions}
         # One word a flag, since a value may begin with a dash.
         flags = [f"--{key}={value}" for key, value in values.items() if key in mine and value is not None]
         try:
@@ -143,8 +143,8 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     """Return what `parse` does, and the names of the presets that the options come from; later ones win."""
     parser = _make_parser(name, command)
     flags = parser.read_flags(argv)
-    if command is StudyCommand:
-        _check_study(flags)
+    if issubclass(command, AddedCommand) and command.options_of_runs:
+        _check_no_options_of_runs(name, command, flags)
     resume = flags.get("resume", "")
     named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
     stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}") if resume else {}
@@ -196,27 +196,27 @@ def _make_parser(name: str, command: type) -> OptionParser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    is_study = command is StudyCommand  # it refuses presets (`_check_study`)
-    over_presets = "" if is_study else ", that over --preset"
+    no_presets = issubclass(command, AddedCommand) and command.options_of_runs
+    over_presets = "" if no_presets else ", that over --preset"
     sources = parser.add_argument_group(f"Where options come from: flags win over --config{over_presets}")
     sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
     named = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
-    sources.add_argument("--preset", metavar="TEXT", help=argparse.SUPPRESS if is_study else named)
+    sources.add_argument("--preset", metavar="TEXT", help=argparse.SUPPRESS if no_presets else named)
     return parser
 
 
-def _check_study(flags: dict) -> None:
-    """Raise `InputError` where a study is given options of its runs: they stand in the study's own file."""
+def _check_no_options_of_runs(name: str, command: type[AddedCommand], flags: dict) -> None:
+    """Raise `InputError` if options of the runs that a command starts are not in the file that has them."""
     if preset := flags.get("preset"):
-        hint = f"write `preset: {preset}` below shared in the file that --name gives"
-        raise InputError(f"--preset {preset}: a study takes presets from its own file: {hint}")
+        hint = f"write `preset: {preset}` {command.options_of_runs}"
+        raise InputError(f"--preset {preset}: marlhf {name} takes presets from its own file: {hint}")
     if "config" not in flags:
         return
     source = f"--config {flags['config']}"
     for key in read_yaml(Path(flags["config"]).expanduser(), source):
-        if key not in option_names(StudyCommand):
-            hint = "write options of its runs below shared in the file that --name gives"
-            raise InputError(f"{source}: {key} is no option of marlhf study: {hint}")
+        if key not in option_names(command):
+            hint = f"write options of its runs {command.options_of_runs}"
+            raise InputError(f"{source}: {key} is no option of marlhf {name}: {hint}")
 
 
 def merge(layers: Sequence[dict]) -> dict:

@@ -50,7 +50,7 @@ def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
     - value_noise: root mean square of V(s_{t+1}) − V(s_t). Where it is large and nothing is explained, the critic is
       noisy.
     - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
-      before the last token (`lab.credit.credit` measures s at every place, against Monte-Carlo values).
+      before the last token (`marlhf_lab.credit.credit` measures s at every place, against Monte-Carlo values).
     """
     names = {part: (f"target{part}", f"error{part}") for part in PARTS}
     row = {

@@ -19,7 +19,8 @@ from packaging.version import Version
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = sorted(path for package in ("marlhf_lite", "marlhf_lab") for path in (ROOT / package).rglob("*.py"))
+PACKAGES = {"marlhf_lite", "marlhf_lab"}
+LIBRARY = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 RUNTIME = PROJECT["project"]["dependencies"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -73,8 +74,7 @@ def test_the_library_imports_only_what_it_declares():
         for node in ast.walk(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            ours = {"marlhf_lite", "marlhf_lab"}
-            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - ours:
+            for module in {m.partition(".")[0] for m in modules} - sys.stdlib_module_names - PACKAGES:
                 distributions = {canonicalize_name(d) for d in [*installed.get(module, ()), module]}
                 assert distributions & names(RUNTIME if node in tree.body else EVERYTHING), (path, node.lineno, module)
 
@@ -89,23 +89,14 @@ def test_the_wheel_carries_what_the_library_reads_from_data():
     assert not lost, "the build leaves out what .gitignore names, without a word"
 
 
-def test_only_the_command_line_imports_the_laboratory():
-    """The package is a library and a laboratory, in few rooms; the lessons use both."""
-    package = ROOT / "marlhf_lite"
-    library = [path for path in LIBRARY if package in path.parents]
-    users = [path.name for path in library if re.search(r"^ *(from|import) marlhf_lab", path.read_text(), re.M)]
-    assert users == ["cli.py"]
-    assert len([p for p in package.iterdir() if not p.name.startswith(("_", "."))]) <= 13
+def test_the_library_has_few_rooms():
+    assert len([p for p in (ROOT / "marlhf_lite").iterdir() if not p.name.startswith(("_", "."))]) <= 13
 
 
-def test_functions_and_files_are_small():
-    long = {}
-    for path in LIBRARY:
-        functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
-        long |= {f"{path.name}:{n.name}": n.end_lineno - n.lineno + 1 for n in functions}
-    assert not {name: lines for name, lines in long.items() if lines > 60}
+def test_files_are_small():
     megabytes = {name: path.stat().st_size / 2**20 for name, path in repository().items()}
     assert not {name: size for name, size in megabytes.items() if size > 10}
+    assert sum(megabytes.values()) <= 52
     assert sum(size for name, size in megabytes.items() if name.startswith("data/")) <= 40
 
 

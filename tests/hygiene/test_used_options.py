@@ -17,5 +17,5 @@ def test_every_option_is_used_or_known():
     files += [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").rglob("*.ipynb")]
     used = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in files)))
     options = {name for command in COMMANDS.values() for name in option_names(command)}
-    assert len(options) > 100 and not options - used - OF_TRL
+    assert options and not options - used - OF_TRL
     assert options >= OF_TRL and not OF_TRL & used

@@ -13,7 +13,7 @@ from marlhf_lab.figures import notebook
 from marlhf_lab.figures.one_update import STORY, one_update, page_data, true_advantages
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `dev` brings playwright")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "figures" / "interactive" / "one_update.html"
 sys.path.insert(0, str(ROOT / "book"))
 import print_pdf  # noqa: E402

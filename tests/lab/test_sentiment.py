@@ -12,7 +12,7 @@ import vaderSentiment
 from marlhf_lab.corpora import sentiment
 from marlhf_lite.utils.jsonl import read_lines
 
-POLICIES = Path(__file__).parents[1] / "data" / "sentiment_policies"
+POLICIES = Path(__file__).parents[2] / "data" / "sentiment_policies"
 STORED = POLICIES / "answers.jsonl"
 
 

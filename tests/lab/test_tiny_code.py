@@ -9,10 +9,10 @@ import yaml
 from conftest import ready
 
 from marlhf_lab.corpora.tiny_code import make_problem, write, write_with_bug
+from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.results import read_result
 from marlhf_lab.studies.study import run_study
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
 from marlhf_lite.extras.programs import TestRunner, read_problem

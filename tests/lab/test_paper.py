@@ -9,7 +9,7 @@ import pytest
 from marlhf_lab.studies import paper
 from marlhf_lab.studies.results import stored_results, study_table
 
-LESSON = Path(__file__).resolve().parents[1] / "notebooks" / "15_report.ipynb"
+LESSON = Path(__file__).resolve().parents[2] / "notebooks" / "15_report.ipynb"
 
 
 @pytest.mark.parametrize(

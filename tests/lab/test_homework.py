@@ -8,7 +8,7 @@ import pytest
 
 from marlhf_lab import homework
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = (ROOT / "docs" / "exam_answers.md").read_text(encoding="utf-8").partition("## The homework")[2]
 SOLUTION = re.search(r"```python\n(.*?)\nsolution = ", ANSWERS, re.S)[1]
 FAULTS = [  # name, what is written, what a student writes in its place

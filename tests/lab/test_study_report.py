@@ -8,12 +8,12 @@ import pytest
 from conftest import fails
 from made_up_results import made_up
 
+from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.mean_reward import contrasts_of
 from marlhf_lab.studies.reports import study_figures, study_report
 from marlhf_lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
 from marlhf_lab.studies.study import Study, load_study, run_study
-from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
 

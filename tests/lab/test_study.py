@@ -21,10 +21,10 @@ from conftest import fails
 from made_up_results import made_up
 
 from marlhf_lab.studies import study as study_module
+from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.results import RESULT, read_result, write_result
 from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.cli import main
-from marlhf_lite.config.commands import StudyCommand
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
