@@ -2,7 +2,7 @@
 
     python -m marlhf_lab.credit.first_wrong_step --sft runs/sft --policy runs/ppo
 
-In `tiny-steps` the first wrong step of a response is known (`marlhf_lab.corpora.tiny_steps.verify`). The policy of a PPO run
+In `tiny-steps` the first wrong step of a response is known (`corpora.tiny_steps.verify`). The policy of a PPO run
 answers held-out prompts. For the responses that fail by a wrong step, the table has the share of the negative advantage
 that falls on the first wrong step, and on the steps before it, by estimator; all estimators see the same responses and
 the values of the run's critic. RLOO's share is the step's share of the tokens. Shapes: B responses, T response tokens.

@@ -69,10 +69,10 @@ class Study:
     target_method: str = "PPO"  # differences are from this method, and costs are counted up to its final RM score
     first_prompt: int = 0  # number of the held-out prompt that the evaluation begins with
     figures: dict[str, list[str]] = field(default_factory=dict)  # name -> methods; default: one figure with all
-    # A gold score: the outcome is how soon training gets there (`marlhf_lab.studies.learning`), and nothing is evaluated.
+    # A gold score: the outcome is how soon training gets there (`studies.learning`), and nothing is evaluated.
     threshold: float | None = None
     window: int = 3  # updates in the mean that is compared with the threshold
-    # First and last update: the outcome is the mean reward of these (`marlhf_lab.studies.mean_reward`); nothing is evaluated.
+    # First and last update: the outcome is the mean reward of these (`studies.mean_reward`); nothing is evaluated.
     mean_updates: list[int] = field(default_factory=list)
     # Name -> {ratio: [A, B] or [A, B, C, D], margin}: of updates to the threshold, A over B, over C over D; within a
     # factor of `margin` two methods are called equal. With `mean_updates` {difference: [A, B], subtracted_from}: A - B,

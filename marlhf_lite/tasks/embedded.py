@@ -14,7 +14,7 @@ from marlhf_lite.tasks.tiny_umbrella.stories import load_tiny_umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.shipped import shipped
 
-# Name -> gold scores of (prompts, responses), for what is stored as `data/<name>.jsonl.gz`, which `marlhf_lab.corpora` made.
+# Name -> gold scores of (prompts, responses), for what is stored as `data/<name>.jsonl.gz`.
 # A program has no gold score before its unit tests run: see `extras.programs.rewards`.
 STORED: dict[str, Callable[[list[str], list[str]], list[float]] | None] = {
     "tiny-tldr": tldr_gold.gold_scores,
