@@ -304,6 +304,7 @@ def _fill(
 
     there = wanted.index.isin(store.rows.index)
     stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
+    stored = stored.assign(prompt=wanted[there])  # with its row, which the file lacks
     by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})  # "": the data's own
     fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
     # Prompts of like length together, so that padding is little; the most memory is needed at once.

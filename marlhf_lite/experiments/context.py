@@ -24,7 +24,7 @@ from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import SeededDialogues
 from marlhf_lite.experiments.data import check_rows, fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.experiments.named_rewards import text_reward
+from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -46,6 +46,7 @@ from marlhf_lite.models.loading import (
 )
 from marlhf_lite.models.shards import is_sharded_folder
 from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -111,7 +112,7 @@ class RunContext(Generic[Options]):
 
     def held_out(self, count: int, batch_size: int = 128) -> HeldOutPrompts:
         """At most `count` held-out prompts, each once, and how policies answer them."""
-        prompts = list(self.task.held_out(count)["prompt"])
+        prompts = prompts_of(self.task.held_out(count))
         return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, self.seeded_engine)
 
 
@@ -161,11 +162,11 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
-    task, notes = read_task(options, tokenizer, inputs)
+    dialogues = open_dialogues(options)
+    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, dialogues))
     if not task.chats:
         options = replace(options, chat_template="none")  # what later commands take over
     check_rows(options, [*inputs.folders, *map(Path, filter(None, [options.resume]))], task)
-    dialogues = open_dialogues(options)
     reward = _open_reward(options, task)
     needs_pairs = _needs_pairs(options, inputs)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
@@ -183,7 +184,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
     if PartialState().is_main_process:
-        different = {"test_prompts": len(set(task.splits["test"]["prompt"]))}
+        different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
         write_json(folder.path / "data.json", task.counts | different | {"digest": task.digest})
     _print_start(options, inputs, task)
     for note in (*notes, *more, *_notes(options, inputs, task, reward)):

@@ -19,6 +19,7 @@ from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
+from marlhf_lite.tasks.prompts import ROW, RowColumns
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS, HUMAN
@@ -32,15 +33,18 @@ NO_LIMIT = 10**9
 MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
 
-def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | None = None) -> tuple[Task, list[str]]:
+def read_task(
+    options: StageCommand | DataCommand, tokenizer, inputs: Inputs | None = None, asked: Sequence[RowColumns] = ()
+) -> tuple[Task, list[str]]:
     """Load the data, with unit tests where programs may be judged by them; return them, and notes on how they are read.
 
     The tokenizer is set up for chats. A stage with a file of its own, which no run that it takes a model from has read,
-    takes all training rows of it.
+    takes all training rows of it. `asked` are functions that take columns of the rows.
     """
     chat = chat_writer(tokenizer, options.chat_template)
     source = {name: getattr(options, name) for name in LOADED}
-    task = load_task(options.dataset, seed=options.split_seed, streaming=options.dataset_streaming, chat=chat, **source)
+    source |= {"seed": options.split_seed, "streaming": options.dataset_streaming, "chat": chat, "asked": asked}
+    task = load_task(options.dataset, **source)
     prompts = json.dumps([list(task.splits[part]["prompt"]) for part in TRAIN_PARTS])
     task = replace(task, digest=hashlib.sha256(prompts.encode()).hexdigest()[:16])
     if task.chats:
@@ -59,7 +63,7 @@ def read_task(options: StageCommand | DataCommand, tokenizer, inputs: Inputs | N
 def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
     """Return the part that takes all rows: that of a stage whose file is its own; else an empty name."""
     if options.own_part == "sft":  # a file of pairs is for later stages too
-        return "sft" if set(task.splits["test"].column_names) == {"prompt", "chosen"} else ""
+        return "sft" if {*task.splits["test"].column_names} - {ROW} == {"prompt", "chosen"} else ""
     is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
     return options.own_part if is_new else ""
 

@@ -2,9 +2,14 @@
 
 from collections.abc import Callable
 
+from marlhf_lite.config.commands import StageCommand
+from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.user_code import import_user_code
+from marlhf_lite.utils.user_code import import_user_code, is_user_code
+
+KNOWN = "rm, gold, tests, all_tests"
 
 
 def text_reward(kind: str, task: Task) -> Callable | None:
@@ -18,7 +23,16 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
         return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
-        return import_user_code("reward", kind, "rm, gold, tests, all_tests")
+        return import_user_code("reward", kind, KNOWN)
     if task.gold is None:
         raise InputError(f"--reward gold: {task.name} has no gold score: give rm, or package.module:function")
     return task.gold
+
+
+def asked_columns(options: StageCommand, dialogues: Dialogues | None) -> list[RowColumns]:
+    """Return what the user's functions among `--reward` and `--environment` take of each row."""
+    asked = [dialogues.columns] if dialogues else []
+    if is_user_code(options.reward):
+        function = import_user_code("reward", options.reward, KNOWN)
+        asked.append(RowColumns(function, 2, f"--reward {options.reward}"))
+    return asked

@@ -5,6 +5,7 @@ stage that is done is not done again, and a stage that was interrupted goes on f
 """
 
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ from marlhf_lite.models.actor_critic import (
     without_dropout,
 )
 from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.tasks.prompts import ROW, prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import STATE, go_back
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
@@ -190,7 +192,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     trainer = PPOTrainer(
         models,
         context.tokenizer,
-        context.task.splits["ppo"]["prompt"],
+        prompts_of(context.task.splits["ppo"]),
         reward,
         context.rules[name],
         options,
@@ -325,7 +327,7 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     """
     from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
-    options, prompts = context.options, context.task.splits["ppo"]["prompt"]
+    options, prompts = context.options, prompts_of(context.task.splits["ppo"])
     (method,) = options.stages
 
     def train(context: RunContext) -> Trained:
@@ -467,7 +469,7 @@ def evaluate(
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
         (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
-        name_function(reward.name) if reward else getattr(context.task.tests, "name", part),
+        _reward_name(context, reward) if reward else getattr(context.task.tests, "name", part),
     )
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
@@ -486,3 +488,11 @@ def evaluate(
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
     print(pass_report(context.path, rows, context.task) + example_answers(rows, 3 if trained else 0), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
+
+
+def _reward_name(context: RunContext, reward: Reward) -> str:
+    """Return what a stored score depends on: the function, its file, and the columns that it may take."""
+    name, rows = name_function(reward.name), context.task.splits["test"]
+    if ROW not in rows.column_names:
+        return name
+    return f"{name} {hashlib.sha256(json.dumps(list(rows[ROW])).encode()).hexdigest()[:12]}"

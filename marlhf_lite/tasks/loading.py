@@ -2,12 +2,13 @@
 
 import difflib
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import datasets
@@ -18,9 +19,10 @@ from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
+from marlhf_lite.tasks.prompts import ROW, RowColumns
 from marlhf_lite.tasks.shapes import LABELS, TEXTS_ALONE, TRUTHS, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
-from marlhf_lite.tasks.templates import Form
+from marlhf_lite.tasks.templates import COLUMNS, Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
@@ -42,6 +44,7 @@ def load_task(
     template: str = "paper",
     part: str = "",
     chat: Chat | None = None,
+    asked: Sequence[RowColumns] = (),
     **where: str,
 ) -> Task:
     """Load, check and split the data of a task (paper, Appendix B.1 and B.2).
@@ -55,6 +58,7 @@ def load_task(
         streaming: read a hub name or a folder (but of CSV) only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
+        asked: functions that take columns of the row; see `Prompt`.
         where: `dataset_config`, `data_dir`, the `split` to train on, other names of `columns` (`shapes.rename`).
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
@@ -64,7 +68,7 @@ def load_task(
         raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
-        return load_embedded(dataset, size, seed, part)
+        return _with_rows(load_embedded(dataset, size, seed, part), asked)
     # 1. Where the rows are, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
     streaming = isinstance(rows, Stream)
@@ -72,6 +76,7 @@ def load_task(
     form = _form(dataset, rows, where, chat)
     chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
+    form = _with_columns(form, rows, asked) if form.name else form
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     limit, most = (size if test is None else max(size - held_out, 1), held_out) if streaming else (None, None)
@@ -91,7 +96,27 @@ def load_task(
         of_part = draw(read(others, f"{source} ({part})", form.parts[part], limit=most)[0], held_out, seed)
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
-    return replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
+    task = replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
+    return task if form.name else _with_rows(task, asked)
+
+
+def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns]) -> Form:
+    """Return the form with the columns of the rows that are asked for. Raises `InputError` if one is missing."""
+    chosen = [one.choose(columns_of(rows), read=(*form.columns, *form.optional)) for one in asked]
+    if not any(chosen):
+        return form
+    row = tuple(dict.fromkeys(chain(*chosen)))
+    return replace(form, row=row, needed=tuple(name for name in row if any(name in one.needed for one in asked)))
+
+
+def _with_rows(task: Task, asked: Sequence[RowColumns]) -> Task:
+    """Return a task that has a form of its own with the columns that are asked for. Raises as `_with_columns`."""
+    for part, rows in task.splits.items():
+        chosen = list(dict.fromkeys(chain(*(one.choose(rows.column_names, read=COLUMNS) for one in asked))))
+        if chosen:
+            texts = [json.dumps({name: row[name] for name in chosen}) for row in rows.to_list()]
+            task.splits[part] = rows.add_column(ROW, texts)
+    return task
 
 
 def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Chat | None) -> Form:
@@ -130,7 +155,8 @@ def _of_texts(chat: Chat | None) -> str:
 def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, form: Form, template, bad_rows: str):
     """Convert rows; of a data set only the columns that the form uses are read: WebGPT's others take gigabytes."""
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
-        rows = rows.select_columns([c for c in rows.column_names if c in (*form.columns, *form.optional)]).to_list()
+        used = {*form.columns, *form.optional, *(form.row or ())}
+        rows = rows.select_columns([column for column in rows.column_names if column in used]).to_list()
     return to_preferences(rows, source, bad_rows, replace(form, convert=partial(convert, template=template)), limit)
 
 
@@ -138,7 +164,7 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     """Return the columns and the keys of messages that are not read; so is `system` without a chat template."""
     if not form.name:
         return ()
-    used = {*form.columns, *form.optional} - ({"system"} if not chats else set())
+    used = {*form.columns, *form.optional, *(form.row or ())} - ({"system"} if not chats else set())
     first = list(islice(rows, SHUFFLE_BUFFER))
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]

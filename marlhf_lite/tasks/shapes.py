@@ -4,6 +4,7 @@
 """
 
 import difflib
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from trl.data_utils import extract_prompt, maybe_convert_to_chatml
 
 from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.chats import Chat
+from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, DROPPED, HUMAN, WITHOUT_PAIRS, BadRow, Form
 from marlhf_lite.utils.errors import InputError
 
@@ -290,9 +292,10 @@ def to_preferences(
     for number, row in enumerate(rows, start=1):
         counts["read"] += 1
         try:
-            if missing := [column for column in form.columns if column not in row]:
+            missing = [column for column in form.columns if column not in row]
+            if missing := missing or [column for column in form.needed if row.get(column) is None]:
                 raise BadRow("missing_column", f"no {missing[0]!r}")
-            kept.append(form.convert(_named(row, form)))
+            kept.append(form.convert(_named(row, form)) | _carried(row, form))
         except BadRow as bad:
             counts[bad.reason] += 1
             if bad_rows == "error" and bad.reason not in (*DROPPED, *form.known):
@@ -316,6 +319,11 @@ def _named(row: Mapping, form: Form) -> Mapping:
     row |= {new: row[old] for new, old in form.names.items()}
     texts = [row.get("prompt"), row.get("input") if form.names.get("prompt") in INSTRUCTIONS else ""]
     return row | {"prompt": "\n".join(texts)} if all(isinstance(x, str) and x.strip() for x in texts) else row
+
+
+def _carried(row: Mapping, form: Form) -> dict[str, str]:
+    """Return the columns that go along with the prompt, as JSON; what JSON does not know, such as a date, as text."""
+    return {} if form.row is None else {ROW: json.dumps({name: row.get(name) for name in form.row}, default=str)}
 
 
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:

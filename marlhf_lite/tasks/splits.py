@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import datasets
 
+from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.utils.errors import InputError
 
 TRAIN_PARTS = ("sft", "rm", "ppo")
@@ -30,11 +31,11 @@ class Task:
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
 
-        TL;DR compares many summaries of a post.
+        TL;DR compares many summaries of a post. Prompts that differ in a column that is asked for are different.
         """
-        first: dict[str, int] = {}
-        for row, prompt in enumerate(self.splits["test"]["prompt"]):
-            first.setdefault(prompt, row)
+        first: dict[tuple[str, str], int] = {}
+        for row, prompt in enumerate(prompts_of(self.splits["test"])):
+            first.setdefault((prompt, getattr(prompt, "row", "")), row)
         return self.splits["test"].select(list(first.values())[:count])
 
 

@@ -125,6 +125,8 @@ class Form:
     name: str = ""  # what a run says that it took
     optional: tuple[str, ...] = ()  # columns that are used where there are; all others are named as not used
     names: Mapping[str, str] = field(default_factory=dict)  # what `convert` calls a column -> its name in the rows
+    row: tuple[str, ...] | None = None  # columns that go along with the prompt; None: no function asks for any
+    needed: tuple[str, ...] = ()  # those of them that no row may lack
 
 
 def check_text(value, column: str) -> None:

@@ -3,6 +3,7 @@
 An environment is a class without arguments, with two methods; all lists have an entry for each dialogue::
 
     reset(prompts) -> states                                    # any objects; `step` may change them
+    reset(prompts, answer, **row) -> states                     # with other columns of the rows, each a list
     step(states, texts) -> (observations, rewards, dones)       # texts, numbers, truth values
 
 The policy's tokens are kept as they were sampled. An observation is tokenised once and appended, and no text in it
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.observations import make_message
+from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, together
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
@@ -120,8 +122,14 @@ class Dialogues:
 
     # -- the user's class ---------------------------------------------------------------------------------------------
 
+    @property
+    def columns(self) -> RowColumns:
+        """The columns of the row that `reset` takes."""
+        return RowColumns(self.environment.reset, 1, f"--environment {self.name}")
+
     def _reset(self, prompts: Sequence[str]) -> list:
-        states = self._call(self.environment.reset, 0, prompts, list(prompts))
+        columns = self.columns.arguments(prompts)
+        states = self._call(self.environment.reset, 0, prompts, [*map(str, prompts)], **columns)
         if not isinstance(states, Sequence) or len(states) != len(prompts):
             reason = f"reset returned {states!r:.60} for {len(prompts)} prompts: return a list with a state for each"
             raise self._fault(0, prompts, reason)
@@ -140,9 +148,9 @@ class Dialogues:
                 raise self._fault(turn, [prompt], reason)
         return [(observation, float(reward), bool(done)) for observation, reward, done in zip(*answer, strict=True)]
 
-    def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments):
+    def _call(self, method: Callable, turn: int, prompts: Sequence[str], *arguments, **columns):
         try:
-            return method(*arguments)
+            return method(*arguments, **columns)
         except (Exception, SystemExit) as error:  # a user's class may raise anything
             reason = f"{method.__name__} raised {one_line(error)}{line_of(self.name, error)}"
             raise self._fault(turn, prompts, reason) from error

@@ -342,7 +342,7 @@ class PPOTrainer:
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
         context = self._context(copy)
         if rule.needs_outputs:  # one forward pass more
-            context |= {name: x for name, x in vars(self.all_outputs(rollout)).items() if name != "entropy"}
+            context |= vars(self.all_outputs(rollout))
         macro_actions = macro.check_segmentation(rule(copy.mask, **context), rollout.mask)
         return macro_actions.split_last_token() if config.last_token_alone else macro_actions
 

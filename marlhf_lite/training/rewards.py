@@ -10,6 +10,7 @@ from torch import Tensor
 
 from marlhf_lite.config.method import RolloutConfig
 from marlhf_lite.models.actor_critic import ScalarHeadModel
+from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError, one_line
@@ -40,15 +41,19 @@ class ModelReward:
 
 
 class FunctionReward:
-    """Any function of texts: `function(prompts, responses) -> scores`, one finite number each."""
+    """Any function of texts: `function(prompts, responses) -> scores`, one finite number each.
+
+    It gets the other columns of the rows, each as a list, by the names of its further arguments, or all by `**row`.
+    """
 
     def __init__(self, function: Callable[[list[str], list[str]], Sequence[float]], name: str = ""):
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
         """What the function returns for copies of the texts. Raises `InputError` where it raises."""
+        columns = RowColumns(self.function, 2, f"reward {self.name}").arguments(rollout.prompts)
         try:
-            scores = self.function(list(rollout.prompts), list(rollout.responses))
+            scores = self.function([*map(str, rollout.prompts)], list(rollout.responses), **columns)
             return list(scores) if isinstance(scores, Iterator) else scores  # the body of a generator runs here
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             reason = one_line(error)

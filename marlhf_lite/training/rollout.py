@@ -51,7 +51,7 @@ class Sampling:
 class Rollout:
     """B prompts with their responses. L = P + T: prompts padded on the left to P, responses on the right to T."""
 
-    prompts: list[str]
+    prompts: list[str]  # each a `Prompt` with its row, if a reward takes columns
     responses: list[str]  # without special tokens
     tokens: Tensor  # [B, L] token ids
     attention_mask: Tensor  # [B, L] 1 on tokens

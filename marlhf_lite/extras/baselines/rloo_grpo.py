@@ -20,6 +20,7 @@ from marlhf_lite.extras.baselines.dpo import baseline_arguments, complete_refere
 from marlhf_lite.extras.programs.rewards import SHARES
 from marlhf_lite.macro import Whole
 from marlhf_lite.models.actor_critic import trainable
+from marlhf_lite.tasks.prompts import ROW, Prompt
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.half_precision import ScaledGradients
 from marlhf_lite.training.logging import RunLogger
@@ -76,8 +77,11 @@ class SampledReward:
         self.reward, self.tokenizer, self.config = reward, tokenizer, config
         self.ends, self.gold, self.logger = end_of_text(model, tokenizer), gold, logger
 
-    def __call__(self, prompts, completions, completion_ids, trainer_state, log_metric, **unused) -> list[float]:
-        """Shaped scores, one a response; the arguments are TRL's."""
+    def __call__(
+        self, prompts, completions, completion_ids, trainer_state, log_metric, row: Sequence[str] = (), **unused
+    ) -> list[float]:
+        """Shaped scores, one a response; the arguments are TRL's, `row` that of `Prompt`."""
+        prompts = [*map(Prompt, prompts, row)] if row else prompts
         # TRL gives ids without padding: the same rollout as PPO's can be made of them.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
@@ -165,6 +169,7 @@ def group_trainer(
         method_arguments = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
+    rows = {ROW: [prompt.row for prompt in drawn]} if isinstance(drawn[0], Prompt) else {}
     trainer = trainer_class(
         model=model,
         reward_funcs=reward,
@@ -185,7 +190,7 @@ def group_trainer(
             seed=config.seed,
             **method_arguments | quiet_arguments() | baseline_arguments(config),
         ),
-        train_dataset=datasets.Dataset.from_dict({"prompt": drawn}),
+        train_dataset=datasets.Dataset.from_dict({"prompt": drawn} | rows),
         processing_class=tokenizer,
     )
     # Not as `optimizers`, which transformers refuses under FSDP.
