@@ -46,6 +46,7 @@ from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 
@@ -203,10 +204,10 @@ def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, 
         ModelReward(models.reward, args.micro),
         FixedNGram(n),
         ppo,
-        engine=servers,
+        sampler=servers or generate,
     )
     if servers:
-        trainer.engine.try_out(models.policy, tokenizer, trainer.prompts, trainer.sampling)
+        trainer.sampler.try_out(models.policy, tokenizer, trainer.prompts, trainer.sampling)
     return trainer.train()
 
 

@@ -24,7 +24,7 @@ def count_passes(args: argparse.Namespace, folder: Path, case: str) -> dict[str,
         sampling.clear()
         return rollout
 
-    trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args, **CASES[case]), generator=sample)
+    trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args, **CASES[case]), sampler=sample)
     for role in ROLES:
         count_rows(unwrap_peft(getattr(trainer.models, role).model).model.norm, role, counts, sampling)
     trainer.update(prompts)

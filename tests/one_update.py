@@ -115,7 +115,7 @@ def held(models):
     return shares
 
 
-def trainer_of(job, accelerator, run, updates, generator=generate):
+def trainer_of(job, accelerator, run, updates, sampler=generate):
     """A trainer of all weights with checkpoints, and tests while training."""
     models = build_models(load_base(ModelConfig(**job["model"])), job["sft"], job["rm"])
     tokenizer, prompts = load_tokenizer(job["model"]["model"]), job["rollout"]["prompts"]
@@ -131,7 +131,7 @@ def trainer_of(job, accelerator, run, updates, generator=generate):
         run=run,
         held_out=HeldOutEvaluation(HeldOutPrompts(prompts[:5], tokenizer, Sampling(6)), reward),
         accelerator=accelerator,
-        generator=generator,
+        sampler=sampler,
     )
 
 

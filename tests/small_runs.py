@@ -25,7 +25,7 @@ from marlhf_lite.training.rollout import Sampling, prompt_batches
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
-GIVEN = "prompts reward termination gold held_out accelerator generator engine".split()
+GIVEN = "prompts reward termination gold held_out accelerator sampler".split()
 
 
 def early_letters(prompts, responses):

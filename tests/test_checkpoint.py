@@ -169,7 +169,7 @@ def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return generate(model, tokenizer, prompts, *rest)
 
-    made = make(run, updates=4, generator=little)
+    made = make(run, updates=4, sampler=little)
     made.train(asked_to_stop=lambda: made.updates_done == 2)
     asked = make(again(run), updates=4, generation_batch_size=1)
     asked._resume()

@@ -25,7 +25,7 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.commands import PPOCommand, RunCommand
 from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.responses import HeldOutPrompts, evaluate_checkpoints, restore
-from marlhf_lite.evaluation.sampling import SeededDialogues, SeededSampling
+from marlhf_lite.evaluation.sampling import SeededSampling
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule, Turn, kl_per_token
 from marlhf_lite.models.actor_critic import PolicyModel, build_models
@@ -37,12 +37,12 @@ from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.critic_metrics import critic_numbers, diagnose_critic, quarters
-from marlhf_lite.training.environments import Dialogues, longest_response
+from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.experience import Experience
 from marlhf_lite.training.metrics import update_metrics
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward
-from marlhf_lite.training.rollout import Sampling, concatenate, generate, generate_in_batches
+from marlhf_lite.training.rollout import Sampling, concatenate, generate, generate_in_batches, longest_response
 from marlhf_lite.utils.run_folder import RunFolder
 from marlhf_lite.utils.shipped import shipped
 
@@ -189,9 +189,9 @@ def test_a_policy_that_says_nothing_is_trained(make, tokenizer, rule):
     game = Dialogues(Counter(), max_turns=4)
 
     def silent(model, tokenizer, prompts, sampling):
-        return game.play(model, tokenizer, prompts, lambda turn, rows: mute)
+        return game(model, tokenizer, prompts, mute)
 
-    trainer = make(termination=rule, reward=EnvironmentReward(), generator=silent)
+    trainer = make(termination=rule, reward=EnvironmentReward(), sampler=silent)
     row = trainer.update(PROMPTS)
     assert row["macro_actions"] == row["turns"] == row["response_length"] == (1 + 4 + 1 + 4) / 4
     assert row["eos_rate"] == 0.75 and row["skipped_steps"] == 0
@@ -209,9 +209,12 @@ def test_parts_are_joined_and_selected(roles, tokenizer, played):
 
 
 def test_evaluation_repeats_dialogues_whatever_the_batch(roles, tokenizer):
-    engine, names = SeededDialogues(Dialogues(Counter())), ["0/a/0", "0/b/0", "0/c/0", "0/d/0"]
-    whole = engine.checked(roles.policy, tokenizer, PROMPTS, names, SAMPLING, "")
-    alone = engine.checked(roles.policy, tokenizer, PROMPTS[1:2], names[1:2], SAMPLING, "")
+    game, seeded = (
+        Dialogues(Counter()),
+        replace(SeededSampling.like(SAMPLING), names=("0/a/0", "0/b/0", "0/c/0", "0/d/0")),
+    )
+    whole = game(roles.policy.model, tokenizer, PROMPTS, seeded)
+    alone = game(roles.policy.model, tokenizer, PROMPTS[1:2], replace(seeded, names=seeded.names[1:2]))
     assert whole.turns[1] == alone.turns[0] and len(whole.turns[1]) == 6
     rows = [
         {"prompt": p, "response": r, "token_ids": ids[:end], "ended": bool(e), "turns": t}
@@ -232,9 +235,9 @@ def test_answers_to_another_environment_are_not_used_again(base, sft, tokenizer,
     module.__file__ = str(tmp_path / "mine.py")
 
     def turns(name="mine:Game", **limits):
-        engine = SeededDialogues(Dialogues(Counter(), name, **limits))
+        game = Dialogues(Counter(), name, **limits)
         scorers = Scorers(lambda path: PolicyModel(load_policy(base, path, trainable=False)))
-        held_out = HeldOutPrompts(PROMPTS, tokenizer, SAMPLING, engine=engine)
+        held_out = HeldOutPrompts(PROMPTS, tokenizer, SAMPLING, sampler=game)
         rows = evaluate_checkpoints({"SFT": sft}, scorers, held_out, tmp_path / "out")
         return [len(turns) for turns in rows["turns"]], len(list((tmp_path / "out").iterdir()))
 
@@ -303,7 +306,7 @@ def test_a_fault_while_training_loses_nothing(base, sft, tokenizer, tmp_path):
         torch.manual_seed(0)
         models = build_models(base, sft, None, critic_init="sft")
         game = Dialogues(Counter(raising, fault_at), "mine:Game", 3)
-        given = {"reward": EnvironmentReward(), "termination": Turn(), "generator": game, "checkpoint_every": 0}
+        given = {"reward": EnvironmentReward(), "termination": Turn(), "sampler": game, "checkpoint_every": 0}
         return build(models, tokenizer, run, length=5, updates=3, **given)
 
     straight = trainer(tmp_path / "straight")
@@ -340,7 +343,7 @@ class Watching(TerminationRule):
 def test_a_rule_prepares_the_turns_that_it_segments(make):
     """Each turn is a row in both: no rule has to know of what the environment says in between."""
     rule, dialogues = Watching(), Dialogues(Counter(), max_turns=3)
-    make(termination=rule, reward=EnvironmentReward(), generator=dialogues).update(PROMPTS)
+    make(termination=rule, reward=EnvironmentReward(), sampler=dialogues).update(PROMPTS)
     prepared, segmented = rule.seen
     assert all(map(torch.equal, prepared, segmented)) and len(prepared[0]) > len(PROMPTS)
 

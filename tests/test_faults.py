@@ -135,7 +135,7 @@ def test_a_failed_check_on_the_gpu_names_its_likely_cause(make, run):
         asked.append(args)
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCUDA kernel errors might come late")
 
-    fails(make(run, generator=generator).train, "probabilities are not finite", "lower learning rate")
+    fails(make(run, sampler=generator).train, "probabilities are not finite", "lower learning rate")
     assert len(asked) == 1
 
 
@@ -156,7 +156,7 @@ def test_all_responses_are_as_long_as_can_be_or_eos_alone(make, tokenizer, how, 
         finally:
             handle.remove()
 
-    for row in make(generator=generator, termination=FixedNGram(n), updates=2, **how).train():
+    for row in make(sampler=generator, termination=FixedNGram(n), updates=2, **how).train():
         assert (row["eos_rate"], row["response_length"], row["skipped_steps"]) == ((0, 6, 0) if never else (1, 1, 0))
         assert math.isfinite(row["policy_loss"]) and math.isfinite(row["value_loss"])
 

@@ -60,7 +60,7 @@ def test_against_the_sft_model_by_hand(moved, test, tokenizer):
     names, rows = [f"7/{sha256(prompt.encode()).hexdigest()[:12]}/0" for prompt in PROMPTS], {}
     for name in ("policy", "reference"):
         role = getattr(moved, name).eval()
-        rows[name] = generate_seeded(role.model, tokenizer, PROMPTS, names, Sampling(6))
+        rows[name] = generate_seeded(role.model, tokenizer, PROMPTS, Sampling(6, names=tuple(names)))
     with torch.no_grad():
         drawn = rows["policy"]
         inputs = (drawn.tokens, drawn.attention_mask, drawn.mask.shape[1])

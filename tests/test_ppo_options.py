@@ -150,7 +150,7 @@ def test_each_prompt_is_answered_so_often(make, rollouts):
         given.extend(rollout.responses)
         return rollout.lengths.float()
 
-    make(updates=3, rollouts=rollouts, batch_size=8, generator=generator, reward=reward, length=4).train()
+    make(updates=3, rollouts=rollouts, batch_size=8, sampler=generator, reward=reward, length=4).train()
     for prompts in asked:
         drawn = [PROMPTS.count(p) for p in prompts]
         assert len(prompts) == 8 and drawn == [1] * 8
@@ -249,7 +249,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
 
 
 def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
-    made = build(roles, tokenizer, micro_batch_size=0, length=5, generator=Dialogues(None, "mine:Game", 3, 7))
+    made = build(roles, tokenizer, micro_batch_size=0, length=5, sampler=Dialogues(None, "mine:Game", 3, 7))
     tried = small_memory(roles, 99)
     fit_micro_batch_size(made)
     assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7}
@@ -318,10 +318,10 @@ def test_out_of_memory_while_responses_are_sampled_halves_their_number(base, sft
             return rollout
 
         torch.manual_seed(0)
-        trainer = build(build_models(base, sft, rm), tokenizer, generator=generator, generation_batch_size=size)
+        trainer = build(build_models(base, sft, rm), tokenizer, sampler=generator, generation_batch_size=size)
         histories.append(timeless(trainer.train()))
     assert histories[0] == histories[1] and asked == [4] + 2 * 3 * [2, 2]
-    trainer.generator = lambda *given: generator(*given, fits=0)
+    trainer.sampler = lambda *given: generator(*given, fits=0)
     fails(
         lambda: trainer.generate_rollout(PROMPTS), "out of memory with 1 responses at a time", "--max_response_length"
     )

@@ -67,7 +67,9 @@ def evaluate(base, sft, rm, ppo, tokenizer, texts, tmp_path):
         places = {"SFT": sft, "PPO": ppo}
         how = {"sampling": Sampling(8, 0.8), "seed": 3, "batch_size": 5, "temperatures": (0.5, 1.0), "samples": 2} | how
         options = {name: how.pop(name) for name in ("temperatures", "samples", "model") if name in how}
-        held_out = HeldOutPrompts(prompts or texts.prompts, **{"tokenizer": tokenizer} | how)
+        held_out = HeldOutPrompts(
+            prompts or texts.prompts, **{"tokenizer": tokenizer, "sampler": module.generate_seeded} | how
+        )
         checkpoints = {name: places[name] for name in names}
         return evaluate_checkpoints(checkpoints, Scorers(**scorers), held_out, out, **options).to_dict("records")
 

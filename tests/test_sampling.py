@@ -1,5 +1,7 @@
 """Inverse-transform sampling with random numbers that belong to the response."""
 
+from dataclasses import replace
+
 import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
@@ -63,7 +65,8 @@ def policy(moved):
 @pytest.fixture
 def draw(policy, tokenizer):
     def run(prompts=PROMPTS, names=NAMES, temperature=1.0, how=None):
-        return generate_seeded(policy, tokenizer, prompts, names, how or Sampling(8, temperature))
+        named = replace(how or Sampling(8, temperature), names=tuple(names))
+        return generate_seeded(policy, tokenizer, prompts, named)
 
     return run
 

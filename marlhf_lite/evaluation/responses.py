@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,7 @@ import torch
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from marlhf_lite.evaluation.sampling import SeededDialogues, generate_seeded
+from marlhf_lite.evaluation.sampling import SeededSampling, generate_seeded
 from marlhf_lite.evaluation.scores import (
     KLS,
     NUMBERS,
@@ -37,14 +36,12 @@ from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, merged_adapter
+from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, from_tokens, generate_in_batches
+from marlhf_lite.training.sampler_checks import check_servers
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
-
-if TYPE_CHECKING:
-    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
 SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]
@@ -166,7 +163,7 @@ class HeldOutPrompts:
         prompts: [P] texts.
         tokenizer: the tokenizer of the base model.
         batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
-        engine: servers that sample in place of the models here, or an environment that answers in turns.
+        sampler: how they are answered: here, by servers, or in turns with an environment.
     """
 
     prompts: Sequence[str]
@@ -174,7 +171,7 @@ class HeldOutPrompts:
     sampling: Sampling
     seed: int = 0
     batch_size: int = 128
-    engine: "VLLMEngine | SeededDialogues | None" = None
+    sampler: Sampler = generate_seeded
 
     def keyed(self, samples: int) -> pd.Series:
         """The prompt of every response that is wanted, with the index KEY."""
@@ -183,14 +180,12 @@ class HeldOutPrompts:
 
     def generate(self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable) -> pd.DataFrame:
         """A response to each prompt that is wanted (some of `keyed`), with the columns of `score(rollout)`."""
-        prompts, sampling = wanted.tolist(), self.sampling
-        names = [f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index]  # nothing of the checkpoint
-        if self.engine is not None:
-            rollout = self.engine.checked(policy, self.tokenizer, prompts, names, sampling, "evaluated")
-        else:
-            with merged_adapter(policy.model):
-                rollout = generate_seeded(policy.model, self.tokenizer, prompts, names, sampling)
-        columns = {"method": method, "temperature": float(sampling.temperature), "prompt": prompts}
+        prompts = wanted.tolist()
+        names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)  # nothing of the checkpoint
+        sampling = replace(SeededSampling.like(self.sampling), names=names)
+        rollout, _ = generate_in_batches(self.sampler, 0, policy.model, self.tokenizer, prompts, sampling)
+        check_servers(rollout, policy)
+        columns = {"method": method, "temperature": float(self.sampling.temperature), "prompt": prompts}
         ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
         columns["token_ids"] = [ids[:end] for ids, end in ends]
         columns |= {} if rollout.turns is None else {"turns": rollout.turns}
@@ -257,7 +252,7 @@ def evaluate_checkpoints(
     Args:
         checkpoints: name to folder, of an adapter or of whole weights.
         held_out: their order is that of the rows. Their own temperature is used where `temperatures` is empty. What an
-            engine samples is stored apart.
+            environment or server answers is stored apart.
         samples: responses to each prompt at each temperature.
         model: the base model's name and number format, which an adapter's weights do not tell.
 
@@ -278,9 +273,10 @@ def evaluate_checkpoints(
         for temperature in dict.fromkeys(temperatures or (held_out.sampling.temperature,)):
             at_temperature = replace(held_out, sampling=replace(held_out.sampling, temperature=float(temperature)))
             settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature.sampling)}
+            del settings["names"]
             if not settings["min_new_tokens"]:  # so that answers stored without a minimum are found again
                 del settings["min_new_tokens"]
-            settings |= {"engine": held_out.engine.name} if held_out.engine else {}
+            settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
             if getattr(held_out.tokenizer, "expects_chats", False):  # the same text is read as other tokens
                 settings["end_of_turn"] = held_out.tokenizer.eos_token
             store = ResponseStore(folder, name, settings)

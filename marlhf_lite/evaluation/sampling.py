@@ -8,17 +8,15 @@ comparisons by prompt tighter.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from marlhf_lite.evaluation.scores import name_function
-from marlhf_lite.models.actor_critic import PolicyModel, position_ids
+from marlhf_lite.models.actor_critic import position_ids
 from marlhf_lite.tasks.tokenization import encode_prompts, pad
-from marlhf_lite.training.environments import Dialogues
-from marlhf_lite.training.rollout import Rollout, Sampling, generate, merged_adapter
+from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
 
 def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
@@ -78,6 +76,16 @@ class SeededSampling(Sampling):
     uniforms: Tensor | None = None  # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
     processors: tuple[LogitsProcessor, ...] = ()  # what changes the logits before a token is drawn
 
+    @classmethod
+    def like(cls, sampling: Sampling) -> "SeededSampling":
+        """The same sampling, by the random numbers of its names."""
+        return cls(**{field.name: getattr(sampling, field.name) for field in fields(Sampling)})
+
+    def of_turn(self, turn: int, rows: Sequence[int]) -> "SeededSampling":
+        """A turn has random numbers of its own."""
+        names = [f"{self.names[row]}/{turn}" for row in rows] if self.names else []
+        return replace(self, uniforms=uniform_numbers(names, self.max_new_tokens)) if names else self
+
     def arguments(self) -> dict:
         """Arguments of `generate`: with uniform numbers greedy over what `InverseTransformSampler` leaves."""
         arguments = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
@@ -89,43 +97,19 @@ class SeededSampling(Sampling):
 
 
 @torch.no_grad()
-def generate_seeded(model, tokenizer, prompts: Sequence[str], names: Sequence[str], sampling: Sampling) -> Rollout:
+def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
     """One response to each prompt, drawn with the random numbers of its name. A prompt that repeats is read once.
 
-    `names` [B] tell responses apart, such as "seed/prompt/sample"; torch's random state is neither used nor changed.
+    `sampling.names` [B] tell responses apart, such as "seed/prompt/sample"; torch's random state is neither used nor
+    changed.
     """
     rows, past = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}, None
     if len(rows) < len(prompts):
         ids, mask = pad(encode_prompts(tokenizer, list(rows)), tokenizer.pad_token_id, left=True)
         device = next(model.parameters()).device
         past = read_all_but_last(model, ids.to(device), mask.to(device), [rows[prompt] for prompt in prompts])
-    uniforms = uniform_numbers(names, sampling.max_new_tokens)
-    return generate(model, tokenizer, prompts, SeededSampling(**vars(sampling), past=past, uniforms=uniforms))
-
-
-@dataclass(frozen=True)
-class SeededDialogues:
-    """Responses in turns with an environment, drawn with the random numbers of their names, as `generate_seeded`."""
-
-    dialogues: Dialogues
-
-    @property
-    def name(self) -> str:
-        """What the other side's answers depend on; an edited environment has another name."""
-        one = self.dialogues
-        return f"{name_function(one.name)}, {one.max_turns} turns, {one.max_observation_length} tokens an observation"
-
-    def checked(
-        self, policy: PolicyModel, tokenizer, prompts: Sequence[str], names: Sequence[str], sampling: Sampling, _: str
-    ) -> Rollout:
-        """One response to each prompt; the method that servers have, too (`VLLMEngine`)."""
-
-        def seeded(turn: int, rows: list[int]) -> Sampling:
-            uniforms = uniform_numbers([f"{names[row]}/{turn}" for row in rows], sampling.max_new_tokens)
-            return SeededSampling(**vars(sampling), uniforms=uniforms)
-
-        with merged_adapter(policy.model):
-            return self.dialogues.play(policy.model, tokenizer, prompts, seeded)
+    uniforms = uniform_numbers(sampling.names, sampling.max_new_tokens)
+    return generate(model, tokenizer, prompts, replace(SeededSampling.like(sampling), past=past, uniforms=uniforms))
 
 
 @torch.no_grad()

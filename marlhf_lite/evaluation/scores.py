@@ -5,7 +5,6 @@ Responses are rows of a DataFrame, as `evaluate_checkpoints` and `read_responses
 """
 
 import hashlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,12 +72,6 @@ class Scorers:
         """The columns of `score_rollout`, with the scorers that are given."""
         models = (policy(), self._reference) if self.reference else (None, None)
         return score_rollout(rollout, *models, self._reward if self.rm else None, self.gold)
-
-
-def name_function(name: str) -> str:
-    """Return `module:function`, which was imported, with a hash of the module's file: an edited one scores again."""
-    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-    return f"{name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]}" if file else name
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import datasets
 import huggingface_hub
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.evaluation.responses import HeldOutPrompts
-from marlhf_lite.evaluation.sampling import SeededDialogues
+from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments.data import check_rows, fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
@@ -51,10 +51,10 @@ from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import together
-from marlhf_lite.training.environments import Dialogues, longest_response
+from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
-from marlhf_lite.training.rollout import Sampling, sampling_of
+from marlhf_lite.training.rollout import Sampler, Sampling, generate, longest_response, sampling_of
 from marlhf_lite.training.safeguards import count_updates
 from marlhf_lite.training.trackers import tracker_names
 from marlhf_lite.training.trl_trainers import split_batch
@@ -63,9 +63,6 @@ from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, check_writable, is_run, run_of
 from marlhf_lite.utils.user_code import import_user_code, named_errors
-
-if TYPE_CHECKING:
-    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
@@ -85,13 +82,7 @@ class RunContext(Generic[Options]):
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
     resume: bool = False  # whether stages that are there go on
-    engine: "VLLMEngine | None" = None  # what samples in place of the models' own `generate`
-    dialogues: Dialogues | None = None  # the environment that answers the policy, if there is one
-
-    @property
-    def seeded_engine(self) -> "VLLMEngine | SeededDialogues | None":
-        """What samples in evaluation in place of `generate`."""
-        return SeededDialogues(self.dialogues) if self.dialogues else self.engine
+    sampler: Sampler = generate  # of responses in training
 
     @property
     def base(self) -> PreTrainedModel:
@@ -113,7 +104,8 @@ class RunContext(Generic[Options]):
     def held_out(self, count: int, batch_size: int = 128) -> HeldOutPrompts:
         """At most `count` held-out prompts, each once, and how policies answer them."""
         prompts = prompts_of(self.task.held_out(count))
-        return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, self.seeded_engine)
+        sampler = generate_seeded if self.sampler is generate else self.sampler
+        return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, sampler)
 
 
 def print_main(text: str) -> None:
@@ -162,8 +154,8 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
     # 3. The data, and the reward of texts.
     tokenizer = load_tokenizer(options.model)
-    dialogues = open_dialogues(options)
-    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, dialogues))
+    sampler = open_dialogues(options)
+    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, sampler))
     if not task.chats:
         options = replace(options, chat_template="none")  # what later commands take over
     check_rows(options, [*inputs.folders, *map(Path, filter(None, [options.resume]))], task)
@@ -176,8 +168,9 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
         load()
-        _check_model(options, inputs, load(), tokenizer, task, dialogues)
-    engine = _open_engine(options, inputs, path, load, tokenizer, task)
+        _check_model(options, inputs, load(), tokenizer, task, sampler)
+    if options.vllm_urls:
+        sampler = _open_servers(options, inputs, path, load, tokenizer, task)
 
     # 5. The folder is made when nothing can go wrong any more.
     if lock:
@@ -189,13 +182,13 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     _print_start(options, inputs, task)
     for note in (*notes, *more, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
-    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, engine, dialogues)
+    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler)
 
 
-def open_dialogues(options: StageCommand | GenerateCommand) -> Dialogues | None:
-    """Return what `--environment` names, ready to answer; None without one. Raises `InputError` where it is none."""
+def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
+    """Return the dialogues with what `--environment` names, or `generate` without one. Raises `InputError`."""
     if not (name := options.environment):
-        return None
+        return generate
     if getattr(options, "vllm_urls", ()):
         raise InputError("--environment: servers do not sample in turns: leave out --rollout_engine vllm")
     kind = import_user_code("environment", name, "the name of a class")
@@ -230,14 +223,14 @@ def _take(lock: RunLock, path: Path) -> None:
 
 
 def _check_model(
-    options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task, dialogues: Dialogues | None
+    options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
 ) -> None:
     """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
     if "sft" in options.stages and options.finetune == "lora":
         check_target_modules(base, options.lora_target_modules)
     if options.stages:
         check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
-    limit, response = position_limit(base), longest_response(dialogues, tokenizer, options.max_response_length)
+    limit, response = position_limit(base), longest_response(sampler, tokenizer, options.max_response_length)
     is_long = limit and options.max_prompt_length + response > limit
     if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
         prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
@@ -277,12 +270,8 @@ def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
     return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
 
 
-def _open_engine(
-    options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task
-) -> "VLLMEngine | None":
-    """Return the servers of `--rollout_engine vllm`, tried out where something is trained; None without them."""
-    if not options.vllm_urls:
-        return None
+def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task) -> Sampler:
+    """Return the servers of `--rollout_engine vllm`, tried out if something is trained."""
     from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     engine = VLLMEngine(options.vllm_urls, path)

@@ -16,8 +16,7 @@ from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.environments import longest_response
-from marlhf_lite.training.rollout import end_of_text, generate, sampling_of
+from marlhf_lite.training.rollout import end_of_text, longest_response, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import share_weights
 from marlhf_lite.utils.run_folder import RunFolder, run_of
@@ -52,11 +51,11 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
-    dialogues = open_dialogues(options)
-    check_length(model, options.model, tokens, longest_response(dialogues, tokenizer, options.max_response_length))
+    sampler = open_dialogues(options)
+    check_length(model, options.model, tokens, longest_response(sampler, tokenizer, options.max_response_length))
     set_seed(options.seed)
-    rollout = (dialogues or generate)(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
-    return _in_lines(rollout.turns[0]) if dialogues else rollout.responses[0].strip()
+    rollout = sampler(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
+    return _in_lines(rollout.turns[0]) if rollout.turns else rollout.responses[0].strip()
 
 
 def _in_lines(turns: list[dict]) -> str:

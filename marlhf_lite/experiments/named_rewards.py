@@ -6,6 +6,7 @@ from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training.environments import Dialogues
+from marlhf_lite.training.rollout import Sampler
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import import_user_code, is_user_code
 
@@ -29,9 +30,9 @@ def text_reward(kind: str, task: Task) -> Callable | None:
     return task.gold
 
 
-def asked_columns(options: StageCommand, dialogues: Dialogues | None) -> list[RowColumns]:
+def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
     """Return what the user's functions among `--reward` and `--environment` take of each row."""
-    asked = [dialogues.columns] if dialogues else []
+    asked = [sampler.columns] if isinstance(sampler, Dialogues) else []
     if is_user_code(options.reward):
         function = import_user_code("reward", options.reward, KNOWN)
         asked.append(RowColumns(function, 2, f"--reward {options.reward}"))

@@ -24,7 +24,7 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
-from marlhf_lite.evaluation.scores import Scorers, name_function
+from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
@@ -55,6 +55,7 @@ from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
 from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
+from marlhf_lite.utils.user_code import name_function
 
 Reward = Callable[[Rollout], Tensor]
 DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
@@ -201,8 +202,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         held_out=held_out_evaluation(context, reward, options.generation_batch_size or 128),
         name=name,
         accelerator=make_accelerator(options.report_to, run.path, name, asdict(options)),
-        engine=context.engine,
-        generator=context.dialogues,
+        sampler=context.sampler,
     )
     try:
         with stops_behind_a_step() as asked_to_stop:

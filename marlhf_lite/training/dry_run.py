@@ -10,8 +10,7 @@ from accelerate.utils import gather_object
 from marlhf_lite import macro
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import is_sharded
-from marlhf_lite.training.environments import longest_response
-from marlhf_lite.training.rollout import Rollout
+from marlhf_lite.training.rollout import Rollout, longest_response
 from marlhf_lite.utils.less_memory import with_less_memory
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def _dry_run(trainer: "PPOTrainer", share: int) -> None:
     rollout = longest_rollout(
         rows=min(2 * trainer.micro_batch_size, share),
         prompt_tokens=max(map(len, encode_prompts(trainer.tokenizer, trainer.prompts))),
-        response_tokens=longest_response(trainer.generator, trainer.tokenizer, trainer.sampling.max_new_tokens),
+        response_tokens=longest_response(trainer.sampler, trainer.tokenizer, trainer.sampling.max_new_tokens),
         token=trainer.tokenizer.eos_token_id,
         device=trainer.accelerator.device,
     )

@@ -26,7 +26,7 @@ from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, together
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.errors import ServerError, one_line
-from marlhf_lite.utils.user_code import line_of
+from marlhf_lite.utils.user_code import line_of, name_function
 
 # What `step` returns for a dialogue, and the test of it: sums of rewards are in float32, texts are written as UTF-8.
 MOST = torch.finfo(torch.float32).max
@@ -54,7 +54,7 @@ class Dialogue:
 
 @dataclass(frozen=True)
 class Dialogues:
-    """Samples responses in turns; a `generator` of `PPOTrainer`.
+    """Samples responses in turns: a `Sampler`.
 
     A response ends where the environment says that it is done, else after `max_turns` turns. A turn has at most
     `max_new_tokens` of the sampling; of a longer observation the first `max_observation_length` tokens are kept.
@@ -68,12 +68,14 @@ class Dialogues:
     max_turns: int = 8
     max_observation_length: int = 64
 
-    def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-        """One response to each prompt, by torch's global random state."""
-        return self.play(model, tokenizer, prompts, lambda turn, rows: sampling)
+    @property
+    def key(self) -> str:
+        """What the other side's answers depend on; an edited environment has another."""
+        sizes = f"{self.max_turns} turns, {self.max_observation_length} tokens an observation"
+        return f"{name_function(self.name)}, {sizes}"
 
-    def play(self, model, tokenizer, prompts: Sequence[str], sampling: Callable[[int, list[int]], Sampling]) -> Rollout:
-        """One response to each prompt; `sampling(turn, rows)` is that of a turn, from 1, in those that are not done."""
+    def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+        """One response to each prompt."""
         # Processes that hold shares of each layer speak as often, until all are done, and end together.
         sharded = is_sharded(model)
         call = together if sharded else lambda work, *arguments: work(*arguments)
@@ -83,7 +85,9 @@ class Dialogues:
             if not (gather_object(rows) if sharded else rows):
                 break
             speakers = rows or [0]  # nobody hears this one
-            replies = self._speak(model, tokenizer, [dialogues[row] for row in speakers], sampling(turn, speakers))
+            replies = self._speak(
+                model, tokenizer, [dialogues[row] for row in speakers], sampling.of_turn(turn, speakers)
+            )
             call(self._hear, tokenizer, [dialogues[row] for row in rows], replies[: len(rows)], turn)
         return from_turns(tokenizer, dialogues).to(next(model.parameters()).device)
 
@@ -119,6 +123,11 @@ class Dialogues:
             raise self._fault(turn, [dialogue.prompt], "the observation is empty: say something, or be done")
         dialogue.turns[-1] |= answer
         dialogue.ids = dialogue.ids + message
+
+    def longest_response(self, tokenizer, turn: int) -> int:
+        """The most tokens after a prompt: all turns of at most `turn` tokens, and what is read between them."""
+        between = self.max_observation_length + len(make_message(tokenizer, [], []))
+        return self.max_turns * turn + (self.max_turns - 1) * between
 
     # -- the user's class ---------------------------------------------------------------------------------------------
 
@@ -169,17 +178,6 @@ def _wrong_part(parts: Sequence) -> str:
         if not valid:
             return f"{name} is {part!r:.40}: return {kind}"
     return ""
-
-
-def longest_response(generator: Callable | None, tokenizer, turn: int) -> int:
-    """The most tokens behind a prompt where the policy speaks `turn` of them at a time.
-
-    Of `Dialogues` these are all turns, and what is read between them.
-    """
-    if not isinstance(generator, Dialogues):
-        return turn
-    between = generator.max_observation_length + len(make_message(tokenizer, [], []))
-    return generator.max_turns * turn + (generator.max_turns - 1) * between
 
 
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:

@@ -39,7 +39,15 @@ from marlhf_lite.training.metrics import Clock, update_metrics
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.optimizer import learning_rate_share, loss_scale, make_optimizer
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward, score_responses, shape_scores
-from marlhf_lite.training.rollout import Rollout, generate, generate_in_batches, prompt_batches, sampling_of
+from marlhf_lite.training.rollout import (
+    Rollout,
+    Sampler,
+    generate,
+    generate_in_batches,
+    is_remote,
+    prompt_batches,
+    sampling_of,
+)
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
@@ -66,9 +74,7 @@ class PPOTrainer:
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
         held_out: models -> scores on held-out prompts, called every `config.eval_every` updates.
         accelerator: where the models run; made with `log_with` if there are trackers.
-        generator: (model, tokenizer, prompts, sampling) -> Rollout; None is `rollout.generate`, `Dialogues` are turns
-            with an environment.
-        engine: servers that sample in its place, and whose responses are checked (`VLLMEngine`).
+        sampler: what answers the prompts; see `rollout.Sampler`.
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
     """
 
@@ -86,8 +92,7 @@ class PPOTrainer:
         held_out: Callable[[PPOModels], dict[str, float]] | None = None,
         name: str = "ppo",
         accelerator: Accelerator | None = None,
-        generator: Callable | None = None,
-        engine: Callable | None = None,
+        sampler: Sampler = generate,
         objective: type[Objective] | None = None,
     ):
         self.accelerator = accelerator or Accelerator()
@@ -98,7 +103,7 @@ class PPOTrainer:
         self.objective = objective(config) if objective else _named_objective(config)
         self.own_equations = bool(objective or self.objective.user_name)  # they may read all responses of an update
         self.sampling = sampling_of(config, config.max_response_length)
-        self.generator, self.engine = generator or generate, engine
+        self.sampler = sampler
         self.logprob_temperature = config.temperature if config.logprobs_at_temperature else 1.0
 
         # One optimizer from explicit lists of parameters, and one module for both models, so that data-parallel
@@ -268,18 +273,18 @@ class PPOTrainer:
     def generate_rollout(self, prompts: list[str]) -> Rollout:
         """Responses of the current policy, sorted by length, so that micro-batches need little padding."""
         self.models.policy.eval()
-        model, size = self.models.policy.model, self.generation_batch_size
-        if self.engine is not None:
-            rollout = together(self._ask_servers, prompts)
-        else:
-            with gathered_outside_layers(self.models.policy, root=self.actor_critic):
-                rollout, self.generation_batch_size = together(
-                    generate_in_batches, self.generator, size, model, self.tokenizer, prompts, self.sampling
-                )
-            if self.updates_done == 0 and isinstance(model, PeftModel):
-                from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
+        model, remote = self.models.policy.model, is_remote(self.sampler)
+        prefix = f"{self.seed}/{self.updates_done}/{self.accelerator.process_index}"
+        sampling = replace(self.sampling, names=tuple(f"{prefix}/{row}" for row in range(len(prompts))))
+        size = 0 if remote else self.generation_batch_size
+        with nullcontext() if remote else gathered_outside_layers(self.models.policy, root=self.actor_critic):
+            rollout, size = together(generate_in_batches, self.sampler, size, model, self.tokenizer, prompts, sampling)
+        if not remote:
+            self.generation_batch_size = size
+        if self.updates_done == 0 and isinstance(model, PeftModel) and not remote:
+            from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
 
-                self._with_less_memory(check_merged, self, rollout, alone=True)
+            self._with_less_memory(check_merged, self, rollout, alone=True)
         self.models.policy.train()
         return rollout.sort_by_length()
 
@@ -291,13 +296,6 @@ class PPOTrainer:
 
         bound = self.config.vllm_importance_sampling_clip_max
         return check_sampled(rollout, logprobs, self.models.policy, self.accelerator, bound=bound)
-
-    def _ask_servers(self, prompts: list[str]) -> Rollout:
-        """Responses by the engine, each with a seed of its own; torch's random state is neither used nor changed."""
-        update, process = self.updates_done, self.accelerator.process_index
-        names = [f"{self.seed}/{update}/{process}/{row}" for row in range(len(prompts))]
-        model, label = self.models.policy.model, f"policy-{update:06d}"
-        return self.engine(model, self.tokenizer, prompts, names, self.sampling, label)
 
     # -- 2. scoring ---------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """Prompts to responses: sampling, and the `Rollout` that the rest of an update works on."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Protocol
 
 import torch
 from accelerate import Accelerator
@@ -37,6 +38,11 @@ class Sampling:
     top_k: int = 50
     top_p: float = 1.0
     min_new_tokens: int = 0
+    names: tuple[str, ...] = ()  # [B] of the responses, for samplers that seed each one by itself
+
+    def of_turn(self, turn: int, rows: Sequence[int]) -> "Sampling":
+        """How turn number `turn` is drawn in these dialogues of the batch."""
+        return self
 
     def arguments(self) -> dict:
         """Arguments of transformers' `generate`; the four models have no other settings of their own."""
@@ -136,6 +142,29 @@ class Rollout:
         return scores[:, self.prompt_width - 1 : -1]
 
 
+class Sampler(Protocol):
+    """What answers prompts: `generate`, `Dialogues` with an environment, `VLLMEngine`, or your own function.
+
+    A sampler whose answers are stored by evaluation has a `key` that says what they depend on. One that is `remote`
+    takes the policy's weights over by itself, and gives `Rollout.sampled_logprobs`, which are checked. One whose
+    responses hold more than `max_new_tokens` tokens says how many by `longest_response(tokenizer, max_new_tokens)`.
+    """
+
+    def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
+        """One response to each prompt."""
+
+
+def is_remote(sampler: Sampler) -> bool:
+    """Whether servers sample."""
+    return getattr(sampler, "remote", False)
+
+
+def longest_response(sampler: Sampler, tokenizer, new_tokens: int) -> int:
+    """The most tokens after a prompt if the policy says at most `new_tokens` at a time."""
+    own = getattr(sampler, "longest_response", None)
+    return own(tokenizer, new_tokens) if own else new_tokens
+
+
 def sampling_of(options: SamplingConfig, max_response_length: int) -> Sampling:
     """The sampling that a command's options ask for."""
     limits = {"top_k": options.top_k, "top_p": options.top_p, "min_new_tokens": options.min_response_length}
@@ -206,25 +235,25 @@ def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Samp
 
 
 def generate_in_batches(
-    generator: Callable, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling
+    sampler: Sampler, size: int, model, tokenizer, prompts: Sequence[str], sampling: Sampling
 ) -> tuple[Rollout, int]:
-    """Sample `size` responses at a time (0: all at once), with the model's adapter merged into its weights.
+    """Sample `size` responses at a time (0: all at once); on this machine with the model's adapter merged.
 
     Returns them and the size, which is halved where memory ends: they are those that the smaller size gives.
     Raises `InputError` where memory does not hold one, and where the policy's probabilities are not finite.
     """
 
-    def sample(rows: slice) -> Rollout:
+    def attempt(rows: slice) -> Rollout:
         states = random_states()
         try:
-            return generator(model, tokenizer, prompts[rows], sampling)
+            return sampler(model, tokenizer, prompts[rows], replace(sampling, names=sampling.names[rows]))
         except RuntimeError as error:
             if should_reduce_batch_size(error):
                 set_random_states(states)
             raise
 
-    with merged_adapter(model), nonfinite_probabilities_refused():
-        parts, size = in_batches(sample, len(prompts), size or len(prompts), alone=not is_sharded(model))
+    with nullcontext() if is_remote(sampler) else merged_adapter(model), nonfinite_probabilities_refused():
+        parts, size = in_batches(attempt, len(prompts), size or len(prompts), alone=not is_sharded(model))
     return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
 
 

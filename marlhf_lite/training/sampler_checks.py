@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout, merged_adapter
 from marlhf_lite.utils.errors import DifferentPolicy, InputError
@@ -42,6 +43,13 @@ def check_sampled(
         dtype = str(next(model.parameters()).dtype).split(".")[1]
         raise DifferentPolicy(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
     return {"sampler_difference": difference, "sampler_beyond": float(sums["beyond"] / sums["tokens"])}
+
+
+@torch.no_grad()
+def check_servers(rollout: Rollout, policy: PolicyModel) -> None:
+    """`check_sampled` outside of training, with a pass of its own; nothing if no server sampled."""
+    if rollout.sampled_logprobs is not None:
+        check_sampled(rollout, policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0], policy)
 
 
 @torch.no_grad()

@@ -1,11 +1,13 @@
 """A user's own functions and classes: by the name `package.module:name`, with errors that name their option."""
 
+import hashlib
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from marlhf_lite.utils.errors import InputError, one_line
@@ -60,3 +62,9 @@ def line_of(name: str, error: Exception) -> str:
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""
+
+
+def name_function(name: str) -> str:
+    """Return `module:function`, which was imported, with a hash of the module's file: an edited one scores again."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    return f"{name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]}" if file else name

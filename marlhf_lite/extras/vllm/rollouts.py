@@ -30,7 +30,7 @@ from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.distributed import is_sharded, together, whole_weights
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
-from marlhf_lite.training.sampler_checks import check_sampled
+from marlhf_lite.training.sampler_checks import check_servers
 from marlhf_lite.utils.errors import DifferentPolicy, InputError, ServerError, one_line
 from marlhf_lite.utils.jsonl import share_weights
 
@@ -45,7 +45,7 @@ RELOAD_SECONDS = 600.0  # in which a server must have read a folder of weights
 
 
 class VLLMEngine:
-    """vLLM servers that sample with a policy. Each gets every adapter, or all weights, and its share of the prompts.
+    """A `Sampler`: vLLM servers. Each gets every adapter, or all weights, and its share of the prompts.
 
     Args:
         urls: addresses of the servers, such as http://localhost:8000. VLLM_API_KEY is sent, if it is set.
@@ -53,7 +53,7 @@ class VLLMEngine:
         retries: how often the openai client asks again where a server is busy or cannot be reached.
     """
 
-    name = "vllm"
+    key, remote = "vllm", True
 
     def __init__(self, urls: Sequence[str], folder: str | Path, retries: int = 5):
         self.folder = Path(folder).resolve()
@@ -61,31 +61,22 @@ class VLLMEngine:
         connection = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}
         self.clients = [openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", **connection) for url in urls]
 
-    def __call__(
-        self,
-        model,
-        tokenizer,
-        prompts: Sequence[str],
-        names: Sequence[str],
-        sampling: Sampling,
-        label: str = "policy",
-    ) -> Rollout:
+    def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt, with the log-probabilities that the servers give (`sampled_logprobs`).
 
-        The seed of a response comes from its name in `names` [B]. The adapter, or the folder of weights, is called
-        `label` and a random ending. Where processes share the weights, all of them must call this.
-        Raises `ServerError` where a server does not answer, lacks the adapter, or gives what is no response.
+        The seed of a response comes from its name in `sampling.names` [B]. If processes share the weights, all of them
+        must call this. Raises `ServerError` if a server does not answer, lacks the adapter, or gives no response.
         """
         ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
         settings = _request(sampling, ends)
 
         def ask(row: int) -> tuple[list[int], list[float]]:
             client = self.clients[row * len(self.clients) // len(ids)]  # answers to one prompt from one server
-            seed = random.Random(names[row]).getrandbits(63)
+            seed = random.Random(sampling.names[row]).getrandbits(63)
             return _ask(client, model=served, prompt=ids[row], seed=seed, **settings)
 
         take_over = self._adapter if isinstance(model, PeftModel) else self._weights
-        with _random_state_kept(), take_over(model, label) as served:
+        with _random_state_kept(), take_over(model) as served:
             answers = self._all_of(ask, len(ids))
         rollout = from_tokens(tokenizer, prompts, [tokens for tokens, _ in answers], ends)
         logprobs = torch.zeros(rollout.mask.shape)
@@ -105,13 +96,6 @@ class VLLMEngine:
                         _check_health(client)
         return arrived
 
-    @torch.no_grad()
-    def checked(self, policy: PolicyModel, *args, **kwargs) -> Rollout:
-        """As a call, for a policy outside of training: with a pass of its own that checks the log-probabilities."""
-        rollout = self(policy.model, *args, **kwargs)
-        check_sampled(rollout, policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0], policy)
-        return rollout
-
     def try_out(self, policy: PolicyModel, tokenizer, prompts: Sequence[str], sampling: Sampling) -> None:
         """Have each server answer the longest prompt. Raises `ServerError` for whatever would stop a run later.
 
@@ -121,18 +105,19 @@ class VLLMEngine:
         """
         ids = encode_prompts(tokenizer, prompts)
         longest = prompts[max(range(len(ids)), key=lambda row: len(ids[row]))]
+        sampling = replace(sampling, names=("trial",))
         for client in self.clients:
             alone = copy.copy(self)
             alone.clients = [client]
             changed = nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model)
             with _named(client), changed:
-                alone.checked(policy, tokenizer, [longest], ["trial"], sampling, "trial")
+                check_servers(alone(policy.model, tokenizer, [longest], sampling), policy)
             self.head_apart = alone.head_apart
 
     @contextmanager
-    def _adapter(self, model, label: str) -> Iterator[str]:
+    def _adapter(self, model) -> Iterator[str]:
         """The name of the model's adapter, which every server has inside this block and none has afterwards."""
-        name = f"{label}-{uuid4().hex[:8]}"
+        name = f"policy-{uuid4().hex[:8]}"
         place = self.folder / name
         try:
             model.save_pretrained(place)
@@ -150,9 +135,9 @@ class VLLMEngine:
                 self.folder.rmdir()
 
     @contextmanager
-    def _weights(self, model: PreTrainedModel, label: str) -> Iterator[str]:
+    def _weights(self, model: PreTrainedModel) -> Iterator[str]:
         """The name under which every server answers, all of which have the model's weights inside this block."""
-        place = self.folder / f"{label}-{uuid4().hex[:8]}"
+        place = self.folder / f"policy-{uuid4().hex[:8]}"
         try:
             if is_sharded(model):  # all processes gather the weights, and the main one sends them
                 together(self._send, model, place)
