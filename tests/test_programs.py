@@ -141,6 +141,101 @@ def test_comparison():
     assert not Test("", "a").passes(["a"]) and not Test("", " a").passes("a")
 
 
+# Right programs that are easily taken for wrong: (tests in APPS's form, program); Monty may lack what the last ones use.
+
+
+def stream(given, expected):
+    return {"inputs": [given], "outputs": [expected]}
+
+
+def call(arguments, expected):
+    return {"fn_name": "f", "inputs": [arguments], "outputs": [expected]}
+
+
+RIGHT = {
+    "a float": (call([0.1, 0.2], 0.3), "def f(a, b):\n    return a + b"),
+    "floats in lists": (call([3], [[0.1, 0.2, 0.3], 1]), "def f(n):\n    return [[0.1 * i for i in (1, 2, 3)], 1.0]"),
+    "floats in a dict": (call([3], {"x": 0.3}), "def f(n):\n    return {'x': 0.1 * n}"),
+    "a tuple of floats": (call([], [0.3, 2]), "def f():\n    return (0.1 + 0.2, 2.0000000000000004)"),
+    "a rounded answer": (call([1], 0.333333333333), "def f(n):\n    return round(n / 3, 7)"),
+    "no value": (call([1], None), "def f(n):\n    n + 1"),
+    "minus nothing": (call([], 0.0), "def f():\n    return -0.0"),
+    "minus nothing in text": (stream("", "0\n"), "print(-0.0)"),
+    "rounded text": (stream("1 3", "0.333333333333"), "a, b = map(int, input().split())\nprint(round(a / b, 7))"),
+    "a whole number with a point": (stream("6 3", "2\n"), "a, b = map(int, input().split())\nprint(a / b)"),
+    "a large float": (stream("", "10000000000000000"), "print(1e16)"),
+    "an exponent": (stream("", "0.00001"), "print(1e-05)"),
+    "infinity": (stream("", "inf"), "print(float('inf'))"),
+    "other white space": (stream("", "1 2\n3\n"), "print(1, 2, sep='\\t', end='  \\n\\n3')"),
+    "line ends of Windows": (stream("2\r\n3\r\n", "5\r\n"), "print(int(input()) + int(input()))"),
+    "lines until there are no more": (
+        stream("1\n2\n", "3"),
+        "n = 0\ntry:\n    while True:\n        n += int(input())\nexcept EOFError:\n    print(n)",
+    ),
+    "a main function": (
+        stream("2", "4"),
+        "def main():\n    print(2 * int(input()))\n\nif __name__ == '__main__':\n    main()",
+    ),
+    "an end by exit": (stream("2", "2"), "print(int(input()))\nexit(0)"),
+    "arguments changed": (call([[3, 1]], [1, 3]), "def f(a):\n    a.sort()\n    return a"),
+    "a method": (call([2], 4), "class Solution:\n    def f(self, n):\n        return 2 * n"),
+    "a long integer returned": (call([5000], 10**4000), "def f(n):\n    return 10 ** (n - 1000)"),
+    "letters of other scripts": (stream("añ\n", "ña"), "print(input()[::-1])"),
+}
+BEYOND_MONTY = {
+    "a long integer printed": (stream("5000", "1" + "0" * 5000), "print(10 ** int(input()))"),
+    "a long integer read": (stream("1" + "0" * 5000, "2"), "print(int(input()) % 7)"),
+    "all of the input": (stream("1 2\n3", "6"), "import sys\nprint(sum(map(int, sys.stdin.read().split())))"),
+    "bytes of the input": (stream("1 2", "3"), "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))"),
+    "the input as a file": (stream("1 2", "3"), "print(sum(map(int, open(0).read().split())))"),
+    "what print calls": (stream("1", "1"), "import sys\nsys.stdout.write(input() + '\\n')\nsys.stdout.flush()"),
+    "bytes of the output": (stream("", "1"), "import sys\nsys.stdout.buffer.write(b'1')"),
+    "a method of a number": (stream("5", "3"), "print(int(input()).bit_length())"),
+    "an end by sys": (stream("2", "2"), "import sys\nprint(int(input()))\nsys.exit()"),
+    "deep recursion": (
+        stream("20000", "20000"),
+        "import sys\nsys.setrecursionlimit(10**6)\ndef f(n):\n    return 0 if n == 0 else 1 + f(n - 1)\n"
+        "print(f(int(input())))",
+    ),
+}
+
+
+def outcome_of(row, program, executor):
+    problem = read_problem(json.dumps(row))
+    return run_tests(problem.head + program, problem.tests, executor)
+
+
+@pytest.mark.parametrize("name", [*RIGHT, *BEYOND_MONTY])
+def test_right_programs_are_paid_as_right(executor, name):
+    """Each is paid 1; Monty says of what it lacks that it is unsupported, and never that the program is faulty."""
+    outcome = outcome_of(*(RIGHT | BEYOND_MONTY)[name], executor)
+    lacking = executor == "monty" and name in BEYOND_MONTY
+    assert (outcome.status, program_reward(outcome)) == (("unsupported", -0.6) if lacking else ("ran", 1.0)), outcome
+
+
+WRONG = {
+    "another float": (call([], 0.3), "def f():\n    return 0.30001"),
+    "another integer": (call([], 100000000), "def f():\n    return 100000001"),
+    "a float beside an integer": (call([], 3), "def f():\n    return 3.0001"),
+    "true for a number": (call([], 1.0), "def f():\n    return True"),
+    "an integer beyond floats": (call([], 0.5), "def f():\n    return 10 ** 400"),
+    "other words": (stream("", "2"), "print('02')"),
+    "another whole number": (stream("", "3"), "print(3.0001)"),
+    "no end": (stream("1", "1"), "print(1)\nexit(1)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_programs_are_not(executor, name):
+    assert outcome_of(*WRONG[name], executor).passed == [False]
+
+
+def test_exact_tests_know_no_rounding(executor):
+    row, program = RIGHT["a float"]
+    assert outcome_of(row | {"exact": True}, program, executor).passed == [False]
+    assert outcome_of(row | {"exact": True, "outputs": [0.1 + 0.2]}, program, executor).passed == [True]
+
+
 # What is refused
 
 
@@ -191,7 +286,8 @@ def test_texts_of_apps_are_compared_as_by_its_own_harness(executor):
         ("0.5 2", "0.50 2", True),
         ("0.5", ".5004", False),
         ("1000000", "1000001", False),
-        ("2", "2.0", False),
+        ("2", "2.0", True),
+        ("2", "2.5", False),
         ("0.5\n1", "0.5 1", False),
         ("0.5", "half", False),
         ("a.b", "a.b", True),

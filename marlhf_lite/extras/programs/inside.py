@@ -19,6 +19,7 @@ def main():
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, name), (value, value))
     builtins.exit = builtins.quit = sys.exit  # as in CPython with `site`, whose import takes time
+    getattr(sys, "set_int_max_str_digits", int)(0)  # a right program may print a long integer; time is limited anyway
     scope = {}
     exec(encode, scope)
 

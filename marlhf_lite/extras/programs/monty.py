@@ -6,6 +6,7 @@ It has no system beneath it: no files, no network, no environment, no processes.
 
 import builtins
 import io
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,14 +20,24 @@ try:
 except ImportError:  # said in one line where somebody wants to run a program
     monty = None
 
-# Monty has no `input`. The variable is bound to the lines of standard input.
+# Monty has neither `input` nor `exit`, nor an `EOFError`, for which an error stands in that nothing else raises. The
+# variable is bound to the lines of standard input.
 INPUT = """
+EOFError = NotADirectoryError
+
 def input(prompt="", lines=iter(marlhf_lines)):
     print(prompt, end="")
     for line in lines:
         return line
-    raise ValueError("EOF when reading a line")
+    raise EOFError("EOF when reading a line")
+
+def exit(code=None):
+    raise SystemExit("1" if code else "")
+
+quit = exit
 """
+# What Monty says where CPython would go on: of its own limits, of a conversion that CPython's sandbox makes, of files.
+LACKS = ("monty", "not supported in this environment", "limit (4300 digits)", "os.pathlike")
 GRACE = 0.5  # seconds after which a worker that does not stop by itself is killed
 SLEEP = 0.5  # seconds that a program may sleep, which Monty does not count as its time
 
@@ -75,12 +86,13 @@ class MontyExecutor(Executor):
                 with self._session(deadline) as session:
                     session.feed_run(INPUT, inputs={"marlhf_lines": lines}, print_callback=printed)
                     session.feed_run(program, print_callback=printed)
-                yield "ran", "".join(text for stream, text in printed.output if stream == "stdout")
+                status = "ran"
             except Exception as error:
                 status = _status(error)
-                yield status, NO_OUTPUT
-                if status != "runtime_error":
-                    return
+            ran = status == "ran"
+            yield status, "".join(text for stream, text in printed.output if stream == "stdout") if ran else NO_OUTPUT
+            if status not in ("ran", "runtime_error"):
+                return
 
     def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
         try:
@@ -119,13 +131,17 @@ def _status(error: Exception) -> Status:
         return "compile_error"
     if isinstance(inner, TimeoutError) or "request timeout" in text:
         return "timeout"
+    if isinstance(inner, SystemExit) and not any(inner.args):
+        return "ran"
     match inner:  # has Python what the program used, and Monty not?
         case ImportError():
             missing = True
         case NameError():
             missing = any(text == f"name '{name}' is not defined" for name in dir(builtins))
         case AttributeError():
-            missing = text.startswith("module '")
+            kind, name = (re.findall(r"'([\w.]+)'", text) * 2)[:2]
+            of_python = io.TextIOWrapper if kind == "_io.TextIOWrapper" else getattr(builtins, kind, None)
+            missing = text.startswith("module '") or hasattr(of_python, name)
         case _:
-            missing = "monty" in text.lower() or "not supported in this environment" in text
+            missing = any(word in text.lower() for word in LACKS)
     return "unsupported" if missing else "runtime_error"

@@ -52,9 +52,10 @@ class Test:
             return isinstance(output, str) and compare(self.output, output)
         if self.truth:
             return output is not NO_OUTPUT and bool(output) == self.output
-        if self.as_apps and isinstance(self.output, list) and len(self.output) == 1 and same(self.output[0], output):
-            return True
-        return same(self.output, output)
+        expected = [self.output]  # APPS has some values in a list around them
+        if self.as_apps and isinstance(self.output, list) and len(self.output) == 1:
+            expected.append(self.output[0])
+        return any(same(value, output, rounded=self.as_apps) for value in expected)
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,30 @@ def program_reward(outcome: Outcome, strict: bool = False) -> float:
     return -0.3 + 1.3 * (float(all(outcome.passed)) if strict else outcome.share)
 
 
-def same(expected: Any, output: Any) -> bool:
-    """Whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1."""
+def same(expected: Any, output: Any, rounded: bool = False) -> bool:
+    """Whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1.
+
+    With `rounded`, numbers of which one is a float may differ by rounding, as in `_near`.
+    """
     if isinstance(expected, list | tuple):
         alike = isinstance(output, list | tuple) and len(expected) == len(output)
-        return alike and all(map(same, expected, output))
+        return alike and all(same(*values, rounded) for values in zip(expected, output, strict=True))
     if isinstance(expected, dict):
         alike = isinstance(output, dict) and expected.keys() == output.keys()
-        return alike and all(same(value, output[key]) for key, value in expected.items())
+        return alike and all(same(value, output[key], rounded) for key, value in expected.items())
     if isinstance(expected, bool) or isinstance(output, bool):
         return expected is output
+    if rounded and {type(expected), type(output)} in ({float}, {float, int}):
+        return _near(expected, output)
     return expected == output
+
+
+def _near(expected: float, output: float) -> bool:
+    """Whether two numbers differ by rounding: by 1e-5 of an expected float, 1e-9 of an expected integer, or 1e-8."""
+    try:
+        return math.isclose(expected, output, rel_tol=1e-5 if isinstance(expected, float) else 1e-9, abs_tol=1e-8)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _same_lines(expected: str, output: str) -> bool:
@@ -117,12 +131,14 @@ def _same_words(expected: str, output: str) -> bool:
 
 
 def _same_word(expected: str, output: str) -> bool:
-    """Whether words are equal; a number with a decimal point may differ by rounding."""
+    """Whether words are equal; a number with a decimal point may differ by rounding, and 2.0 stands for 2."""
+    if expected == output:
+        return True
     try:
-        near = "." in expected and math.isclose(float(expected), float(output), rel_tol=1e-5, abs_tol=1e-8)
-    except ValueError:
-        near = False
-    return near or expected == output
+        number = float(expected) if "." in expected else _whole(expected)
+        return ("." in expected + output or "e" in output) and _near(number, float(output))
+    except (ValueError, ArithmeticError):
+        return False
 
 
 # Formats
@@ -133,8 +149,8 @@ def read_problem(text: str) -> Problem:
 
     APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
     of APPS's outputs are a list around the value, so both pass; of texts, the words of the lines that are not blank are
-    compared, and numbers with a decimal point may differ by rounding (1e-5 of their size); and its programs use
-    `APPS_IMPORTS` without importing them. With `"exact": true` outputs and programs are meant as they stand.
+    compared; numbers with a decimal point, printed or returned, may differ by rounding (1e-5 of their size); and its
+    programs use `APPS_IMPORTS` without importing them. With `"exact": true` outputs and programs are meant as they stand.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
     be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
 
