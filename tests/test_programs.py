@@ -141,7 +141,7 @@ def test_comparison():
     assert not Test("", "a").passes(["a"]) and not Test("", " a").passes("a")
 
 
-# Right programs that are easily taken for wrong: (tests in APPS's form, program); Monty may lack what the last ones use.
+# Right programs that are easily taken for wrong: (tests in APPS's form, program). Monty lacks what the last ones use.
 
 
 def stream(given, expected):

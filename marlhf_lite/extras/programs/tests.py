@@ -149,8 +149,8 @@ def read_problem(text: str) -> Problem:
 
     APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
     of APPS's outputs are a list around the value, so both pass; of texts, the words of the lines that are not blank are
-    compared; numbers with a decimal point, printed or returned, may differ by rounding (1e-5 of their size); and its
-    programs use `APPS_IMPORTS` without importing them. With `"exact": true` outputs and programs are meant as they stand.
+    compared; floats, printed or returned, may differ by rounding (see `_near`); and its programs use `APPS_IMPORTS`
+    without importing them. With `"exact": true` outputs and programs are meant as they stand.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
     be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
 
