@@ -31,7 +31,10 @@ FACTS = {
     "added": "runs that the protocol did not name when the first run began",
     "missing": "runs that it named and that are not here",
     "lost": "runs whose files were lost before they were stored",
+    "order": "seeds of which a run began after the last run of a seed that the protocol has later",
+    "hardware": "seeds whose runs were not all made on the same processor, graphics card, Python and PyTorch",
 }
+HARDWARE = ("processor", "gpu", "python", "torch")  # of a run's environment
 HEAD = """# Where the results come from
 
 Written by `marlhf study --audit` from the files and git's history alone. A protocol is committed before its first run;
@@ -102,6 +105,8 @@ def _row(root: Path, study: str, stored: Mapping[str, Sequence[Mapping]]) -> dic
         facts["changed"] = _changes(dates, texts, first)
         facts["added"] = _listing(set(last) - planned)
         facts["missing"] = _listing(planned - set(last)) if study == name else ""
+        facts["order"] = _late(then["seeds"], last)
+        facts["hardware"] = _mixed(last)
     commits = sorted({str(run["git_commit"])[:7] for run in last.values()})
     fixed = f"{_short(dates[0])}, {protocols[0][:7]}" if versions else "none"
     row = {"study": study, "protocol": fixed, "runs": len(last)}
@@ -117,6 +122,27 @@ def _share(stored: Mapping, has: Callable[[Sequence], bool]) -> str:
 def _listing(runs: Iterable[str]) -> str:
     """Methods, and how many runs of each, as `E1 (5)`."""
     return ", ".join(f"{name} ({n})" for name, n in Counter(run.rsplit("-seed")[0] for run in sorted(runs)).items())
+
+
+def _late(seeds: Sequence[int], last: Mapping[str, Mapping]) -> str:
+    """The seeds, of those in the protocol's order, of which a run began after the last one of a later seed."""
+    ends = {seed: max(run["date"] for run in runs) for seed, runs in _by_seed(last).items()}
+    places = [seed for seed in seeds if seed in ends]
+    late = [seed for i, seed in enumerate(places) if any(ends[other] < ends[seed] for other in places[i + 1 :])]
+    return ", ".join(map(str, late))
+
+
+def _mixed(last: Mapping[str, Mapping]) -> str:
+    """The seeds whose runs differ in what a seed's random numbers depend on; older records lack some of it."""
+    kinds = {seed: {tuple(run.get(x) for x in HARDWARE) for run in runs} for seed, runs in _by_seed(last).items()}
+    return ", ".join(str(seed) for seed, found in sorted(kinds.items()) if len(found) > 1)
+
+
+def _by_seed(last: Mapping[str, Mapping]) -> dict[int, list[Mapping]]:
+    found: dict[int, list[Mapping]] = {}
+    for name, run in last.items():
+        found.setdefault(int(name.rsplit("-seed")[1]), []).append(run)
+    return found
 
 
 def _changes(dates: Sequence[str], texts: Sequence[str], first: str) -> str:

@@ -37,8 +37,8 @@ def protocol(text="# A prediction.", methods="AB"):
     return f"{text}\n{yaml.safe_dump(keys)}"
 
 
-def run(commit, hour, dirty=False):
-    environment = {"date": f"2030-01-01T{hour}:00+00:00", "git_commit": commit, "git_dirty": dirty}
+def run(commit, hour, dirty=False, **more):
+    environment = {"date": f"2030-01-01T{hour}:00+00:00", "git_commit": commit, "git_dirty": dirty} | more
     return json.dumps({"environment": environment})
 
 
@@ -52,7 +52,7 @@ def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
 def test_every_departure_is_a_fact(project, tmp_path):
     before = project("00:00")
     fixed = project("01:00", protocol=protocol())
-    runs = {"A-seed0": run(fixed, "02:00"), "B-seed0": run(before, "00:30"), "B-seed1": run(fixed, "02:30", dirty=True)}
+    runs = {"A-seed0": run(fixed, "02:00"), "B-seed0": run(before, "00:30", gpu="x"), "B-seed1": run(fixed, "02:30", dirty=True)}
     project("03:00", **runs)
     project("04:00", protocol=protocol("# A softer one.", methods="ABC"))
     project("05:00", **{"A-seed0": run(fixed, "04:30"), "C-seed0": run(fixed, "04:40")})
@@ -65,13 +65,30 @@ def test_every_departure_is_a_fact(project, tmp_path):
         "rerun": "1 of 4",
         "added": "C (1)",
         "missing": "A (1)",
+        "order": "0",
+        "hardware": "0",
     }
     notes = tmp_path / "data" / "results" / "history.yaml"
     (tmp_path / "docs").mkdir()
     notes.write_text(yaml.safe_dump({"s": dict.fromkeys(audit.FACTS, "Why.")}))
-    assert audit.write_page(tmp_path).count("Why.") == 8
+    assert audit.write_page(tmp_path).count("Why.") == 10
     notes.write_text(yaml.safe_dump({"s": dict.fromkeys([*audit.FACTS][1:], "Why."), "t": {"dirty": "Why."}}))
     fails(lambda: audit.write_page(tmp_path), "s: older; t: dirty")
+
+
+def test_seeds_out_of_order_and_of_two_machines_are_facts(project, tmp_path):
+    """Two at a time is order; a run of the first seed after all of the second is not."""
+    fixed = project("01:00", protocol=protocol())
+    hours = {"A-seed0": "02:00", "B-seed0": "02:10", "A-seed1": "02:05", "B-seed1": "02:15"}
+    for late, machine, facts in (
+        ("02:10", "x", {}),
+        ("02:20", "x", {"order": "0"}),
+        ("02:10", "y", {"hardware": "0"}),
+    ):
+        runs = {name: run(fixed, hour, processor="x", gpu=None) for name, hour in hours.items()}
+        project("03:00", **runs | {"B-seed0": run(fixed, late, processor=machine, gpu=None)})
+        found = audit.audit(tmp_path, {})[0]["facts"]
+        assert {name: text for name, text in found.items() if name != "rerun"} == facts
 
 
 def test_the_page_has_every_stored_study_and_is_what_the_history_says():
