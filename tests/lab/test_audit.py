@@ -52,7 +52,8 @@ def test_a_study_by_the_rules_has_no_facts(project, tmp_path):
 def test_every_departure_is_a_fact(project, tmp_path):
     before = project("00:00")
     fixed = project("01:00", protocol=protocol())
-    runs = {"A-seed0": run(fixed, "02:00"), "B-seed0": run(before, "00:30", gpu="x"), "B-seed1": run(fixed, "02:30", dirty=True)}
+    runs = {"A-seed0": run(fixed, "02:00"), "B-seed0": run(before, "00:30", gpu="x")}
+    runs |= {"B-seed1": run(fixed, "02:30", dirty=True)}
     project("03:00", **runs)
     project("04:00", protocol=protocol("# A softer one.", methods="ABC"))
     project("05:00", **{"A-seed0": run(fixed, "04:30"), "C-seed0": run(fixed, "04:40")})
