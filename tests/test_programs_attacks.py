@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import secrets
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -124,6 +125,44 @@ def test_streams(executor, program):
     tests = [Test("a\n", "b\n"), Test("\0", "\ufffd" * 128 + "?"), Test("", "c")]
     outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
     assert not any(outcome.passed)
+
+
+def outside(program):
+    """What the program's `f` returns without a sandbox, in a process whose parent may be attacked; skips if it fails."""
+    inner = f"{program}\nprint(f())"
+    outer = f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {inner!r}], timeout=20).returncode)"
+    done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, timeout=60)
+    value, code = done.stdout.split()
+    if code != "0":
+        pytest.skip("this system refuses it to every program")
+    return value
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calls of Linux")
+@pytest.mark.parametrize("name", GIVEN["kernel"])
+def test_the_kernel_does_not_help_a_program(executor, name):
+    program = GIVEN["kernel_head"] + GIVEN["kernel"][name]
+    outcome = TestRunner(executor, 20.0, workers=1).run([program], [[Test([], None, "f")]])[0]
+    assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), outcome
+    assert outside(program) == "None"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="calls of Linux")
+def test_a_key_of_this_process_is_out_of_reach(executor):
+    """The kernel's keyring is no part of any namespace."""
+    given = {}
+    exec(GIVEN["kernel_head"], given)
+    name, secret = f"marlhf-{secrets.token_hex(8)}", secrets.token_hex(8)
+    key = given["libc"].syscall(given["ADD"], b"user", name.encode(), secret.encode(), len(secret), given["SESSION"])
+    if key == -1:
+        pytest.skip("this system has no keyring")
+    try:
+        program = GIVEN["kernel_head"] + GIVEN["read_key"].format(name=name)
+        outcome = TestRunner(executor, 20.0, workers=1).run([program], [[Test([], secret, "f")]])[0]
+        assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), outcome
+        assert outside(program) == secret
+    finally:
+        given["libc"].syscall(given["KEYCTL"], 9, key, given["SESSION"])
 
 
 def test_a_killed_worker_costs_one_program(executor):

@@ -1,29 +1,37 @@
 """Programs in CPython inside bubblewrap (`bwrap`), for Linux: namespaces of their own, and limits of the kernel.
 
 The sandbox starts as an unprivileged user: for root the kernel would not count processes. It sees the system's Python
-read-only, one small tmpfs, no /proc, no /dev, no environment and no network, and may start neither process nor thread.
+read-only, two files, no /proc, no /dev, no environment and no network, may start neither process nor thread, and has
+few system calls (`system_calls`). Limits and filter hold for every process in it, bwrap's own included.
 """
 
+import contextlib
 import functools
 import marshal
 import math
 import os
+import platform
+import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
+from marlhf_lite.extras.programs.system_calls import ARCHITECTURES, rules
 from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Test
 from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
-HARMLESS = marshal.dumps(("print(input())", None, ["works"], {}, ENCODE), 2)
 OUTSIDE = {"cwd": "/", "env": {}}  # nothing of this process goes along
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
+FILES = ("stdin", "stdout")  # of the program; it can make no others
 
 
 class BubblewrapExecutor(Executor):
@@ -35,20 +43,11 @@ class BubblewrapExecutor(Executor):
 
     def run(self, program: str, tests: Sequence[Test]) -> Report:
         """All tests in one sandbox; what a program does to the later ones harms only itself."""
-        limits = {
-            "RLIMIT_AS": self.memory_mb * 2**20,
-            "RLIMIT_CPU": math.ceil(self.seconds) + 1,
-            "RLIMIT_FSIZE": OUTPUT_BYTES,
-            "RLIMIT_NOFILE": 64,
-            "RLIMIT_CORE": 0,
-            "RLIMIT_NPROC": 1,  # itself
-        }
-        task = marshal.dumps((program, tests[0].call, [test.input for test in tests], limits, ENCODE), 2)
+        task = _task(program, tests[0].call, [test.input for test in tests])
         late = False
         with tempfile.TemporaryFile() as file:  # so that the kernel limits the size of the report
-            streams = {"input": task, "stdout": file, "stderr": subprocess.DEVNULL}
-            try:  # the sandbox dies with its process
-                subprocess.run(self.command, **streams, timeout=self.seconds, **OUTSIDE, start_new_session=True)
+            try:
+                _start(self.command, task, self.seconds, self.memory_mb, stdout=file, stderr=subprocess.DEVNULL)
             except subprocess.TimeoutExpired:
                 late = True
             file.seek(0)
@@ -58,6 +57,10 @@ class BubblewrapExecutor(Executor):
                 "executor bubblewrap: bwrap does not start any more: free processes or memory, then --resume"
             )
         return _read(report, late, len(tests))
+
+
+def _task(program: str, call: str | None, inputs: list) -> bytes:
+    return marshal.dumps((program, call, inputs, ENCODE), 2)
 
 
 def _read(report: bytes, late: bool, count: int) -> Report:
@@ -74,33 +77,85 @@ def _read(report: bytes, late: bool, count: int) -> Report:
 # The sandbox
 
 
+def _start(command: Sequence[str], task: bytes, seconds: float, memory_mb: int, **streams) -> bytes:
+    """Run the task in a sandbox, of which nothing is left afterwards; return what it wrote to `stderr` if that is a pipe.
+
+    The limits are set before bwrap starts, so that no process inside can have others. Raises
+    `subprocess.TimeoutExpired`.
+    """
+    limits = {"as": memory_mb * 2**20, "cpu": math.ceil(seconds) + 1, "fsize": OUTPUT_BYTES, "nofile": 64, "core": 0}
+    limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
+    out, into = os.pipe()
+    with open(out, "rb", buffering=0) as told:
+        fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {name: _holds(b"") for name in FILES}
+        words = [*limiter, *(str(fds.get(word, word)) for word in command)]
+        streams |= {"stdin": subprocess.PIPE, "pass_fds": tuple(fds.values()), "start_new_session": True}
+        try:
+            process = subprocess.Popen(words, **streams, **OUTSIDE)
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+        with process:
+            try:
+                return process.communicate(task, timeout=seconds)[1]
+            except BaseException:
+                _end(process, told)
+                raise
+
+
+def _holds(data: bytes) -> int:
+    """Return a file descriptor from which these bytes can be read; they must fit into a pipe."""
+    out, into = os.pipe()
+    os.write(into, data)
+    os.close(into)
+    return out
+
+
+def _end(process: subprocess.Popen, told: BinaryIO) -> None:
+    """Kill the first process of the sandbox's namespace: the kernel ends all others with it, and then bwrap ends."""
+    waiting = select.poll()
+    waiting.register(told, select.POLLIN)
+    first = re.search(rb'"child-pid": *(\d+)', told.read(4096)) if waiting.poll(5000) else None
+    if first is None:  # nothing has started yet
+        process.kill()
+    elif process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(first[1]), signal.SIGKILL)
+
+
 @functools.cache
 def _command() -> tuple[str, ...]:
-    """Return the command that starts a sandbox, once it has been tried. Raises `InputError` where there is none."""
+    """Return the command that starts a sandbox, after trying it. Raises `InputError` if none starts."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise InputError("executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
+    if platform.machine() not in ARCHITECTURES:
+        raise InputError(f"executor bubblewrap: it runs on {' and '.join(ARCHITECTURES)} only: choose executor monty")
     for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
         command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
         reason = _fault(command)
         if not reason:
             return command
     raise InputError(
-        f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces, or "
-        "choose executor monty"
+        f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces "
+        "and seccomp, or choose executor monty"
     )
 
 
 def _fault(command: Sequence[str]) -> str:
-    """Return nothing where the command starts a sandbox in which a program runs, else the last line that it wrote."""
+    """Return nothing if the command starts a sandbox in which a program runs, else the last line that it wrote."""
     try:
-        run = subprocess.run(command, input=HARMLESS, capture_output=True, timeout=20, **OUTSIDE)
+        with tempfile.TemporaryFile() as file:
+            streams = {"stdout": file, "stderr": subprocess.PIPE}
+            errors = _start(command, _task("print(input())", None, ["works"]), 20, 256, **streams)
+            file.seek(0)
+            report = file.read()
     except (OSError, subprocess.TimeoutExpired) as error:
-        return type(error).__name__
-    if _read(run.stdout, False, 1).outputs == ["works\n"]:
+        return f"{getattr(error, 'filename', None) or 'bwrap'}: {type(error).__name__}"
+    if _read(report, False, 1).outputs == ["works\n"]:
         return ""
-    lines = run.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else f"exit status {run.returncode}"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else "it ended at once"
 
 
 def _as_nobody() -> tuple[str, ...]:
@@ -114,7 +169,7 @@ def _as_nobody() -> tuple[str, ...]:
 def _options(bwrap: str, python: str) -> list[str]:
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     options = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
-    options += ["--cap-drop", "ALL"]
+    options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]  # their numbers follow
     # Older versions lack the first, which closes the kernel's namespaces to the program; these have no size limit.
     options += ["--disable-userns"] if "--disable-userns" in known else []
     for folder in FOLDERS:
@@ -126,4 +181,5 @@ def _options(bwrap: str, python: str) -> list[str]:
     if not prefix.startswith("/usr"):
         options += ["--ro-bind", prefix, prefix]
     size = ["--size", str(4 * OUTPUT_BYTES)] if "--size" in known else []
-    return [*options, *size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
+    files = [word for name in FILES for word in ("--file", name, f"/tmp/{name}")]
+    return [*options, *size, "--tmpfs", "/tmp", *files, "--chdir", "/tmp", "--remount-ro", "/"]
