@@ -128,7 +128,7 @@ def test_streams(executor, program):
 
 
 def outside(program):
-    """What the program's `f` returns without a sandbox, in a process whose parent may be attacked; skips if it fails."""
+    """What `f` of the program returns without a sandbox, below a parent that may be attacked; skips if it fails."""
     inner = f"{program}\nprint(f())"
     outer = f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {inner!r}], timeout=20).returncode)"
     done = subprocess.run([sys.executable, "-c", outer], capture_output=True, text=True, timeout=60)

@@ -78,7 +78,7 @@ def _read(report: bytes, late: bool, count: int) -> Report:
 
 
 def _start(command: Sequence[str], task: bytes, seconds: float, memory_mb: int, **streams) -> bytes:
-    """Run the task in a sandbox, of which nothing is left afterwards; return what it wrote to `stderr` if that is a pipe.
+    """Run the task in a sandbox, of which nothing stays; return what it wrote to `stderr` if that is a pipe.
 
     The limits are set before bwrap starts, so that no process inside can have others. Raises
     `subprocess.TimeoutExpired`.
