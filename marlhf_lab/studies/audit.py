@@ -5,9 +5,7 @@ All of it is read from files and from git's history. What cannot be read there, 
 """
 
 import datetime
-import gzip
 import io
-import json
 import re
 import subprocess
 from collections import Counter
@@ -16,12 +14,13 @@ from pathlib import Path
 
 import yaml
 
-from marlhf_lab.studies.results import RESULT
-from marlhf_lab.studies.study import STUDIES, run_name
+from marlhf_lab.studies.results import JOINED, parse_results, result_files, run_name
+from marlhf_lab.studies.study import STUDIES
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.tables import markdown
 
 RESULTS, PAGE = "data/results", "docs/provenance.md"
+WRITTEN = rf"[AM]\t.*(-seed\d+\.json(\.gz)?|/{re.escape(JOINED)})$"  # a line of git's log
 FACTS = {
     "older": "runs that began before their protocol was committed",
     "lacking": "runs whose commit does not hold their protocol",
@@ -73,11 +72,10 @@ def audit(root: Path, notes: Mapping[str, Mapping]) -> list[dict]:
 
     Of runs that were lost no file is left: this fact alone is taken from the notes.
     """
-    stored = _stored(root)
+    stored, here = _stored(root)
     folders: dict[Path, dict] = {}
-    for path in sorted(stored):
-        if path.with_name(path.name + RESULT).is_file():
-            folders.setdefault(path.parent, {})[path.name] = stored[path]
+    for path in sorted(here):
+        folders.setdefault(path.parent, {})[path.name] = stored[path]
     rows = [_row(root, str(folder.relative_to(root / RESULTS)), runs) for folder, runs in folders.items()]
     for row in rows:
         row["facts"] |= {"lost": "told by the note alone"} if "lost" in notes.get(row["study"], {}) else {}
@@ -191,20 +189,24 @@ def _holds(root: Path, commit: str, paths: Sequence[str]) -> bool:
     return b" blob " in _git(root, "cat-file", "--batch-check", stdin="".join(f"{commit}:{p}\n" for p in set(paths)))
 
 
-def _stored(root: Path) -> dict[Path, list[dict]]:
-    """Path of a result without suffix -> environments of its versions in history, oldest first, and of the file."""
+def _stored(root: Path) -> tuple[dict[Path, list[dict]], set[Path]]:
+    """Folder / name of a run -> environments of its versions in history, oldest first, and of its file; those here.
+
+    A run that is in a file of its own and later in one of the whole study has the same environment in both.
+    """
     log = _git(root, "log", "--reverse", "--raw", "--no-abbrev", "--no-renames", "--format=", "--", RESULTS).decode()
-    written = [line for line in log.splitlines() if re.search(r"[AM]\t.*-seed\d+\.json(\.gz)?$", line)]
+    written = [line for line in log.splitlines() if re.search(WRITTEN, line)]
     blobs = [(line.split()[3], line.split("\t")[1]) for line in written]
     texts = _contents(root, [blob for blob, _ in blobs])
     pairs = [(root / path, text) for (_, path), text in zip(blobs, texts, strict=True)]
-    pairs += [(path, path.read_bytes()) for path in sorted((root / RESULTS).rglob(f"*-seed*{RESULT}"))]
+    folders = sorted(path for path in (root / RESULTS).rglob("*") if path.is_dir())
+    files = [(path, path.read_bytes()) for folder in folders for path in result_files(folder)]
     stored: dict[Path, list[dict]] = {}
-    for path, text in pairs:
-        run = path.with_name(path.name.split(".json")[0])
-        text = gzip.decompress(text) if path.suffix == ".gz" else text
-        stored.setdefault(run, []).append(json.loads(text)["environment"])
-    return stored
+    for path, content in pairs + files:
+        for name, result in parse_results(path.name, content).items():
+            stored.setdefault(path.parent / name, []).append(result["environment"])
+    here = {path.parent / name for path, content in files for name in parse_results(path.name, content)}
+    return stored, here
 
 
 def _contents(root: Path, blobs: Sequence[str]) -> list[bytes]:

@@ -1,4 +1,6 @@
-"""Results of a study: one file a run, made from its folders, and what they say about each method.
+"""Results of a study, made from the folders of its runs, and what they say about each method.
+
+A run leaves one file. When the last planned run is stored, one file holds them all (`join_results`).
 
 Every seed has a reward model of its own, so RM scores have another zero and another scale in each seed. Gains,
 differences and costs are therefore computed within a seed and then averaged over seeds.
@@ -8,6 +10,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -29,6 +32,7 @@ from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.shipped import shipped
 
 RESULT = ".json.gz"  # compressed: less than half the room; `zcat` shows a file
+JOINED = "results.jsonl.gz"  # all runs of a complete study, one a line: half the room once more
 SCORES = {"rm_score": "RM score", "gold": "gold score", "pass@1": "pass@1", "pass@5": "pass@5"}
 EXPLAINED = "score_explained_variance"  # the metric that tells whether there is a critic to speak of
 COSTS = {"updates": "updates", "generated_tokens": "tokens generated", "seconds": "seconds"}
@@ -50,25 +54,60 @@ def stored_results(study: str) -> list[dict]:
 
     Raises `InputError` where none are stored under this name.
     """
-    paths = sorted(shipped(f"results/{study}").glob(f"*-seed*{RESULT}"))
-    if not paths:
+    results = read_results(shipped(f"results/{study}"))
+    if not results:
         raise InputError(f"no stored results of a study {study!r}: run `marlhf study --name {study}`")
-    return [read_result(path) for path in paths]
+    return list(results.values())
 
 
-def read_result(path: Path) -> dict | None:
-    """Read a result file; None if there is none. Raises `InputError` where it is damaged."""
-    try:
-        result = json.loads(gzip.decompress(path.read_bytes()))
-        columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
-        raise InputError(f"{path}: damaged: delete it, and its run is done again") from None
+def run_name(method: str, seed: int) -> str:
+    """Name of a run, and of its file."""
+    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
+
+
+def read_results(folder: Path) -> dict[str, dict]:
+    """Read the results in a folder of a study, by the names of their runs, sorted. Raises `InputError` if damaged."""
+    found = {}
+    for path in result_files(folder):
+        try:
+            found |= {name: _with_rows(result) for name, result in parse_results(path.name, path.read_bytes()).items()}
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(f"{path}: damaged: delete it, and what it holds is done again") from None
+    return {name: found[name] for name in sorted(found, key=lambda name: name + RESULT)}
+
+
+def result_files(folder: Path) -> list[Path]:
+    """Return the files with results in a folder and below: the joined ones first, for a run's own file wins."""
+    return [*sorted(folder.glob(JOINED)), *sorted(folder.glob(f"*-seed*{RESULT}"))]
+
+
+def parse_results(file: str, content: bytes) -> dict[str, dict]:
+    """Return what a file of this name holds, as written: name of a run -> its result."""
+    text = gzip.decompress(content) if file.endswith(".gz") else content
+    if file == JOINED:
+        results = map(json.loads, text.splitlines())
+        return {run_name(result["method"], result["seed"]): result for result in results}
+    return {file.split(".json")[0]: json.loads(text)}
+
+
+def _with_rows(result: dict) -> dict:
+    """A result with its curve in rows, and by today's names."""
+    columns = dict(zip(with_todays_metrics(result["curve"]), result["curve"].values(), strict=True))
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     if "options" in result:
         result["options"] = with_todays_names(result["options"])
     return result | {"curve": [{name: x for name, x in row.items() if x is not None} for row in rows]}
+
+
+def join_results(folder: Path) -> None:
+    """Write all results of a folder into one file, as they are, and remove the files that had them."""
+    found = {}
+    for path in result_files(folder):
+        found |= parse_results(path.name, path.read_bytes())
+    lines = (json.dumps(found[name], separators=(",", ":")) + "\n" for name in sorted(found))
+    write_atomically(folder / JOINED, gzip.compress("".join(lines).encode(), mtime=0))
+    for path in folder.glob(f"*-seed*{RESULT}"):
+        path.unlink()
 
 
 def write_result(path: Path, result: dict) -> None:

@@ -2,7 +2,7 @@
 
 The protocol is a YAML file, fixed before the first run; see protocols/main.yaml. All methods of a seed start from the
 same SFT model and reward model, which are trained first. Runs that have a result are not repeated, and a study that
-was interrupted resumes when it is started again.
+was interrupted resumes when it is started again. When its last planned run is stored, all results become one file.
 """
 
 import difflib
@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,16 @@ from tqdm.auto import tqdm
 
 from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.former import with_todays_names
-from marlhf_lab.studies.results import RESULT, collect_result, read_result, rounded, write_result
+from marlhf_lab.studies.results import (
+    JOINED,
+    RESULT,
+    collect_result,
+    join_results,
+    read_results,
+    rounded,
+    run_name,
+    write_result,
+)
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
@@ -182,11 +190,6 @@ def _check_contrast(study: Study, contrast: dict, where: str) -> None:
     if len(methods) not in sizes or not set(methods) <= set(study.methods) or not study.of_curves:
         give = "a ratio of two or four methods, and a threshold, or a difference of two, and mean_updates"
         raise InputError(f"{where}: give {give}")
-
-
-def run_name(method: str, seed: int) -> str:
-    """File name of a run."""
-    return f"{re.sub(r'[^A-Za-z0-9=]+', '-', method).strip('-')}-seed{seed}"
 
 
 # Its runs
@@ -347,18 +350,20 @@ def run_study(options: StudyCommand) -> None:
     runs = plan(study, seeds, [name.strip() for name in options.only.split(",") if name.strip()])
     results, work = Path(options.output_dir or f"data/results/{study.name}"), Path("runs") / f"study-{study.name}"
     of_table = plan(study, [*dict.fromkeys([*study.seeds, *seeds])])  # other results go into the table, too
-    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in of_table}
-    changed = {run.name: changed_option(run, stored[run.name]) for run in of_table if stored[run.name]}
+    stored = read_results(results)
+    changed = {run.name: changed_option(run, stored[run.name]) for run in of_table if run.name in stored}
     if options.dry_run:
         print(_listing(runs, stored, changed))
         return
     for name, what in changed.items():
         if what:
-            raise InputError(f"{results / name}{RESULT}: {what}: delete it, or give another folder with --output_dir")
+            own = Path(f"{results / name}{RESULT}")
+            place = own if own.is_file() else f"{results / JOINED}: {name}"
+            raise InputError(f"{place}: {what}: delete it, or give another folder with --output_dir")
     figures = results / "figures" if options.output_dir else Path("figures") / study.name
     for what, folder in {"--output_dir": results, "runs of the study:": work, "figures:": figures}.items():
         check_writable(what, folder)
-    todo = [run for run in runs if not stored[run.name]]
+    todo = [run for run in runs if run.name not in stored]
     if todo:
         check_committed(protocol_file(options.name))
     print(f"study {study.name}: {len(runs)} runs, {len(runs) - len(todo)} done already")
@@ -377,7 +382,7 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _listing(runs: list[Run], stored: dict, changed: dict) -> str:
-    states = {run.name: changed.get(run.name) or ("done" if stored[run.name] else "to do") for run in runs}
+    states = {run.name: changed.get(run.name) or ("done" if run.name in stored else "to do") for run in runs}
     lines = [f"{run.name:<36} {run.command:<10} {states[run.name]}" for run in runs]
     return "\n".join([*lines, f"{len(runs)} runs, {list(states.values()).count('done')} done"])
 
@@ -387,9 +392,9 @@ def _report(study: Study, runs: list[Run], seeds: Sequence[int], results: Path, 
 
     They are of all seeds among `runs` that are complete, so that no planned one is lost.
     """
-    stored = {run.name: read_result(results / f"{run.name}{RESULT}") for run in runs}
-    incomplete = {run.seed for run in runs if stored[run.name] is None}
-    missing = [run.name for run in runs if run.seed in seeds and stored[run.name] is None]
+    stored = read_results(results)
+    incomplete = {run.seed for run in runs if run.name not in stored}
+    missing = [run.name for run in runs if run.seed in seeds and run.name not in stored]
     if missing:
         print(f"results: {results}; the table needs {len(missing)} more, such as {missing[0]}")
         return
@@ -418,6 +423,8 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
             for job in tqdm(as_completed(jobs), total=len(jobs), desc="runs", unit="run", mininterval=10):
                 if (error := job.exception()) and (reason := _reason(error)) not in failures:
                     failures.append(reason)
+            if {run.name for run in plan(study)} <= read_results(results).keys():  # the study is complete
+                join_results(results)
         except KeyboardInterrupt:
             print("\nmarlhf: stopping: runs under way end behind their step, with a checkpoint", file=sys.stderr)
             raise

@@ -9,6 +9,7 @@ import yaml
 from conftest import fails
 
 from marlhf_lab.studies import audit
+from marlhf_lab.studies.results import JOINED
 from marlhf_lab.studies.study import STUDIES
 
 ROOT = STUDIES.parents[2]
@@ -92,12 +93,33 @@ def test_seeds_out_of_order_and_of_two_machines_are_facts(project, tmp_path):
         assert {name: text for name, text in found.items() if name != "rerun"} == facts
 
 
+def test_a_study_of_one_file_has_the_facts_of_its_runs(project, tmp_path):
+    fixed = project("01:00", protocol=protocol())
+    runs = {(name, seed): run(fixed, "02:00") for name in "AB" for seed in (0, 1)}
+    project("03:00", **{f"{name}-seed{seed}": text for (name, seed), text in runs.items()})
+
+    def lines():
+        facts = ({"method": name, "seed": seed} | json.loads(text) for (name, seed), text in runs.items())
+        return "\n".join(json.dumps(fact) for fact in facts)
+
+    for path in (tmp_path / "data/results/s").iterdir():
+        path.unlink()
+    joined = tmp_path / "data/results/s" / JOINED
+    joined.write_bytes(gzip.compress(lines().encode()))
+    project("04:00")
+    (row,) = audit.audit(tmp_path, {})
+    assert row["facts"] == {} and row["runs"] == 4
+    runs["B", 1] = run(fixed, "04:30", dirty=True)
+    joined.write_bytes(gzip.compress(lines().encode()))
+    (row,) = audit.audit(tmp_path, {})
+    assert row["facts"] == {"dirty": "1 of 4", "rerun": "1 of 4"}
+
+
 def test_the_page_has_every_stored_study_and_is_what_the_history_says():
     """And every fact has its note."""
     stored = (ROOT / audit.PAGE).read_text(encoding="utf-8")
-    studies = {
-        path.parent.relative_to(ROOT / audit.RESULTS) for path in (ROOT / audit.RESULTS).rglob("*-seed*.json.gz")
-    }
+    files = [path for name in ("*-seed*.json.gz", JOINED) for path in (ROOT / audit.RESULTS).rglob(name)]
+    studies = {path.parent.relative_to(ROOT / audit.RESULTS) for path in files}
     assert all(f"\n| {study} | " in stored for study in studies)
     shallow = subprocess.run(["git", "-C", str(ROOT), "cat-file", "-e", "1ff7260"], capture_output=True)
     if shallow.returncode:

@@ -22,7 +22,7 @@ from made_up_results import made_up
 
 from marlhf_lab.studies import study as study_module
 from marlhf_lab.studies.command import StudyCommand
-from marlhf_lab.studies.results import RESULT, read_result, write_result
+from marlhf_lab.studies.results import JOINED, RESULT, join_results, read_results, stored_results, write_result
 from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.cli import main
 from marlhf_lite.tasks.loading import load_task
@@ -30,7 +30,6 @@ from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 from marlhf_lite.utils.run_folder import RunLock
-from marlhf_lite.utils.shipped import shipped
 
 SMALL = yaml.safe_load("""{size: 40, sft_epochs: 0.3, sft_batch_size: 4, rm_epochs: 0.3, rm_batch_size: 8, updates: 2,
 batch_size: 4, micro_batch_size: 4, num_generations: 2, dpo_batch_size: 8, checkpoint_every: 1, eval_prompts: 3,
@@ -220,6 +219,30 @@ def test_what_is_done_is_not_done_again(small, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_complete_study_is_one_file_that_says_the_same(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name, results = small(seeds=[0, 1]), tmp_path / "results"
+    fill(name, results, [0, 1])
+    size = sum(path.stat().st_size for path in results.iterdir())
+    run_study(options(name, tmp_path))
+    before, tables = read_results(results), [(results / x).read_bytes() for x in ("table.md", "summary.json")]
+    assert len(before) == 10
+    join_results(results)
+    assert {path.name for path in results.iterdir()} == {JOINED, "table.md", "summary.json", "figures"}
+    assert read_results(results) == before and [*read_results(results)] == [*before]
+    assert (results / JOINED).stat().st_size < size / 2
+    capsys.readouterr()
+    run_study(options(name, tmp_path))
+    assert "10 runs, 10 done already" in capsys.readouterr().out
+    assert [(results / x).read_bytes() for x in ("table.md", "summary.json")] == tables
+    changed = small(seeds=[0, 1], methods=METHODS | {"PPO": {"command": "ppo", "options": {"n": 3}}})
+    fails(lambda: run_study(options(changed, tmp_path)), f"{JOINED}: PPO-seed0: n was 1, now 3")
+    fill(name, results, [1], seconds_total=7)  # a run that was done again; its own file wins
+    assert [result.get("seconds_total") for result in read_results(results).values()].count(7) == 5
+    (results / JOINED).write_bytes(b"no archive")
+    fails(lambda: run_study(options(name, tmp_path)), f"{JOINED}: damaged")
+
+
 def test_a_table_has_all_complete_seeds_whichever_are_asked_for(small, tmp_path, capsys, monkeypatch):
     """Neither one seed of those that are stored nor a new one takes the others out of the table."""
     monkeypatch.chdir(tmp_path)
@@ -392,7 +415,7 @@ def place(tiny, tmp_path_factory):
 
 def read(folder):
     """Method -> its result."""
-    return {name: read_result(next((folder / "results").glob(f"{name}-seed0.json.gz"))) for name in METHODS}
+    return {name: read_results(folder / "results")[f"{name}-seed0"] for name in METHODS}
 
 
 def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(place):
@@ -402,7 +425,7 @@ def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(pl
     found = read(folder)
     for result in found.values():
         final, first = result["final"], found["SFT"]
-        assert list(result) == list(read_result(shipped("results/main") / "PPO-seed0.json.gz"))
+        assert list(result) == list(stored_results("main")[-1])
         assert (final["prompts"], result["start"]) == (first["final"]["prompts"], first["start"])
         assert {len(final[name]) for name in ("rm_score", "gold", "tokens", "ended")} == {len(result["samples"])} == {3}
         seconds = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
@@ -438,8 +461,9 @@ def test_prompts_alone_are_scored_by_one_s_own_function(tiny, tmp_path, monkeypa
     run_study(options(name, tmp_path, dry_run=True))
     run_study(options(name, tmp_path, workers=1))
     assert "2 runs, 0 done\n" in capsys.readouterr().out and not list(tmp_path.glob("runs/**/rm"))
+    assert {path.name for path in (tmp_path / "results").glob("*.gz")} == {JOINED}  # the study is complete
     for method in ("SFT", "PPO"):
-        result = read_result(tmp_path / "results" / f"{method}-seed0{RESULT}")
+        result = read_results(tmp_path / "results")[f"{method}-seed0"]
         assert result["options"]["reward"] == "wishes:few" and "rm_score" not in result["final"]
         samples = result["samples"]
         assert [row["gold"] for row in samples] == [-len(row["response"]) for row in samples] and len(samples) == 3
