@@ -20,9 +20,9 @@ class SmallVLLM(ThreadingHTTPServer):
     Faults: `script` holds statuses for the next requests (0 breaks the connection, None is no fault), `loses` is the
     number of loads whose answer is lost, `sees` the folder in which a server on another machine finds adapters, `stale`
     answers with the first adapter that ever came, `forgets` loads none, and no weights, `tied` keeps the old head,
-    `headless` refuses weights with a head of their own, `slow` never ends a reload, `spoil` changes an answer,
-    `ends_after` breaks connections after so many answers, `hangs_after` takes requests and answers none any more,
-    `well` is what it says of itself from then on.
+    `headless` refuses weights with a head of their own, `slow` never ends a reload, `spoil` changes an answer (bytes
+    are sent as they are), `listed` makes the list of models, `ends_after` breaks connections after so many answers,
+    `hangs_after` takes requests and answers none any more, `well` is what it says of itself from then on.
     """
 
     daemon_threads = True
@@ -39,6 +39,7 @@ class SmallVLLM(ThreadingHTTPServer):
         self.sees, self.adapters, self.first, self.requests, self.script = Path(sees), {}, None, [], []
         self.stale, self.forgets, self.loses = False, False, 0
         self.spoil, self.ends_after, self.lock = lambda answer: answer, None, threading.Lock()
+        self.listed = lambda served: {"object": "list", "data": served}
         self.hangs_after, self.hangs, self.well, self.freed = None, False, True, threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
@@ -113,7 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         served = [
             {"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in ("base", *self.server.adapters)
         ]
-        self.answer(200, {"object": "list", "data": served})
+        self.answer(200, self.server.listed(served))
 
     def do_POST(self):
         body, server = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}"), self.server
@@ -139,10 +140,10 @@ class Handler(BaseHTTPRequestHandler):
         if not status:
             self.close_connection = True
             return
-        self.answer(status, answer if isinstance(answer, dict) else {"error": {"message": answer}})
+        self.answer(status, answer if isinstance(answer, dict | bytes) else {"error": {"message": answer}})
 
     def answer(self, status, content):
-        data = json.dumps(content).encode()
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         headers = {"Content-Type": "application/json", "Content-Length": len(data), "retry-after-ms": 1}
         for name, value in headers.items():

@@ -1,5 +1,7 @@
 """The endpoint judge against a real HTTP server on loopback that speaks the chat-completions format."""
 
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -8,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,6 +20,8 @@ pytest.importorskip("openai")
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import EndpointConfig
+from marlhf_lite.extras import servers
+from marlhf_lite.extras.judges import judges
 from marlhf_lite.extras.judges.answers import report
 from marlhf_lite.extras.judges.judges import EndpointJudge
 from marlhf_lite.extras.judges.judgments import Comparison, judge_pairs, read_judgments, summary
@@ -238,6 +243,85 @@ def test_an_error_with_status_200_is_shown(endpoint, judge, tmp_path):
     endpoint.script = [json.dumps({"error": {"message": f"no credits\nfor {KEY}", "code": 429}}).encode()] * 99
     message = ended(judge(workers=1, retries=0), tmp_path)
     assert "no credits" in message and not stored(tmp_path)
+
+
+DEEP = b"[" * 10**6 + b"]" * 10**6
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        DEEP,
+        b'{"error": ' + DEEP + b"}",
+        b'{"choices": ' + b'{"a":' * 990 + b"1" + b"}" * 991,
+        b"1" * 9999,
+        b"[1]",
+        b'"x"',
+    ]
+    + [json.dumps(completion(content)).encode() for content in (["A"], {"A": 1}, 7, '{"a":' * 10**4)],
+)
+def test_an_answer_of_any_other_form_is_no_verdict(endpoint, judge, tmp_path, body):
+    endpoint.script = [None, body]
+    counts = summary(judge_pairs(judge(workers=1, retries=0), PAIRS[:3], tmp_path))
+    assert counts["judged"] == 2 and counts["skipped"] + counts["malformed"] == 1
+
+
+def flood(handler, pieces, **headers):
+    """Send pieces for as long as the other side takes them."""
+    handler.send_response(200)
+    for name, value in {"Content-Type": "application/json", "Connection": "close", **headers}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.close_connection = True
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            handler.wfile.write(piece)
+
+
+@functools.cache
+def bomb():
+    """A quarter of a GiB of zeros in a quarter of a megabyte."""
+    packer = zlib.compressobj(1, wbits=31)
+    return [*(packer.compress(bytes(2**20)) for _ in range(2**8)), packer.flush()]
+
+
+def drip():
+    for _ in range(400):  # ends by itself after twenty seconds
+        time.sleep(0.05)
+        yield b" "
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize(
+    ("send", "why"),
+    [
+        (lambda handler: flood(handler, [bytes(2**20)] * 3000), "more than 16 MB"),
+        (lambda handler: flood(handler, bomb(), **{"Content-Encoding": "gzip"}), "compressed"),
+        (lambda handler: flood(handler, drip()), "did not end within 1 seconds"),
+    ],
+    ids=["3 GB", "gzip bomb", "drip"],
+)
+def test_an_answer_without_bounds_is_cut_off_and_not_asked_for_again(
+    endpoint, judge, tmp_path, monkeypatch, send, why, status
+):
+    monkeypatch.setattr(servers, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(Handler, "do_POST", lambda handler: (endpoint.requests.append(0), send(handler)))
+    if status == 500:
+        plain = Handler.send_response
+        monkeypatch.setattr(Handler, "send_response", lambda handler, _: plain(handler, 500))
+    message = ended(judge(workers=1), tmp_path)
+    assert why in message and "3 comparisons in a row" in message and len(endpoint.requests) == 3
+
+
+def test_a_head_without_an_end_ends_the_run(endpoint, judge, tmp_path, monkeypatch):
+    def drips(handler):
+        with contextlib.suppress(OSError):
+            for piece in drip():
+                handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: " + piece)
+
+    monkeypatch.setattr(judges, "PATIENCE", 1.0)
+    monkeypatch.setattr(Handler, "do_POST", drips)
+    assert "no whole answer within 1 seconds" in ended(judge(workers=1), tmp_path, PAIRS[:2])
 
 
 def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path):

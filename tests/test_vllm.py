@@ -24,6 +24,7 @@ from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, n
 from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled
+from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -167,7 +168,58 @@ WRONG = {  # what a server does -> what the line names
     "no choices": ({"spoil": spoiled(choices=[])}, ["no whole response"]),
     "cut": ({"spoil": spoiled(token_ids=[7], logprobs={"token_logprobs": [-1.0]})}, ["no whole response"]),
     "another model": ({"spoil": lambda answer: answer | {"model": "base"}}, ["no whole response of policy-"]),
+    "deep": ({"spoil": lambda answer: b"[" * 10**6 + b"]" * 10**6}, ["nested too deeply"]),
+    "no JSON object": ({"spoil": lambda answer: b"[1]"}, ["no whole response"]),
+    "choices by name": ({"spoil": spoiled(choices={"0": 1})}, ["no whole response"]),
+    "too many tokens": (
+        {"spoil": spoiled(token_ids=[7] * 9**4, logprobs={"token_logprobs": [-1.0] * 9**4})},
+        ["no wh"],
+    ),
+    "logprobs as text": ({"spoil": spoiled(logprobs={"token_logprobs": "-" * 6})}, ["no whole response"]),
+    "models by name": ({"listed": lambda served: {"data": ["base"]}}, ["names no models"]),
+    "no models": ({"listed": lambda served: {"data": None}}, ["names no models"]),
+    "models without names": ({"listed": lambda served: {"data": [{"id": {}}]}}, ["does not load the adapter"]),
+    "a deep list": ({"listed": lambda served: b"[" * 10**6}, ["nested too deeply"]),
 }
+
+
+def with_one(name, value):
+    """A change of one token id, or of one log-probability, in the midst of a response."""
+
+    def spoil(answer):
+        choice = answer["choices"][0]
+        place = choice["token_ids"] if name == "token_ids" else choice["logprobs"]["token_logprobs"]
+        place[len(place) // 2 - 1] = value
+        return answer
+
+    return spoil
+
+
+TOKENS = [-1, 10**9, 512, 2**70, 7.0, 7.5, None, "7", True, [7], {"a": 7}]
+LOGPROBS = [None, "x", [-1.0], {}, math.nan, -math.inf, -(10**400)]
+
+
+@pytest.mark.parametrize(("name", "value"), [("token_ids", x) for x in TOKENS] + [("logprobs", x) for x in LOGPROBS])
+def test_a_response_has_ids_of_the_vocabulary_and_finite_log_probabilities(serve, make, monkeypatch, name, value):
+    server = serve()
+    server.spoil = with_one(name, value)
+    trainer = make(server)
+    fails(lambda: trainer.generate_rollout(trainer.prompts[:4]), "--vllm_url", server.url, "no whole response")
+
+
+@pytest.mark.parametrize("key", ["sk-secret-0123456789", "sk-secret/01+23=\\9"])
+def test_the_key_is_in_no_message(serve, make, monkeypatch, key):
+    monkeypatch.setenv("VLLM_API_KEY", f"{key}\n")
+    server = serve()
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in key)
+    for quoted in (json.dumps(key), json.dumps(key).replace("/", "\\/"), f'"{escaped}"'):
+        body = f'{{"error": {{"message": {quoted}}}}}'.encode()
+        server.routes["load_lora_adapter"] = lambda _, body=body: (400, body)
+        with pytest.raises(InputError) as caught:
+            make(server).train()
+        assert "[key]" in str(caught.value) and "secret" not in str(caught.value)
+    monkeypatch.setenv("VLLM_API_KEY", f"{key}ä")
+    fails(lambda: make(server), "VLLM_API_KEY: not a key")
 
 
 @pytest.mark.parametrize(("faults", "parts"), WRONG.values(), ids=WRONG)

@@ -8,6 +8,7 @@ import os
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
+from multiprocessing import TimeoutError as NoAnswerYet
 from urllib.parse import urlsplit
 
 from tqdm.auto import tqdm
@@ -16,6 +17,7 @@ from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.statistics import finite
 from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging, printable
 from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, parse_judgment
+from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
 
 
@@ -36,6 +38,7 @@ class ScoreJudge(Judge):
         return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}})
 
 
+PATIENCE = 600.0  # seconds for one judgment, with all that is tried again
 # Statuses that end a run, and what the user should check.
 CHECKS = {401: "--judge_key_env", 402: "the account", 403: "--judge_key_env", 404: "--judge_model and --judge_url"}
 
@@ -52,20 +55,20 @@ class EndpointJudge(Judge):
 
     def __init__(self, options: EndpointConfig, criteria: Criteria, retries: int = 5):
         try:
-            import openai
+            import openai  # noqa: F401
         except ImportError:
             raise InputError("--judge endpoint needs the openai package: pip install 'marlhf-lite[judge]'") from None
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that the endpoint is to judge with")
-        self._key = os.environ.get(options.judge_key_env, "").strip()
-        if options.judge_key_env and not (self._key and self._key.isascii() and self._key.isprintable()):
-            what = "not set, or not a key: export the endpoint's key"
-            raise InputError(f"--judge_key_env {options.judge_key_env}: {what}")
-        place = {"base_url": options.judge_url, "api_key": self._key or "none"}
+        key, key_name = os.environ.get(options.judge_key_env, "").strip(), f"--judge_key_env {options.judge_key_env}"
+        if options.judge_key_env and not key:
+            raise InputError(f"{key_name}: not set: export the endpoint's key")
         try:
             url = urlsplit(options.judge_url)
             plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
-            self.client = openai.OpenAI(**place, max_retries=retries, timeout=60.0)
+            self.client = connect(options.judge_url, key, key_name, max_retries=retries, timeout=60.0)
+        except InputError:
+            raise
         except Exception:  # of urllib for a port that cannot be, of the client for what is no address
             plain = False
         if not plain:  # the URL is stored and printed
@@ -90,18 +93,20 @@ class EndpointJudge(Judge):
         import openai
 
         try:
-            answer = self._complete(prompt, a, b)
+            answer = within(PATIENCE, self._complete, prompt, a, b)
             if error := getattr(answer, "error", None):  # of a gateway, with status 200
-                raise NotJudged(self._without_key(" ".join(str(error).split()))[:200])
-            return parse_judgment(self._without_key(answer.choices[0].message.content or ""), self._criteria)
+                raise NotJudged(" ".join(str(error).split())[:200])
+            return parse_judgment(answer.choices[0].message.content or "", self._criteria)
         except openai.APIStatusError as error:
-            status, text = error.status_code, self._without_key(" ".join(str(error.message).split()))[:200]
+            status, text = error.status_code, " ".join(str(error.message).split())[:200]
             if status in CHECKS:  # without the text, which may quote the key
                 raise self._end(f"HTTP {status}: check {CHECKS[status]}") from None
             raise NotJudged(f"HTTP {status}: {text}") from None
         except openai.APIConnectionError as error:
             raise self._end(f"cannot be reached ({error}): check --judge_url, and that the server runs") from None
-        except (ValueError, TypeError, AttributeError, IndexError):
+        except NoAnswerYet:
+            raise self._end(f"no whole answer within {PATIENCE:g} seconds: see that the server is well") from None
+        except BAD_ANSWER:
             raise NotJudged("the answer is not a chat completion") from None
 
     def _complete(self, prompt: str, a: str, b: str):
@@ -138,9 +143,6 @@ class EndpointJudge(Judge):
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
 
 
 KEYS = {"1": "A", "2": "B", "t": "tie", "s": "skipped"}

@@ -16,6 +16,7 @@ import yaml
 from marlhf_lite.extras.judges.judgments import Judgment
 
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+VERDICT_CHARACTERS = 100_000  # of a text: braces that open and never end take long to read
 LOWEST, HIGHEST = 1, 10  # score of a criterion
 _THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # the second: cut ones
 _NAMES, _TIES = "response|reply|answer|summary|assistant|option|model|candidate", "tie|draw|equal|both|neither"
@@ -74,7 +75,7 @@ def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     large, with marks around it or as "Answer A", a tie as "draw", a score as a number or as its text ("7", "7/10").
     Faults are a missing, doubled or unknown key, a score that is not from 1 to 10, a second object behind the verdict.
     """
-    objects = list(_objects(_THOUGHTS.sub("", text)))
+    objects = list(_objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS]))
     verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
     if len(verdicts) != 1 or not _verdict(objects[-1], criteria):  # a text under test may be quoted before it
         return Judgment("malformed", raw=text)

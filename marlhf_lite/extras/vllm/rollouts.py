@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from marlhf_lite.extras.servers import BAD_ANSWER, connect
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -58,8 +59,8 @@ class VLLMEngine:
     def __init__(self, urls: Sequence[str], folder: str | Path, retries: int = 5):
         self.folder = Path(folder).resolve()
         self.head_apart = True  # in folders of weights; until a server has refused one
-        connection = {"api_key": os.environ.get("VLLM_API_KEY") or "none", "max_retries": retries}
-        self.clients = [openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", **connection) for url in urls]
+        key = os.environ.get("VLLM_API_KEY", "").strip()
+        self.clients = [connect(f"{url.rstrip('/')}/v1", key, "VLLM_API_KEY", max_retries=retries) for url in urls]
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt, with the log-probabilities that the servers give (`sampled_logprobs`).
@@ -68,7 +69,7 @@ class VLLMEngine:
         must call this. Raises `ServerError` if a server does not answer, lacks the adapter, or gives no response.
         """
         ends, ids = end_of_text(model, tokenizer), encode_prompts(tokenizer, prompts)
-        settings = _request(sampling, ends)
+        settings = _request(sampling, ends) | {"vocabulary": model.config.get_text_config().vocab_size}
 
         def ask(row: int) -> tuple[list[int], list[float]]:
             client = self.clients[row * len(self.clients) // len(ids)]  # answers to one prompt from one server
@@ -222,7 +223,7 @@ def _load(client: openai.OpenAI, name: str, place: Path) -> None:
             client.post("/load_lora_adapter", body={"lora_name": name, "lora_path": str(place)}, cast_to=str)
         except openai.APIStatusError as error:  # also where a first try succeeded and its answer was lost
             reason = one_line(error)
-        if name in {model.id for model in client.models.list()}:
+        if name in _models(client):
             return
     except openai.OpenAIError as error:
         raise _failed(client, error) from None
@@ -254,10 +255,19 @@ def _reload(client: openai.OpenAI, place: Path) -> None:
 
 def _served(client: openai.OpenAI) -> str:
     """The name of the model that a server was started with."""
+    return _models(client)[0]
+
+
+def _models(client: openai.OpenAI) -> list[str]:
+    """The names of the models and adapters that a server has, at least one. Raises `ServerError` if it names none."""
     try:
-        return next(model.id for model in client.models.list())
-    except (openai.OpenAIError, StopIteration) as error:
+        if names := [model.id for model in client.models.list()]:
+            return names
+    except openai.OpenAIError as error:
         raise _failed(client, error) from None
+    except BAD_ANSWER:
+        pass
+    raise ServerError(f"--vllm_url {client.base_url}: it names no models at /v1/models: it must be vLLM")
 
 
 @contextmanager
@@ -280,19 +290,26 @@ def _changed(model: PreTrainedModel) -> Iterator[None]:
         weight.data.copy_(before)
 
 
-def _ask(client: openai.OpenAI, **request) -> tuple[list[int], list[float]]:
-    """A response's token ids, its end token included, and their log-probabilities."""
+def _ask(client: openai.OpenAI, vocabulary: int, **request) -> tuple[list[int], list[float]]:
+    """A response's token ids, all below `vocabulary`, its end token included, and their log-probabilities."""
     try:
         answer = client.completions.create(**request)
         tokens, logprobs = answer.choices[0].token_ids, answer.choices[0].logprobs.token_logprobs
     except openai.OpenAIError as error:
         raise _failed(client, error) from None
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except BAD_ANSWER:
         answer, tokens, logprobs = None, [], []
     ends, limit = request["extra_body"]["stop_token_ids"], request["max_tokens"]
-    is_whole = tokens and len(tokens) == len(logprobs) and (tokens[-1] in ends or len(tokens) == limit)
+    is_whole = (
+        isinstance(tokens, list)
+        and isinstance(logprobs, list)
+        and 0 < len(tokens) == len(logprobs) <= limit
+        and all(type(token) is int and 0 <= token < vocabulary for token in tokens)
+        and all(type(x) in (int, float) and abs(x) < 1e9 for x in logprobs)  # not NaN, not infinite
+        and (tokens[-1] in ends or len(tokens) == limit)
+    )
     if not is_whole or answer.model != request["model"]:
-        what = f"no whole response of {request['model']} with token ids and log-probabilities"
+        what = f"no whole response of {request['model']} with ids of its vocabulary and finite log-probabilities"
         raise ServerError(f"--vllm_url {client.base_url}: {what}: it must be vLLM, and one that knows return_token_ids")
     return tokens, logprobs
 
