@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,14 @@ from transformers import AutoTokenizer, GenerationConfig
 from trl.data_utils import common_prefix_length
 
 from marlhf_lite.cli import main
+from marlhf_lite.experiments.named_rewards import text_reward
 from marlhf_lite.extras.baselines.rloo_grpo import _OurPrompts
 from marlhf_lite.models.loading import load_tokenizer
+from marlhf_lite.tasks import chats
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences
+from marlhf_lite.tasks.round_trip import note_on_lost_texts
+from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences, write_text
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -325,6 +329,68 @@ def test_answers_are_what_the_template_writes_behind_the_prompt(form, family):
             (chosen,) = pair_dataset(tokenizer, datasets.Dataset.from_list([made]), 999)["chosen_ids"]
             assert chosen == ids
     assert (chat.prompts_differ > 0) == (form == "opens a thought")
+
+
+DROPS_THOUGHTS = OPENS_A_THOUGHT.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip('\n') }}")
+
+
+def test_thoughts_that_a_template_drops_are_kept():
+    """Answers have the data's text, and a prompt has the same tokens before each of them, alone and in `generate`."""
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    tokenizer.chat_template = DROPS_THOUGHTS
+    chat = chat_writer(tokenizer, "auto")
+    thought, turn = "<think>\nIt is old.\n</think>\n\nA cat.", say("user", "And now?")
+    prompt, answers = chat.write(BEFORE, [[say("assistant", thought)], [SO], [say("assistant", thought), turn, SO]])
+    between = "<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\nSo."
+    assert answers == [thought, "So.", thought + between] and len(chat.restored) == 2 and not chat.left_out
+    assert prompt == chat(BEFORE) == chat.write(BEFORE, [])[0] and prompt.endswith("<|im_start|>assistant\n")
+    assert write_text("Why?", chat) == chat.write([say("user", "Why?")], [[SO]])[0]
+    as_text = chat_writer(tokenizer, "text")
+    assert write_text("\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:", as_text) == as_text(
+        [say("user", "Hi"), say("assistant", "Hello"), say("user", "Why?")]
+    )
+
+
+def test_a_template_that_takes_too_long_is_named(monkeypatch):
+    monkeypatch.setattr(chats, "SECONDS", 0.2)
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    tokenizer.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    fails(
+        lambda: chat_writer(tokenizer, "auto")([say("user", "Hi")]), "--chat_template auto: ", "more than 0.2 seconds"
+    )
+    fails(lambda: expect_chats(tokenizer), "--chat_template: ", "more than 0.2 seconds")
+
+
+@pytest.mark.parametrize("form", [None, "chatml"])
+def test_texts_that_tokens_do_not_give_back_are_counted(form):
+    """Marks of a template are no text; the first text that differs is shown."""
+    tokenizer = tokenizer_of("word_piece", form or "chatml")
+    tokenizer.expects_chats = bool(form)
+    start = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n" if form else "{}"
+    kept, lost = "The old cat", "The\tcat has 7 lives ≈"
+    assert not list(note_on_lost_texts(tokenizer, [start.format(kept)], [f" {kept} "]))
+    (note,) = note_on_lost_texts(tokenizer, [start.format(x) for x in (kept, lost)], [kept, lost, lost])
+    assert note.startswith("2 of 4 texts do not come back from their tokens (2 of them with unknown tokens), first")
+    assert not list(note_on_lost_texts(tokenizer_of("byte_level", "chatml"), [lost], [lost]))
+
+
+def test_a_reward_gets_what_the_data_have(tmp_path):
+    """Messages where there are any, and the text that became a message of the user; no marks of a template."""
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": [*BEFORE[:2], say("user", f"Why {i}?")]}) + "\n" for i in range(8))
+    )
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"prompt": f"Why {i}?"}) + "\n" for i in range(8)))
+    (tmp_path / "prompts_seen.py").write_text(
+        "def seen(prompts, responses):\n    return [p if isinstance(p, str) else p[-1]['content'] for p in prompts]\n"
+    )
+    for file, choice in (("rows", "auto"), ("texts", "text"), ("texts", "auto")):
+        task = load_task(str(tmp_path / f"{file}.jsonl"), chat=chat_writer(tokenizer, choice))
+        sys.path.insert(0, str(tmp_path))
+        seen = text_reward("prompts_seen:seen", task)(prompts := task.splits["ppo"]["prompt"], prompts)
+        sys.path.remove(str(tmp_path))
+        assert sorted(seen)[0][:4] == "Why " and all("<|im_start|>" not in text for text in seen)
+        assert all(isinstance(said, list) for said in task.said.values()) == (file == "rows") or not task.said
 
 
 def test_forms_of_answers_by_name():

@@ -20,6 +20,7 @@ from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.prompts import ROW, RowColumns
+from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS, HUMAN
@@ -171,6 +172,8 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
         add = "if a chat template wrote these texts, add --chat_template templated"
         fix = "they are another model's: write the texts by this model's template" if task.chats else add
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
+    answers = [text for column in COLUMNS[1:] for text in _column(task, column)]
+    yield from note_on_lost_texts(tokenizer, _column(task, "prompt"), answers)
     if task.chats:
         return
     answered = [rows.to_dict() for rows in task.splits.values() if "chosen" in rows.column_names]
@@ -211,6 +214,10 @@ def _stored(run: RunFolder) -> dict:
 def _note_on_prompts(chat: Chat) -> Iterator[str]:
     if chat.left_out:
         yield f"in {chat.left_out} rows the chat template leaves out text of the prompt, such as the system's"
+    if chat.restored:
+        first = repr(" ".join(chat.restored[0].split())[:40])
+        kept = f"they are kept as the data have them, first {first}"
+        yield f"in {len(chat.restored)} answers the chat template leaves out text, such as a thought: {kept}"
     if chat.prompts_differ:
         fix = "the prompt ends where they begin to differ"
         yield f"in {chat.prompts_differ} rows the template writes a prompt in another way than before its answer: {fix}"

@@ -15,6 +15,7 @@ from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
+from marlhf_lite.tasks.shapes import write_text
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, sampling_of
 from marlhf_lite.utils.errors import InputError
@@ -46,8 +47,8 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer, write = merged_policy(options, folder)
-    if write:  # a text that a template wrote stays as it is
-        prompt = write.read(prompt)[0] if write.choice == "templated" else write([{"role": "user", "content": prompt}])
+    if write:
+        prompt = write_text(prompt, write)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")

@@ -1,6 +1,8 @@
 """Rewards of texts by the names that `--reward` gives them."""
 
-from collections.abc import Callable
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.tasks.prompts import RowColumns
@@ -24,7 +26,7 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
         return TestReward(task.tests, strict=kind == "all_tests")
     if kind != "gold":
-        return import_user_code("reward", kind, KNOWN)
+        return _of_messages(import_user_code("reward", kind, KNOWN), task.said)
     if task.gold is None:
         raise InputError(f"--reward gold: {task.name} has no gold score: give rm, or package.module:function")
     return task.gold
@@ -37,3 +39,17 @@ def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
         function = import_user_code("reward", options.reward, KNOWN)
         asked.append(RowColumns(function, 2, f"--reward {options.reward}"))
     return asked
+
+
+def _of_messages(function: Callable, said: Mapping[str, str | list[dict]]) -> Callable:
+    """Return the function of prompts as the data have them: where a chat template wrote them, they were messages."""
+    if not said:
+        return function
+
+    @functools.wraps(function)
+    def call(prompts: Sequence[str], responses: Sequence[str], **columns):
+        return function([copy.deepcopy(said.get(prompt, prompt)) for prompt in prompts], responses, **columns)
+
+    if hasattr(function, "metrics"):  # of a class
+        call.metrics = function.metrics
+    return call

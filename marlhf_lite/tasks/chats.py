@@ -6,14 +6,18 @@ to (`--chat_template text`).
 
 import functools
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trl.data_utils import common_prefix_length
 
 from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.interrupts import time_limit
 
 WORDS = ("auto", "none", "text", "templated")
+ANSWER = "ANSWER"  # stands for any answer of the assistant
+SECONDS = 10.0  # which a template may take for one text
 
 
 def chat_writer(tokenizer, choice: str) -> "Chat | None":
@@ -42,24 +46,42 @@ class Chat:
         self.tokenizer, self.choice = tokenizer, choice
         self.prompts_differ = 0  # rows whose prompt alone is written in another way than before its answer
         self.left_out = 0  # rows of whose prompt the template leaves a text out, such as the system's
+        self.restored: list[str] = []  # answers of which the template leaves a text out, such as a thought
+        self.said: dict[str, str | list[dict]] = {}  # prompt as it is written -> what the data have, messages or a text
         self._check = functools.cache(self._try_out)
 
     def __call__(self, messages: Sequence[dict]) -> str:
-        """Return messages as a prompt, up to where the assistant's answer begins."""
+        """Return messages as a prompt, up to where the assistant's answer begins: the same one whatever is answered.
+
+        Where the prompt alone does not begin a whole with an answer, it ends at the first token that differs, as in
+        TRL: so does one that opens a thought.
+        """
         self._check()
-        return self._render(messages, add_generation_prompt=True)
+        text = self._render(messages, add_generation_prompt=True)
+        with suppress(BadRow):  # a template that writes no answers
+            start = self._first_difference(text, self._render([*messages, {"role": "assistant", "content": ANSWER}]))
+            self.prompts_differ += start < len(text)
+            text = text[:start]
+        return text
 
     def write(self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]) -> tuple[str, list[str]]:
-        """Return the prompt and its answers: each is what the template writes behind the prompt, without the end.
-
-        Where the prompt alone does not begin the whole, the answer begins at the first token that differs, as in TRL.
-        """
+        """Return the prompt and its answers: each is what the template writes behind the prompt, without the end."""
         text = self(prompt)
-        self.left_out += not all(turn["content"].strip() in text for turn in prompt)
-        wholes = [self._render([*prompt, *turns]) for turns in answers]
-        start = min([len(text), *(self._first_difference(text, x) for x in wholes if not x.startswith(text))])
-        self.prompts_differ += start < len(text)
-        return text[:start], [self._without_end(whole[start:]) for whole in wholes]
+        self.said[text] = list(prompt)
+        self.left_out += not _holds(text, prompt)
+        return text, [self._without_end(self._write_answer(text, prompt, turns)) for turns in answers]
+
+    def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
+        """What the template writes behind the prompt, with the answer's own text where the template leaves some out."""
+        whole = self._render([*prompt, *turns])
+        if whole.startswith(text) and _holds(whole[len(text) :], turns):
+            return whole[len(text) :]
+        self.restored.append(turns[-1]["content"])
+        marks = [f"{ANSWER}-{i}." for i in range(len(turns))]
+        whole = self._render([*prompt, *({**turn, "content": mark} for turn, mark in zip(turns, marks, strict=True))])
+        for turn, mark in zip(turns, marks, strict=True):
+            whole = whole[: len(text)] + whole[len(text) :].replace(mark, turn["content"], 1)
+        return whole[len(text) :]
 
     def read(self, prompt: str, answers: Sequence[str] = ()) -> tuple[str, list[str]]:
         """Return texts that a template wrote already, without the end of the answers' turns.
@@ -98,12 +120,15 @@ class Chat:
             if special := next(_special_tokens(self.tokenizer, message["content"]), None):
                 raise BadRow("bad_chat", f"a message holds the special token {special}")
         try:
-            return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+            with time_limit(SECONDS):
+                return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template may raise what it likes
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
     def _first_difference(self, prompt: str, whole: str) -> int:
-        """Return how many characters of the prompt stand before the first token that differs."""
+        """Return how many characters of the prompt stand before the first token that differs; all if none does."""
+        if whole.startswith(prompt):
+            return len(prompt)
         as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
         ids = self.tokenizer(prompt, **as_tokens)["input_ids"]
         encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
@@ -122,16 +147,23 @@ def expect_chats(tokenizer) -> None:
 
 def end_of_turn(tokenizer) -> str:
     """Return the first special token that the template writes behind an answer, else EOS. Raises `InputError`."""
-    question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}
+    question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ANSWER}
     try:
-        text = tokenizer.apply_chat_template([question, answer], tokenize=False)
+        with time_limit(SECONDS):
+            text = tokenizer.apply_chat_template([question, answer], tokenize=False)
     except Exception as error:  # a template may raise what it likes
         fix = "correct the template, or give none"
         raise InputError(f"--chat_template: cannot write an answer ({one_line(error)}): {fix}") from None
-    _, mark, behind = text.rpartition("ANSWER")
+    _, mark, behind = text.rpartition(ANSWER)
     if not mark:
         raise InputError("--chat_template: leaves the assistant's answer out: correct the template, or give none")
     return next(_special_tokens(tokenizer, behind), tokenizer.eos_token)
+
+
+def _holds(text: str, turns: Sequence[dict]) -> bool:
+    """Whether a text has what all messages say, but for white space."""
+    squeezed = "".join(text.split())
+    return all("".join(turn["content"].split()) in squeezed for turn in turns)
 
 
 def _special_tokens(tokenizer, text: str) -> Iterable[str]:

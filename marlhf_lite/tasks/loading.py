@@ -96,7 +96,8 @@ def load_task(
         of_part = draw(read(others, f"{source} ({part})", form.parts[part], limit=most)[0], held_out, seed)
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
-    task = replace(task, chats=chats, shape=form.name, unused=unused, unused_splits=tuple(splits))
+    told = {"chats": chats, "said": chat.said if chats else {}, "unused": unused, "unused_splits": tuple(splits)}
+    task = replace(task, shape=form.name, **told)
     return task if form.name else _with_rows(task, asked)
 
 

@@ -50,6 +50,8 @@ def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = CO
     row = row if has_chats else _texts(row, sides)
     if has_chats or choice == "text":
         prompt, answers = _written(row, sides, template)
+        if choice == "text" and not has_chats:
+            template.said[prompt] = row["prompt"]
     elif choice in ("none", "templated"):
         prompt, answers = row["prompt"], [row[side].rstrip() for side in sides]
         prompt, answers = template.read(prompt, answers) if choice == "templated" else (prompt, answers)
@@ -153,6 +155,13 @@ def _of_text(prompt: str) -> Turns:
     pieces = re.split(r"(?:^|\n)(Human|Assistant):", prompt.strip().removesuffix("Assistant:"))[1:]
     turns = zip(pieces[::2], pieces[1::2], strict=True)
     return [{"role": "user" if name == "Human" else "assistant", "content": text.strip()} for name, text in turns]
+
+
+def write_text(prompt: str, chat: Chat) -> str:
+    """Return a text as a prompt of this chat template, as rows of data are written; `templated` ones stay."""
+    if chat.choice == "templated":
+        return chat.read(prompt)[0]
+    return chat(_of_text(prompt) if chat.choice == "text" else [{"role": "user", "content": prompt}])
 
 
 def _shared(chosen: Turns, rejected: Turns) -> int:

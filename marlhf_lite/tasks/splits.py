@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import datasets
 
@@ -25,6 +25,8 @@ class Task:
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
     shape: str = ""  # what the rows were read as
     digest: str = ""  # of the prompts of each training part, as they were split
+    # Prompt that a chat template wrote -> what the data have: messages, or a text that became one of the user.
+    said: Mapping[str, str | list[dict]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # columns that were not read
     unused_splits: tuple[str, ...] = ()  # splits and files that nobody asked for
 

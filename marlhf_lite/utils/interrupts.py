@@ -85,6 +85,24 @@ def stops_behind_a_step() -> Iterator[StopRequest]:
 
 
 @contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` inside if it takes longer; without effect on Windows and outside the main thread."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame) -> None:
+        raise TimeoutError(f"took more than {seconds:g} seconds")
+
+    with _handlers({signal.SIGALRM: late}):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
 def _handlers(handlers: dict) -> Iterator[None]:
     """These handlers of signals inside, and the ones before afterwards."""
     if threading.current_thread() is not threading.main_thread():
