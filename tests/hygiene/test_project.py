@@ -96,8 +96,17 @@ def test_the_library_has_few_rooms():
 def test_files_are_small():
     megabytes = {name: path.stat().st_size / 2**20 for name, path in repository().items()}
     assert not {name: size for name, size in megabytes.items() if size > 10}
-    assert sum(megabytes.values()) <= 62
+    assert sum(megabytes.values()) <= 52
     assert sum(size for name, size in megabytes.items() if name.startswith("data/")) <= 40
+
+
+def test_every_picture_of_a_study_is_shown():
+    """`marlhf study` draws the others again from the stored results."""
+    named = ("README.md", "benchmarks/README.md", "docs/")
+    pages = [path.read_text(encoding="utf-8") for name, path in repository().items() if name.startswith(named)]
+    elsewhere = ("figures/diagrams/", "figures/interactive/")  # lessons show them by name
+    pictures = [name for name in repository() if re.fullmatch(r"figures/.+\.(png|svg)", name)]
+    assert not [x for x in pictures if not x.startswith(elsewhere) and not any(x in page for page in pages)]
 
 
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/[a-z_][\w-]*)/")
