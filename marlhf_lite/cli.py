@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
+from marlhf_lite.utils.printable import PrintableStream
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
 USAGE = """usage: marlhf <command> [options]
@@ -31,7 +33,7 @@ Options may also stand in a YAML file: marlhf run --config my.yaml
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    with sigterm_as_ctrl_c():
+    with sigterm_as_ctrl_c(), redirect_stdout(PrintableStream(sys.stdout)):
         return _write_out(_run(argv))
 
 

@@ -36,6 +36,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
+NO_CODE = {"trust_remote_code": False}  # without it transformers asks on standard input, where `yes |` says y
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
@@ -113,7 +114,7 @@ def load_base(options: ModelConfig) -> PreTrainedModel:
         config = _load(transformers.AutoConfig, options.model)
         settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
         with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(config, **settings).requires_grad_(False)
+            return transformers.AutoModelForCausalLM.from_config(config, **NO_CODE, **settings).requires_grad_(False)
     if options.load_in_4bit:
         settings |= {"quantization_config": _four_bits(), "device_map": {"": PartialState().device}}
         return _load(transformers.AutoModelForCausalLM, options.model, **settings).requires_grad_(False).eval()
@@ -139,12 +140,12 @@ def _load(kind, name: str, path: str = "", **kwargs):
     quiet = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:
-        loaded = kind.from_pretrained(path, **kwargs)
+        loaded = kind.from_pretrained(path, **NO_CODE, **kwargs)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"--model {name}: cannot be loaded ({reason}): check the name, or give a local folder"
-        ) from None
+        reason, fix = " ".join(str(error).split())[:200], "check the name, or give a local folder"
+        if "trust_remote_code" in str(error):
+            reason, fix = "it needs code from its own files, which never runs", "choose one that transformers knows"
+        raise InputError(f"--model {name}: cannot be loaded ({reason}): {fix}") from None
     finally:
         if quiet:
             hf_logging.enable_progress_bar()
@@ -253,9 +254,9 @@ def _load_full_model(
     """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     if is_sharded_folder(folder):
-        config, weights = transformers.AutoConfig.from_pretrained(folder), join_model(Path(folder))
+        config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), join_model(Path(folder))
         with torch.device("meta"):
-            family = type(kind.from_config(config))
+            family = type(kind.from_config(config, **NO_CODE))
         model = without_own_sampling(family.from_pretrained(None, config=config, state_dict=weights, **settings))
     else:
         place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own

@@ -37,7 +37,7 @@ def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "ze
     config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
     ensure_classifier(causal_lm)
     with torch.device("meta"):  # only the shell is wanted: the weights are the base's
-        model = transformers.AutoModelForSequenceClassification.from_config(config)
+        model = transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     if not hasattr(model, "score"):
         raise InputError(f"{type(model).__name__}: it has no linear layer `score`: give another base model")
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from marlhf_lite.utils.printable import printable
+
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table of these cells."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows])
+    return printable("\n".join("| " + " | ".join(line) + " |" for line in [heads, ["---"] * len(heads), *rows]))
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[Mapping, str], str]) -> str:

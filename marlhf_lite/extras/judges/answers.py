@@ -18,12 +18,12 @@ from marlhf_lite.extras.judges.judgments import (
     file_name,
     judge_pairs,
     make_pairs,
-    printable,
     summary,
 )
 from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.printable import printable
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, RunLock, check_writable, split_paths
 
 

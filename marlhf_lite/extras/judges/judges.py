@@ -15,10 +15,11 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging, printable
+from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging
 from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, parse_judgment
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.printable import printable
 
 
 class ScoreJudge(Judge):

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from marlhf_lite.evaluation.scores import check_same_prompts, to_frame
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
+from marlhf_lite.utils.printable import printable
 
 VALID = ("first", "second", "tie")
 WINNERS = (*VALID, "malformed", "skipped")
@@ -184,11 +185,6 @@ def few_verdicts(name: str, malformed: Sequence[str], count: int) -> str:
     shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
     fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
     return f"{name}: {len(malformed)} of {count} answers are no verdict, such as: {shown}: {fix}"
-
-
-def printable(text: str) -> str:
-    """Text without characters that could control a terminal or turn the reading direction."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 class JudgmentStore:

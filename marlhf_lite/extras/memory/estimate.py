@@ -19,7 +19,7 @@ from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.architectures import known_config
-from marlhf_lite.models.loading import model_path
+from marlhf_lite.models.loading import NO_CODE, model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.rollout import MERGED_SHARE
 from marlhf_lite.utils.errors import InputError
@@ -160,14 +160,14 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
     is_folder = name not in EMBEDDED_MODELS and folder.is_dir()  # it needs no tokenizer here
     path = str(folder) if is_folder or config else model_path(name)
     try:
-        config = config or AutoConfig.from_pretrained(path)
+        config = config or AutoConfig.from_pretrained(path, **NO_CODE)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
     dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     attention = None if options.attn_implementation == "auto" else options.attn_implementation
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention, **NO_CODE)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
