@@ -1,5 +1,7 @@
 """Objectives to try or to change. From this folder: marlhf run --n 1 --lam 0.98979 --objective objectives:PastMean"""
 
+from dataclasses import replace
+
 import torch
 
 from marlhf_lite.training.objective import Objective
@@ -40,3 +42,40 @@ class Fitted(Objective):
         gram, moment = x.mT @ x, x.mT @ (advantages + values).double()[..., None]  # of each response
         others = torch.linalg.pinv(gram.sum(0) - gram, hermitian=True, rtol=1e-9) @ (moment.sum(0) - moment)
         return advantages + values - (x @ others)[..., 0].to(values), returns
+
+
+# What people compare PPO with, each in the slot that it changes. GSPO's ratio of whole responses (arXiv 2507.18071) is
+# two options, --termination whole --ratio macro_mean, with a narrow clip range such as --cliprange 0.0004.
+
+
+class ClipHigher(Objective):
+    """DAPO (arXiv 2503.14476): 1 − ε ≤ ρ ≤ 1 + 0.28, so that rare tokens may grow; the loss is a mean over tokens."""
+
+    high = 0.28
+
+    def policy_loss(self, batch, outputs, old, count):
+        gain = batch.steps.broadcast(old.advantages)  # [B, T]
+        ratio = (outputs.logprobs - old.logprobs).exp()
+        clipped = ratio.clamp(1 - self.config.cliprange, 1 + self.high)
+        return -torch.minimum(gain * ratio, gain * clipped).sum() / count, {}
+
+
+class EntropyMask(Objective):
+    """80/20 (arXiv 2506.01939): the fifth of the steps with the highest entropy moves the policy. Not with --whiten."""
+
+    share = 0.2
+
+    def advantages(self, batch, outputs):
+        made = super().advantages(batch, outputs)
+        entropy = batch.steps.pool(made.entropy)  # [B, S], the mean over a macro action
+        lowest = entropy[batch.steps.mask].quantile(1 - self.share)  # of all responses of the update
+        return replace(made, advantages=made.advantages.where(entropy >= lowest, 0.0))
+
+
+class DrGRPO(Objective):
+    """Dr. GRPO (arXiv 2503.20783): a constant in place of the count of tokens, so that no length is favoured."""
+
+    def policy_loss(self, batch, outputs, old, count):
+        loss, stats = super().policy_loss(batch, outputs, old, count)
+        responses = self.config.batch_size / self.config.num_mini_batches  # of an optimizer step
+        return loss * count / (responses * self.config.max_response_length), stats

@@ -1,11 +1,15 @@
-"""TensorBoard and Weights & Biases through accelerate: what is written can be read again."""
+"""Trackers through accelerate: what TensorBoard and Weights & Biases are given can be read again."""
 
+import importlib.util
 import json
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+from conftest import fails
 from small_runs import build
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from marlhf_lite.training.trackers import make_accelerator
+from marlhf_lite.training.trackers import TRACKERS, make_accelerator, tracker_names
 from marlhf_lite.utils.run_folder import RunFolder
 
 CONFIG = {"seed": 3, "kl_coef": 0.05, "whiten": False, "model": "tiny", "size": None, "environment": {"torch": "2"}}
@@ -59,3 +63,14 @@ def test_wandb_writes_into_the_run(train, tmp_path, monkeypatch):
     for name in ("score_mean", "kl_k1", "test/score_win_rate", "kl_coef", "tiny"):
         assert name.encode() in text
     assert json.dumps(row["score_mean"]).encode()[:8] in text and b"environment" not in text
+
+
+def test_what_accelerate_knows_goes_by_name(monkeypatch):
+    known = {name: cls for name, cls in LOGGER_TYPE_TO_CLASS.items() if name != "aim"}
+    assert set(TRACKERS) == set(known) <= set(INTEGRATION_TO_CALLBACK) and {"trackio", "swanlab", "mlflow"} <= set(
+        known
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda word: None if word == "comet_ml" else object())
+    assert tracker_names("trackio, mlflow") == ["trackio", "mlflow"]
+    fails(lambda: tracker_names("comet_ml"), "--report_to comet_ml: the package is missing: pip install comet-ml")
+    fails(lambda: tracker_names("aim"), "--report_to aim: unknown: choose from clearml, ")

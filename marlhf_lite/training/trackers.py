@@ -1,13 +1,15 @@
-"""Trackers that get the metrics of a run, too: TensorBoard and Weights & Biases, by accelerate."""
+"""Trackers that get the metrics of a run, too: those that accelerate knows, such as TensorBoard and trackio."""
 
 import importlib.util
 from pathlib import Path
 
 from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from marlhf_lite.utils.errors import InputError
 
-TRACKERS = ("tensorboard", "wandb")
+# accelerate also knows aim, which transformers, that reports for DPO, RLOO and GRPO, does not.
+TRACKERS = tuple(sorted({*LOGGER_TYPE_TO_CLASS} - {"aim"}))
 
 
 def tracker_names(report_to: str) -> list[str]:
@@ -17,7 +19,7 @@ def tracker_names(report_to: str) -> list[str]:
         if word not in TRACKERS:
             raise InputError(f"--report_to {word}: unknown: choose from {', '.join(TRACKERS)}")
         if importlib.util.find_spec(word) is None:
-            raise InputError(f"--report_to {word}: the package is missing: pip install {word}")
+            raise InputError(f"--report_to {word}: the package is missing: pip install {word.replace('_', '-')}")
     return names
 
 
