@@ -197,9 +197,7 @@ class LoggingConfig(Checked):
     diagnose_critic_every: int = option(
         1, "Updates between metrics of what PPO's critic knows of the final score; 0: none.", least=0
     )
-    report_to: str = option(
-        "", "Trackers that also get the metrics, comma-separated: tensorboard, wandb, trackio, mlflow and others."
-    )
+    report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb, trackio, …")
 
 
 class PPOTrainerConfig(PPOConfig, MacroConfig, CheckpointConfig, LoggingConfig, LengthConfig, SeedConfig):
