@@ -110,7 +110,7 @@ def test_only_the_fifth_of_the_steps_with_the_highest_entropy_moves_the_policy(f
         for s in {s for _, s in tokens}:
             own = [case.entropy[row, t].item() for t, step in tokens if step == s]
             entropies[row, s] = math.fsum(own) / len(own)
-    kept = sorted(entropies, key=entropies.get, reverse=True)[: round(0.2 * len(entropies))]
+    kept = sorted(entropies, key=entropies.get)[math.ceil(0.8 * (len(entropies) - 1)) :]  # at or above the 80 % point
     gains, count = case.plain.advantages.double().tolist(), sum(map(len, case.tokens))
     terms = [
         bounded(case.ratio(row, t), gains[row][s])
