@@ -159,14 +159,14 @@ def house(c: Canvas) -> None:
             c.arrow((x, y + 22), (x - 15, y + 22))
     c.arrow((704, 142), (704, 175))
     c.text(28, 282, "A room imports only from rooms before it:", bold=True, anchor="start")
-    names = "utils config macro tasks parsing models training evaluation plotting extras experiments lab cli.py"
+    names = "utils config macro tasks parsing models training evaluation plotting extras experiments cli.py marlhf_lab"
     for i, name in enumerate(names.split()):
         x, y = 28 + 107.4 * (i % 7), 300 + 44 * (i // 7)
         c.box(x, y, 100, 34, name, MACRO if name == "macro" else FAINT)
     c.note(
         404,
         "Orange: macro/, the idea itself, pure tensor functions without a model. extras/ is loaded only when an "
-        "option asks, experiments/ strings the steps together into runs, lab/ holds what lessons and studies need.",
+        "option asks, experiments/ strings the steps together into runs. marlhf_lab/ is what lessons and studies need.",
     )
 
 
