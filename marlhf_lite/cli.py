@@ -16,7 +16,9 @@ from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
+from marlhf_lite.utils.libraries import check_versions
 from marlhf_lite.utils.printable import PrintableStream
+from marlhf_lite.utils.streams import open_streams
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
 USAGE = """usage: marlhf <command> [options]
@@ -33,6 +35,7 @@ Options may also stand in a YAML file: marlhf run --config my.yaml
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    open_streams()
     with sigterm_as_ctrl_c(), redirect_stdout(PrintableStream(sys.stdout)):
         return _write_out(_run(argv))
 
@@ -88,6 +91,7 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
     if kind is commands.DataCommand and words and not words[0].startswith("-"):
         words = ["--dataset", *words]
     options, presets = parse_and_name_presets(name, words, kind)
+    check_versions("marlhf-lite")
     is_stage = issubclass(kind, commands.StageCommand)
     if is_stage and not options.output_dir:
         options = replace(options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"))
@@ -172,6 +176,7 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
 
 def _compare(options: commands.CompareCommand) -> None:
     from marlhf_lite.evaluation.compare import compare, comparison_table, kl_note
+    from marlhf_lite.evaluation.statistics import few_prompts
     from marlhf_lite.utils.run_folder import split_paths
 
     paths = split_paths(options.answers)
@@ -179,7 +184,8 @@ def _compare(options: commands.CompareCommand) -> None:
         raise InputError("--answers: not given: name runs of `marlhf evaluate`, comma-separated")
     rows = compare(paths, options.baseline)
     print(comparison_table(rows))
-    print(f"\nbehind scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]")
+    few = few_prompts(rows[0]["prompts"])
+    print(f"\nbehind scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]{few}")
     if note := kl_note(rows):
         print(note)
 
@@ -210,7 +216,11 @@ def _generate(options: commands.GenerateCommand) -> None:
     from marlhf_lite.models.adapters import resolve_adapter_dir
 
     policy = resolve_adapter_dir("policy", options.policy)
-    prompt = options.prompt or sys.stdin.read()
+    try:
+        prompt = options.prompt or sys.stdin.read()
+        prompt.encode()  # Python may read bytes of other encodings as halves of surrogate pairs
+    except UnicodeError:
+        raise InputError("--prompt: not UTF-8: write it in that encoding, as by iconv -f latin1 -t utf8") from None
     from marlhf_lite.experiments.export import answer_prompt
 
     print(answer_prompt(options, policy, prompt))

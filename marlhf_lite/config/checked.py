@@ -1,5 +1,6 @@
 """Options with bounds: numbers are checked when an options object is made."""
 
+import math
 import operator
 from dataclasses import dataclass, field, fields
 from typing import dataclass_transform
@@ -30,6 +31,8 @@ class Checked:
     def __post_init__(self) -> None:
         for f in fields(self):
             value, bounds = getattr(self, f.name), {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"--{f.name} {value}: it must be a finite number")
             if value is None or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
                 continue
             words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())

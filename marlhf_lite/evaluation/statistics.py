@@ -12,6 +12,7 @@ from scipy import stats
 from marlhf_lite.utils.errors import InputError
 
 LEVEL = 0.95  # the confidence of all intervals
+ENOUGH = 20  # prompts, from which a bootstrap interval covers nearly as often as it says
 _Z = float(stats.norm.ppf((1 + LEVEL) / 2))
 WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
 CHUNK = 2**20  # numbers drawn at a time (8 MB): bounds the memory, whatever the number of resamples
@@ -95,6 +96,14 @@ def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
     """
     a = finite("a", a)
     return bootstrap_mean(a - finite("b", b, count=len(a)))
+
+
+def few_prompts(count: int) -> str:
+    """Return a line to put below intervals over so many prompts; nothing if they are enough."""
+    fix = "give at least that many, such as by --eval_prompts 128"
+    return (
+        f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}" if count < ENOUGH else ""
+    )
 
 
 def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray:

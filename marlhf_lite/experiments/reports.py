@@ -13,7 +13,7 @@ from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary
 from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
 from marlhf_lite.evaluation.scores import SCORES, name_temperatures, summarise, table
-from marlhf_lite.evaluation.statistics import final_score, updates_to_reach
+from marlhf_lite.evaluation.statistics import few_prompts, final_score, updates_to_reach
 from marlhf_lite.evaluation.text_metrics import COLUMNS, text_metrics
 from marlhf_lite.plotting import evaluation, training
 from marlhf_lite.tasks.splits import Task
@@ -63,9 +63,10 @@ def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:
     """Save figures, drawn one at a time, as PNG files."""
     matplotlib.use("Agg")  # files only: no window, no display needed
-    for name, axes in drawn:
-        training.save(axes, figures / f"{name}.png")
-        plt.close(np.ravel(axes)[0].figure)
+    with plt.rc_context({"text.parse_math": False}):  # a dollar sign in a method's name begins no formula
+        for name, axes in drawn:
+            training.save(axes, figures / f"{name}.png")
+            plt.close(np.ravel(axes)[0].figure)
 
 
 def caption(responses: pd.DataFrame, asked: int) -> str:
@@ -74,7 +75,7 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
     base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
     always = ", at every temperature" * (responses["temperature"].nunique() > 1)
-    return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]"
+    return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
 
 
 # What `marlhf evaluate` adds: distributions, shifts, text measures, best-of-N, and their figures

@@ -49,6 +49,7 @@ def named_fault(path: Path) -> Iterator[None]:
 @contextmanager
 def written_as_a_whole(final: Path) -> Iterator[Path]:
     """A folder to write to, which takes the place of `final` when the block ends well; else the older one stays."""
+    final = final.resolve()  # of a link, the folder that it leads to
     temporary = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
