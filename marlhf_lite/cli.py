@@ -17,7 +17,7 @@ from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 from marlhf_lite.utils.libraries import check_versions
-from marlhf_lite.utils.printable import PrintableStream
+from marlhf_lite.utils.printable import PrintableStream, printable
 from marlhf_lite.utils.streams import open_streams
 
 PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
@@ -68,7 +68,7 @@ def _run(argv: Sequence[str]) -> int:
             known = ", ".join([*COMMANDS, *added_commands(), "presets"])
             raise InputError(f"unknown command {argv[0]}: choose from {known}")
     except InputError as error:
-        print(f"marlhf: error: {error}", file=sys.stderr)
+        print(f"marlhf: error: {printable(str(error))}", file=sys.stderr)
         return 2
     except Exception as error:
         if not (fault := disk_fault(error)):

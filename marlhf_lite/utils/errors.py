@@ -3,8 +3,6 @@
 import errno
 import re
 
-from marlhf_lite.utils.printable import printable
-
 # Faults of a disk or folder -> the mend.
 DISK_FAULTS = {
     errno.ENOSPC: "free some disk space",
@@ -28,11 +26,11 @@ class InputError(ValueError):
     """Bad input. The message is one line: what is wrong, where (file, row or option), and the fix.
 
     The command line prints it without a traceback and exits with code 2. Line breaks, such as those in the text of an
-    array, become spaces, and it is `printable`.
+    array, become spaces.
     """
 
     def __init__(self, message: str = ""):
-        super().__init__(printable(re.sub(r"\s*[\r\n]\s*", " ", message)))
+        super().__init__(re.sub(r"\s*[\r\n]\s*", " ", message))
 
 
 class ServerError(InputError):
