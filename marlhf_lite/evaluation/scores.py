@@ -54,6 +54,7 @@ class Scorers:
     load_rm: Callable[[Path], ScalarHeadModel] | None = None
     gold: GoldScore | None = None
     gold_name: str = ""  # tells one gold score from another: stored scores of another name are computed again
+    by_text: Callable[[ModelReward], Callable] | None = None  # makes of a reward model one that reads texts
 
     @cached_property
     def _reference(self) -> PolicyModel:
@@ -61,7 +62,8 @@ class Scorers:
 
     @cached_property
     def _reward(self) -> ModelReward:
-        return ModelReward(self.load_rm(self.rm))
+        reward = ModelReward(self.load_rm(self.rm))
+        return self.by_text(reward) if self.by_text else reward
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
         """What gives the policy in a folder, loaded when it is first asked for."""

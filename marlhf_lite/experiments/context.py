@@ -25,6 +25,7 @@ from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments.data import check_rows, fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
+from marlhf_lite.experiments.other_tokenizers import check_reward_model
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
@@ -163,6 +164,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     needs_pairs = _needs_pairs(options, inputs)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
     _check_training(options, inputs, task)
+    check_reward_model(options, inputs.rm, tokenizer, task)
 
     # 4. The base model.
     load = functools.cache(lambda: load_base(options))

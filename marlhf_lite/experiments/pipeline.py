@@ -27,6 +27,7 @@ from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
+from marlhf_lite.experiments.other_tokenizers import TextModelReward, reader_of
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -290,7 +291,9 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     if context.reward is not None:
         return context.reward
     batch = context.options.micro_batch_size or 16
-    return ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
+    reward = ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
+    read = reader_of(rm, context.tokenizer, context.task)
+    return TextModelReward(reward, read) if read else reward
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
@@ -471,6 +474,8 @@ def evaluate(
         (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
         _reward_name(context, reward) if reward else getattr(context.task.tests, "name", part),
     )
+    read = reader_of(rm, context.tokenizer, context.task)
+    scorers.by_text = read and (lambda reward: TextModelReward(reward, read))
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         scorers,

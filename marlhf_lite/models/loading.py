@@ -37,7 +37,7 @@ from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
 NO_CODE = {"trust_remote_code": False}  # without it transformers asks on standard input, where `yes |` says y
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
@@ -82,8 +82,8 @@ def _check_folder(folder: Path) -> None:
         elif any(folder.glob("*.gguf")):
             hint = "it holds a GGUF file: load that with transformers, and give a folder that save_pretrained wrote"
         raise InputError(f"--model {folder}: no config.json: {hint}")
-    if not any((folder / name).is_file() for name in _TOKENIZERS):  # transformers would make up an empty one
-        raise InputError(f"--model {folder}: no tokenizer ({_TOKENIZERS[0]}): save the tokenizer there too")
+    if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make up an empty one
+        raise InputError(f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too")
 
 
 def load_tokenizer(name: str):

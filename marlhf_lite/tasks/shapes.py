@@ -157,6 +157,11 @@ def _of_text(prompt: str) -> Turns:
     return [{"role": "user" if name == "Human" else "assistant", "content": text.strip()} for name, text in turns]
 
 
+def write_turns(said: str | Turns, template: str | Chat) -> str:
+    """Return messages, or a text that became a user's, as a prompt of this template."""
+    return _write(template, _of_text(said) if isinstance(said, str) else said, [])[0]
+
+
 def write_text(prompt: str, chat: Chat) -> str:
     """Return a text as a prompt of this chat template, as rows of data are written; `templated` ones stay."""
     if chat.choice == "templated":
