@@ -27,9 +27,9 @@ from tqdm import tqdm
 from marlhf_lab.credit.credit import token_values
 from marlhf_lab.studies.results import rounded
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, position_ids, trainable, unwrap_peft
+from marlhf_lite.models.actor_critic import ScalarHeadModel, position_ids, trainable, unwrap_peft
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.loading import load_base, load_score_model, load_tokenizer
+from marlhf_lite.models.loading import build_models, load_base, load_score_model, load_tokenizer
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.critic_metrics import diagnose_critic
 from marlhf_lite.training.rewards import ModelReward

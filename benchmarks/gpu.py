@@ -41,9 +41,16 @@ from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.extras.memory.estimate import GIB, estimate_memory
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import PPOModels, build_models
+from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.models.architectures import known_config
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    EMBEDDED_MODEL,
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import generate

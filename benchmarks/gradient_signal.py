@@ -59,9 +59,9 @@ from marlhf_lab.credit.gradient_signal import (
     token_advantages,
 )
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import build_models, trainable
+from marlhf_lite.models.actor_critic import trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.loading import load_base, load_tokenizer
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.critic_metrics import critic_metrics, critic_numbers

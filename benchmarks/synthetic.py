@@ -20,8 +20,8 @@ from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram, TerminationRule
-from marlhf_lite.models.actor_critic import PPOModels, build_models
-from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.actor_critic import PPOModels
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 

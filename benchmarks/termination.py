@@ -27,8 +27,14 @@ from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summa
 from marlhf_lite.config.options import MacroConfig, ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram, describe
 from marlhf_lite.macro.catalogue import make_rule
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    EMBEDDED_MODEL,
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.tokenization import pad
 from marlhf_lite.training.ppo import PPOTrainer

@@ -10,8 +10,7 @@ import torch
 
 from marlhf_lite.config.options import DataConfig, ModelConfig, PPOTrainerConfig, RewardModelConfig, SFTStageConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
 from marlhf_lite.plotting.training import reward_curves, save
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.training.ppo import PPOTrainer

@@ -6,7 +6,7 @@
     section 3.2.2   macro rewards, values, objective        macro.macro_rewards, macro_values, policy_loss
     section 3.2.3   n = 1 is PPO, n = inf a bandit          macro.FixedNGram(1), macro.Whole()
     section 4.1     tasks and data                          tasks
-    Appendix B.2    data split, what starts from what       tasks.splits, models.actor_critic.build_models
+    Appendix B.2    data split, what starts from what       tasks.splits, models.loading.build_models
     Appendix B.5    programs, their tests and reward        extras.programs, extras.programs.rewards
     Table 3         pass@k                                  evaluation.pass_at_k
     Appendix D.1    value of a macro action, sigma          macro.macro_values

@@ -25,7 +25,7 @@ from marlhf_lab.corpora import make_rows
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.extras.programs import EXECUTORS
 from marlhf_lite.models import loading
-from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import build_models
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines

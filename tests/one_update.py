@@ -16,9 +16,7 @@ from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.macro import FixedNGram, RandomizedNGram
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_base, load_tokenizer
-from marlhf_lite.training.dry_run import fit_micro_batch_size
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
@@ -61,7 +59,7 @@ def update(job, accelerator):
         summed.append(all(p.grad is not None for p in trainer.parameters["policy"]))
 
     if not config.micro_batch_size:
-        fit_micro_batch_size(trainer)
+        trainer.fit_micro_batch_size()
 
     def keep(*_):
         for name, parameters in trainer.parameters.items():
@@ -100,7 +98,7 @@ def fit(job, accelerator):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     models.policy.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
-    return fit_micro_batch_size(trainer)
+    return trainer.fit_micro_batch_size()
 
 
 def held(models):

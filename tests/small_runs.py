@@ -17,8 +17,7 @@ from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, load_tokenizer
+from marlhf_lite.models.loading import EMBEDDED_MODEL, build_models, load_base, load_tokenizer
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling, prompt_batches

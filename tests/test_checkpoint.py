@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from conftest import fails, snapshot
 from small_runs import build, early_letters, noisy, same, same_checkpoints, state, timeless
 
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import new_policy, new_reward_model
+from marlhf_lite.models.loading import build_models, new_policy, new_reward_model
 from marlhf_lite.training import checkpoint
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import generate

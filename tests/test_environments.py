@@ -28,8 +28,8 @@ from marlhf_lite.evaluation.responses import HeldOutPrompts, evaluate_checkpoint
 from marlhf_lite.evaluation.sampling import SeededSampling
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule, Turn, kl_per_token
-from marlhf_lite.models.actor_critic import PolicyModel, build_models
-from marlhf_lite.models.loading import load_policy
+from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.loading import build_models, load_policy
 from marlhf_lite.parsing.termination import Sentence
 from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.chats import expect_chats

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from marlhf_lab.corpora import make_rows
 from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import EMBEDDED_MODEL, load_base, model_path
+from marlhf_lite.models.loading import EMBEDDED_MODEL, build_models, load_base, model_path
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate

@@ -12,7 +12,7 @@ from conftest import fails, nudge
 from small_runs import PROMPTS, build, early_letters, run_child, same, start, state, timeless, wait, watch
 
 from marlhf_lite.macro import FixedNGram, MacroActions
-from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import build_models
 from marlhf_lite.training import sampler_checks
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import generate

@@ -18,8 +18,15 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Llam
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import build_models, unwrap_peft
-from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.models.actor_critic import unwrap_peft
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_policy,
+    load_score_model,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.models.shards import TRAINER_SHARDS, write_shards
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder

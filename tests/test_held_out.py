@@ -14,7 +14,7 @@ from marlhf_lite.evaluation import held_out
 from marlhf_lite.evaluation.held_out import HeldOutEvaluation
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
-from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import build_models
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling
 

@@ -18,9 +18,10 @@ from marlhf_lite.config.options import (
 )
 from marlhf_lite.extras.memory.estimate import empty_base
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import ScalarHeadModel, build_models, trainable
+from marlhf_lite.models.actor_critic import ScalarHeadModel, trainable
 from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.models.loading import (
+    build_models,
     load_base,
     load_policy,
     load_score_model,

@@ -9,7 +9,7 @@ import torch
 from small_runs import build, early_letters, timeless
 
 from marlhf_lite.macro import FixedNGram, MacroActions, RandomizedNGram
-from marlhf_lite.models.actor_critic import build_models
+from marlhf_lite.models.loading import build_models
 from marlhf_lite.parsing import ParsedSentence, Parsing
 from marlhf_lite.training import sampler_checks
 from marlhf_lite.training.rewards import ModelReward

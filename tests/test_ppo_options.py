@@ -28,9 +28,7 @@ from marlhf_lite.config.options import (
     RolloutConfig,
 )
 from marlhf_lite.macro import FixedNGram, LargestChange, MacroActions, Shuffled
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_base
-from marlhf_lite.training.dry_run import fit_micro_batch_size
+from marlhf_lite.models.loading import build_models, load_base
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.optimizer import learning_rate_share, make_optimizer
 from marlhf_lite.training.rewards import ModelReward
@@ -238,7 +236,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     at_rest, held = alive(), []
     model = roles.policy.model.get_base_model().model
     model.register_forward_pre_hook(lambda *_: held.append(alive() - at_rest))
-    assert fit_micro_batch_size(made) == made.micro_batch_size == expected
+    assert made.fit_micro_batch_size() == made.micro_batch_size == expected
     longest = max(len(ids) for ids in tokenizer(PROMPTS)["input_ids"])
     assert tried[-1][0] == expected and all(width == longest + 5 for _, width in tried)
     assert [rows for rows, _ in tried].count(expected) == min(2, 12 // expected)  # the second on top of the first
@@ -251,7 +249,7 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
 def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
     made = build(roles, tokenizer, micro_batch_size=0, length=5, sampler=Dialogues(None, "mine:Game", 3, 7))
     tried = small_memory(roles, 99)
-    fit_micro_batch_size(made)
+    made.fit_micro_batch_size()
     assert {width for _, width in tried} == {max(map(len, tokenizer(PROMPTS)["input_ids"])) + 3 * 5 + 2 * 7}
 
 

@@ -29,9 +29,15 @@ from trl import GRPOTrainer, RLOOTrainer
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import ExportCommand
 from marlhf_lite.experiments.export import export_policy
-from marlhf_lite.models.actor_critic import build_models
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_policy,
+    load_score_model,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.training.trl_trainers import read_as_written
 from marlhf_lite.utils.run_folder import RunFolder

@@ -19,8 +19,14 @@ from transformers import AutoModelForCausalLM, set_seed
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.actor_critic import build_models
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.loading import (
+    build_models,
+    load_base,
+    load_policy,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
 from marlhf_lite.models.merging import merge_adapter
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled

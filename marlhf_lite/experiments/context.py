@@ -51,7 +51,7 @@ from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.distributed import together
+from marlhf_lite.training.distributed import raise_on_all_ranks
 from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
@@ -284,9 +284,9 @@ def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Calla
             prompts += task.held_out(options.eval_prompts)["prompt"]
         sampling = sampling_of(options, options.max_response_length)
         if options.finetune == "lora" or PartialState().is_main_process:  # one sends weights for all
-            together(engine.try_out, PolicyModel(first), tokenizer, prompts, sampling)
+            raise_on_all_ranks(engine.try_out, PolicyModel(first), tokenizer, prompts, sampling)
         else:
-            together(lambda: None)
+            raise_on_all_ranks(lambda: None)
     return engine
 
 

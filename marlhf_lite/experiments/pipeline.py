@@ -33,12 +33,11 @@ from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
     ScalarHeadModel,
-    build_models,
     checkpoint_activations,
     trainable,
     without_dropout,
 )
-from marlhf_lite.models.loading import load_policy, load_score_model, new_policy, new_reward_model
+from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.prompts import ROW, prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import STATE, go_back

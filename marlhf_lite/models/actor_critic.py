@@ -1,8 +1,6 @@
 """The four models of PPO: policy, reference, reward model and critic (paper, section 2.2)."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from peft import PeftModel
 from torch import Tensor, nn
@@ -97,40 +95,6 @@ class PPOModels:
     reference: PolicyModel
     reward: ScalarHeadModel | None  # None where the reward is not a model
     critic: ScalarHeadModel
-
-
-def build_models(
-    base: PreTrainedModel,
-    sft: str | Path,
-    rm: str | Path | None,
-    critic_init: str = "rm",
-    gradient_checkpointing: bool = False,
-    with_reward: bool = True,
-    critic_head_init: Literal["normal", "zero"] = "normal",
-) -> PPOModels:
-    """Load the four models from saved adapters or models (paper, Appendix B.2).
-
-    Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
-    without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
-    Without `with_reward`, where the reward is a function, the reward model itself is not loaded.
-    """
-    from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model  # PPO itself loads nothing
-
-    from_rm = rm is not None and critic_init == "rm"
-    critic = (
-        load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft, head=critic_head_init)
-    )
-    policy = load_policy(base, sft)
-    for model in (policy, critic):
-        without_dropout(model)
-        if gradient_checkpointing:
-            checkpoint_activations(model)
-    return PPOModels(
-        policy=PolicyModel(policy),
-        reference=PolicyModel(load_policy(base, sft, trainable=False)),
-        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None and with_reward else None,
-        critic=ScalarHeadModel(critic),
-    )
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -29,6 +29,13 @@ from transformers.utils import logging as hf_logging
 
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models.actor_critic import (
+    PolicyModel,
+    PPOModels,
+    ScalarHeadModel,
+    checkpoint_activations,
+    without_dropout,
+)
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.models.shards import is_sharded_folder, join_model
@@ -315,3 +322,35 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
         reason = " ".join(str(error).split())[:200]
     if reason:
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")
+
+
+def build_models(
+    base: PreTrainedModel,
+    sft: str | Path,
+    rm: str | Path | None,
+    critic_init: str = "rm",
+    gradient_checkpointing: bool = False,
+    with_reward: bool = True,
+    critic_head_init: Literal["normal", "zero"] = "normal",
+) -> PPOModels:
+    """Load the four models from saved adapters or models (paper, Appendix B.2).
+
+    Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
+    without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
+    Without `with_reward`, where the reward is a function, the reward model itself is not loaded.
+    """
+    from_rm = rm is not None and critic_init == "rm"
+    critic = (
+        load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft, head=critic_head_init)
+    )
+    policy = load_policy(base, sft)
+    for model in (policy, critic):
+        without_dropout(model)
+        if gradient_checkpointing:
+            checkpoint_activations(model)
+    return PPOModels(
+        policy=PolicyModel(policy),
+        reference=PolicyModel(load_policy(base, sft, trainable=False)),
+        reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None and with_reward else None,
+        critic=ScalarHeadModel(critic),
+    )

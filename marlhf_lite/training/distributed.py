@@ -23,7 +23,7 @@ def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accel
     return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
 
 
-def together(work: Callable[..., Result], *args) -> Result:
+def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
     """`work(*args)` of this process. Raises `ServerError` in all processes where it does in one: none waits."""
     result, faults = None, []
     try:
@@ -40,7 +40,7 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
-def spread(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerator) -> None:
+def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerator) -> None:
     """Spread frozen models over processes by FSDP2, where accelerate spreads those that train, which are `beside`.
 
     A process then holds its share of each layer, and the whole of a layer while that layer runs.

@@ -23,7 +23,7 @@ from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
-from marlhf_lite.training.distributed import is_sharded, together
+from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.errors import ServerError, one_line
 from marlhf_lite.utils.user_code import line_of, name_function
@@ -78,7 +78,7 @@ class Dialogues:
         """One response to each prompt."""
         # Processes that hold shares of each layer speak as often, until all are done, and end together.
         sharded = is_sharded(model)
-        call = together if sharded else lambda work, *arguments: work(*arguments)
+        call = raise_on_all_ranks if sharded else lambda work, *arguments: work(*arguments)
         dialogues = [Dialogue(text, state=x) for text, x in zip(prompts, call(self._reset, prompts), strict=True)]
         for turn in range(1, self.max_turns + 1):
             rows = [row for row, one in enumerate(dialogues) if not one.done]
@@ -88,7 +88,7 @@ class Dialogues:
             replies = self._speak(
                 model, tokenizer, [dialogues[row] for row in speakers], sampling.of_turn(turn, speakers)
             )
-            call(self._hear, tokenizer, [dialogues[row] for row in rows], replies[: len(rows)], turn)
+            call(self._step_environment, tokenizer, [dialogues[row] for row in rows], replies[: len(rows)], turn)
         return from_turns(tokenizer, dialogues).to(next(model.parameters()).device)
 
     def _speak(self, model, tokenizer, dialogues: list[Dialogue], sampling: Sampling) -> list[list[int]]:
@@ -100,7 +100,7 @@ class Dialogues:
         new = zip(tokens[:, ids.shape[1] :].tolist(), mask.sum(1).tolist(), strict=True)
         return [row[:count] for row, count in new]
 
-    def _hear(self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int) -> None:
+    def _step_environment(self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int) -> None:
         """Note what the policy said, and what the environment answers."""
         if not dialogues:
             return

@@ -114,6 +114,11 @@ class Clock:
 
     def __init__(self):
         self.seconds: dict[str, float] = {}
+        self.start = _now()
+
+    def total(self) -> float:
+        """Seconds since the clock was made."""
+        return _now() - self.start
 
     @contextmanager
     def phase(self, name: str):

@@ -252,8 +252,10 @@ def generate_in_batches(
                 set_random_states(states)
             raise
 
-    with nullcontext() if is_remote(sampler) else merged_adapter(model), nonfinite_probabilities_refused():
-        parts, size = in_batches(attempt, len(prompts), size or len(prompts), alone=not is_sharded(model))
+    remote = is_remote(sampler)  # servers take all prompts at once
+    size = len(prompts) if remote or not size else size
+    with nullcontext() if remote else merged_adapter(model), nonfinite_probabilities_refused():
+        parts, size = in_batches(attempt, len(prompts), size, alone=not is_sharded(model))
     return concatenate(parts, tokenizer.pad_token_id) if len(parts) > 1 else parts[0], size
 
 

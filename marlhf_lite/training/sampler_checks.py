@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,6 @@ from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout, merged_adapter
 from marlhf_lite.utils.errors import DifferentPolicy, InputError
-
-if TYPE_CHECKING:
-    from marlhf_lite.training.ppo import PPOTrainer
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
@@ -53,7 +49,7 @@ def check_servers(rollout: Rollout, policy: PolicyModel) -> None:
 
 
 @torch.no_grad()
-def check_merged(trainer: "PPOTrainer", rollout: Rollout) -> None:
+def check_merged(trainer, rollout: Rollout) -> None:
     """Compare the policy with its adapter merged, which samples, with the policy that trains, on a micro-batch.
 
     Raises `InputError` where they are not the same. What is not finite is left to the update.

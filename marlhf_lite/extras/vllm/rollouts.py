@@ -29,7 +29,7 @@ from marlhf_lite.extras.servers import BAD_ANSWER, connect
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.distributed import is_sharded, together, whole_weights
+from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks, whole_weights
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
 from marlhf_lite.training.sampler_checks import check_servers
 from marlhf_lite.utils.errors import DifferentPolicy, InputError, ServerError, one_line
@@ -141,7 +141,7 @@ class VLLMEngine:
         place = self.folder / f"policy-{uuid4().hex[:8]}"
         try:
             if is_sharded(model):  # all processes gather the weights, and the main one sends them
-                together(self._send, model, place)
+                raise_on_all_ranks(self._send, model, place)
             else:
                 self._send(model, place)
             yield _served(self.clients[0])
