@@ -1,5 +1,6 @@
 """The recipes of examples/: objectives against float64 loops, checked answers, and a reward behind an endpoint."""
 
+import ast
 import json
 import math
 import os
@@ -148,6 +149,16 @@ def test_each_is_twelve_lines_and_trains(folder, make, name):
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
     rows = make(objective=f"objectives:{name}", updates=2, micro_batch_size=1).train()
     assert len(rows) == 2 and all(math.isfinite(row["policy_loss"]) for row in rows)
+
+
+def test_lesson_11_shows_the_classes_of_the_examples():
+    lesson = json.loads((EXAMPLES.parent / "notebooks" / "11_baselines.ipynb").read_text(encoding="utf-8"))
+    (cell,) = ["".join(cell["source"]) for cell in lesson["cells"] if cell["id"] == "recipes-classes"]
+    classes = [
+        {node.name: ast.dump(node) for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+        for text in (cell, (EXAMPLES / "objectives.py").read_text(encoding="utf-8"))
+    ]
+    assert len(classes[0]) == 3 and classes[0].items() <= classes[1].items()
 
 
 # -- checked answers --------------------------------------------------------------------------------------------------
