@@ -4,12 +4,9 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`; `result_tables
 A cell is a text in which braces stand for numbers of the table's study, or of another one that they name first:
 
 - `{PPO|gold_gain}`: of a method, what summary.json has under this name; `{main: PPO|kl|.1f}`: with another format;
-- `{PPO|updates|by seed}`: seed by seed; `{PPO rate 0.002|last 3 kl_k1|.1f}`: mean of the last updates and of seeds;
-- `{one+other: PPO|last 3 kl_k1}`: of the seeds of two studies; `{benchmark_critic: truth|credit_seen}`: of a benchmark;
-- `{contrast|PPO over MA-PPO}`: a contrast of the protocol, also `by seed`; `equal`: whether it lies in its margin;
-- `{ratio|PPO|MA-PPO|0.55|5}`: updates of the one over those of the other to a score, with a window of five;
-- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences; `visible` is
-  the least that could be seen. All are "-" before the planned seeds are there.
+- `{contrast|PPO over MA-PPO}`: a contrast of the protocol; `equal`: whether it lies in its margin;
+- `{mean|PPO|mean reward|.3f}`: a mean over the protocol's `mean_updates`. Such contrasts are differences. All are "-"
+  before the planned seeds are there.
 """
 
 import functools
@@ -22,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from marlhf_lab.figures.gradient_signal import critic_table, gradient_record, ratio_table
+from marlhf_lab.figures.baseline_signal import baseline_record, signal_table
 from marlhf_lab.studies.answer import answer_table
-from marlhf_lab.studies.claims import places_table
 from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates
+from marlhf_lab.studies.register import register_table
 from marlhf_lab.studies.results import EXPLAINED, stored_results, t_interval
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.shipped import shipped
@@ -35,9 +32,8 @@ TABLES = Path(str(files("marlhf_lab"))) / "studies" / "result_tables.yaml"
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n)((?:(?!<!--).)*?)\n?(<!-- end -->)", re.S)
 MADE_ELSEWHERE = {
     "answer": answer_table,
-    "places": places_table,
-    "signal": lambda: ratio_table(gradient_record()),
-    "critics": lambda: critic_table(gradient_record()),
+    "register": register_table,
+    "signal": lambda: signal_table(baseline_record()),
 }
 NUMBER = re.compile(r"\{(?:([\w+]+): )?([^{}]+)\}")
 
@@ -86,9 +82,6 @@ def write(study: str, source: str, *what: str) -> str:
             return _difference(study, *what)
         value = _ratio(study, tuple(contrast["ratio"]), load_study(study).threshold, load_study(study).window)
         return _contrast(value, contrast.get("margin"), *what[1:])
-    if source == "ratio":
-        first, second, threshold, window = what
-        return interval(_ratio(study, (first, second), float(threshold), int(window)), beside=1)
     if source == "mean":
         method, key, form = what
         by_seed = _mean_rewards(study).get("means", {}).get(key, {}).get(method)
@@ -103,8 +96,6 @@ def _ratio(study: str, ratio: tuple[str, ...], threshold: float, window: int) ->
 
 
 def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
-    if form == "by seed":
-        return ", ".join(number(x) for x in value["by_seed"])
     if form == "equal":
         inside = margin and 1 / margin <= value["low"] and value["high"] <= margin
         return f"equal within {margin:g}: {'yes' if inside else 'open'}"
@@ -114,7 +105,7 @@ def _contrast(value: Mapping, margin: float | None, form: str = "") -> str:
 
 def _difference(study: str, name: str, form: str) -> str:
     value = _mean_rewards(study).get("contrasts", {}).get(name)
-    return written(value and value["visible"] if form == "visible" else value, form.replace("visible", ".3f"))
+    return written(value, form)
 
 
 @functools.cache
@@ -134,29 +125,20 @@ def _summary(study: str) -> dict:
 
 def _value(study: str, method: str, key: str):
     """What a study has of a method: of its summary, or of its curves."""
-    if (file := shipped("results") / f"{study}.json").is_file():  # a benchmark
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return content[key] if method == "all" else next(row for row in content["rows"] if row["critic"] == method)[key]
     if key == "explained":  # variance of the score, mean over the updates in which the policy learns
         curves = [[step[EXPLAINED] for step in curve_of(run)] for run in _runs(study, method)]
         return t_interval([float(np.mean(curve)) for curve in curves])
-    if key.startswith("last "):
-        _, count, metric = key.split()
-        return float(np.mean([[step[metric] for step in run["curve"][-int(count) :]] for run in _runs(study, method)]))
     return _summary(study)[method].get(key)
 
 
 def _runs(study: str, method: str) -> list[dict]:
-    return [run for name in study.split("+") for run in stored_results(name) if run["method"] == method]
+    return [run for run in stored_results(study) if run["method"] == method]
 
 
 def written(value, form: str) -> str:
     """Write a number, a mean with its interval, a median, or values by seed."""
     if not isinstance(value, Mapping):
         return number(value, form)
-    if form.startswith("by seed"):
-        digits = form.removeprefix("by seed") or ".0f"
-        return ", ".join("never" if x is None else number(x, digits.strip()) for x in value["by_seed"])
     middle = value.get("median", value.get("mean"))
     if middle is None:
         return f"never in {value['by_seed'].count(None)} of {len(value['by_seed'])}"

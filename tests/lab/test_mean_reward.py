@@ -11,11 +11,12 @@ import yaml
 from scipy import stats
 
 from marlhf_lab.studies import mean_reward, result_tables
-from marlhf_lab.studies.could_be_seen import SECTIONS, sizes
+from marlhf_lab.studies.contrasts import ratio_of_updates
+from marlhf_lab.studies.could_be_seen import seen
 from marlhf_lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
 from marlhf_lab.studies.power import visible, visible_gap, visible_ratio
-from marlhf_lab.studies.results import t_interval
-from marlhf_lab.studies.study import STUDIES, load_study
+from marlhf_lab.studies.results import stored_results, t_interval
+from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.tables import interval
 
 SPAN, RNG = [3, 5], np.random.default_rng(0)
@@ -75,20 +76,13 @@ def test_power_is_that_of_simulated_studies(seeds, low):
     assert visible_ratio(np.exp(gaps[0])) == pytest.approx(np.exp(visible_gap(gaps[0])))
 
 
-def test_the_sizes_that_studies_could_have_seen_stand_in_the_docs():
-    """Each in its own section, and every section of the page says one, or that there is one run of each arm."""
-    page = (STUDIES.parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
-    sections = {re.split("[:\n]", part)[0]: " ".join(part.split()) for part in page.split("\n## ")[1:]}
-    said = {name for name, text in sections.items() if "**Could have seen** (90 % power): " in text}
-    alone = {name for name, text in sections.items() if "One run of each arm: " in text}
-    assert said == set(SECTIONS)
-    for name, sizes_of in sizes().items():
-        sentence = sections[name].split("**Could have seen** (90 % power): ")[1]
-        assert [size for size in sizes_of if size not in sentence] == [], name
-    others = {"Does MA-RLHF work, and when?", "How to read the numbers", "gradient_signal"}
-    assert set(sections) - said - alone == others
-    for study in (study for name in alone for study in name.split(", ")):
-        assert len(load_study(study).seeds) == 1
+def test_the_size_that_a_study_could_have_seen():
+    """From its primary contrast, in its own unit; one seed has none."""
+    ratios = ratio_of_updates(stored_results("critic_head"), ["blind MA-PPO, zero", "blind MA-PPO"], 0.8, 3)["by_seed"]
+    assert seen("critic_head") == f"ratio {visible_ratio(ratios):.2f}"
+    assert seen("sentiment_near") == "0.069 in reward" and seen("gemma_hh") == seen("sentiment_rates") == "-"
+    gaps = difference_of_means(stored_results("turns"), ["MA-PPO turn", "PPO"], (41, 80))["by_seed"]
+    assert seen("turns") == f"{visible_gap(gaps):.2g} in reward"
 
 
 def test_figure_of_differences(results):
@@ -128,10 +122,10 @@ def test_report(results, tmp_path, monkeypatch):
     assert names == {"learning_curves", "differences", "score_over_kl"}
     # Its cells in docs/results.md: nothing of six seeds where seven are planned.
     monkeypatch.setattr(result_tables, "shipped", lambda name: tmp_path.parent)
-    names = "contrast|MA-PPO - PPO|+.3f contrast|MA-PPO - PPO|visible mean|PPO|KL|.1f mean|PPO|KL at the end|.1f"
+    names = "contrast|MA-PPO - PPO|+.3f mean|PPO|KL|.1f mean|PPO|KL at the end|.1f"
     row = " | ".join("{" + name + "}" for name in re.split(r" (?=contrast|mean\|)", names))
     value = summary["contrasts"]["MA-PPO - PPO"]
-    for seeds, cells in ((7, "- | - | - | -"), (6, f"{interval(value, '+.3f')} | {value['visible']:.3f} | 0.4 | 0.3")):
+    for seeds, cells in ((7, "- | - | -"), (6, f"{interval(value, '+.3f')} | 0.4 | 0.3")):
         planned = replace(study, seeds=list(range(seeds)))
         monkeypatch.setattr(result_tables, "load_study", lambda name, planned=planned: planned)
         result_tables._mean_rewards.cache_clear()

@@ -24,7 +24,7 @@ PAST = 5
 @pytest.fixture(scope="module")
 def ours():
     """Their module."""
-    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    sys.path.append(str(Path(__file__).parents[2] / "examples"))
     import objectives
 
     return objectives

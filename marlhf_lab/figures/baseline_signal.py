@@ -1,0 +1,67 @@
+"""The record of `benchmarks/baseline_signal.py` as a table and a figure: signals, and the critic's response.
+
+The figure goes to `figures/baseline_signal/` with `python -m marlhf_lab.figures.baseline_signal`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from marlhf_lab.credit.critic_response import taken_away
+from marlhf_lite.plotting import training as plots
+from marlhf_lite.utils.shipped import shipped
+from marlhf_lite.utils.tables import interval, markdown, number
+
+FIGURE = Path("figures") / "baseline_signal" / "critic_response.png"
+SHOWN = 16  # tokens after the choice
+
+
+def baseline_record() -> dict:
+    """The stored record."""
+    return json.loads(shipped("results/benchmark_baseline_signal.json").read_text(encoding="utf-8"))
+
+
+def signal_table(record: Mapping) -> str:
+    """Signal over noise of one answer's gradient by estimator, and contrasts, one line per setting, in Markdown."""
+    lines = []
+    for setting, found in record["found"].items():
+        mark = "**" * (setting == record["primary"])
+        signals = [number(found["signal"][name]) for name in ("T", "L", "M", "S", "D", "fitted")]
+        contrasts = [interval(found["contrasts"][name], "+.3f") for name in ("S - M", "D - L", "fitted - L")]
+        saved = interval(record["cells"][setting]["variance_saved"])
+        lines.append([f"{mark}{setting}{mark}", *signals, *(c.replace("-", "−") for c in contrasts), saved])
+    heads = ["setting", "T", "L", "M", "S", "D", "fitted", "S − M", "D − L", "fitted − L", "variance, V / fitted"]
+    return markdown(heads, lines)
+
+
+@plots.plt.rc_context(plots.STYLE)
+def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
+    """Draw each critic's response to a choice as a share of the credit, and what pooling takes away; [2] Axes."""
+    axes = plots.subplots((1, 2), 0.42)[0]
+    for setting, style in plots.method_styles([*record["cells"]], marker=True).items():
+        cell = record["cells"][setting]
+        credit, response = cell["credit"]["mean"], np.array([h["mean"] for h in cell["response"][:SHOWN]])
+        axes[0].plot(np.arange(1, SHOWN + 1), response / credit, label=setting, **style)
+        axes[1].plot(np.arange(n), np.array(taken_away(response, n)) / credit, **style)
+    for ax in axes:
+        ax.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+    axes[0].axhline(1, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
+    axes[0].set(xlabel="tokens after the choice", ylabel="the critic's response / credit")
+    axes[1].set(xlabel="place of the token in its macro action", ylabel="taken away by pooling / credit")
+    axes[1].set_xticks(range(n))
+    axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small")
+    text = (
+        "Left: how far a choice along the improving direction moves V, by tokens afterwards, over the credit that the "
+        "choice earns (dotted: all of it). Right: what the mean of V over an action of five tokens subtracts from the "
+        "choice's advantage, by its place in the action, over the same credit."
+    )
+    plots.caption(axes[0].figure, text)
+    return axes
+
+
+if __name__ == "__main__":
+    stored = baseline_record()
+    plots.save(response_figure(stored), FIGURE)
+    print(signal_table(stored))
