@@ -12,8 +12,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
+from marlhf_lab.credit.gradient_signal import token_advantages
 from marlhf_lab.credit.signal_kept import break_even, signal_kept
+from marlhf_lite.training.rollout import Rollout
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK, PLAY = ROOT / "book", ROOT / "figures" / "interactive"
@@ -136,6 +139,27 @@ def test_javascript_keeps_what_the_library_keeps(tmp_path):
     found = run_in("signal_kept.html", script, tmp_path)
     expected = [[signal_kept(*case), break_even(*case[:4])] for case in cases]
     assert found == [pytest.approx(pair, abs=1e-12) for pair in expected]
+
+
+@needs_browser
+def test_javascript_pools_as_the_library_does(tmp_path):
+    """One token whose credit comes 60 tokens after its action, a critic that answers it, three baselines."""
+    cases = [
+        (place, n, *reaction, lam)
+        for n, place in ((1, 0), (5, 0), (5, 3), (5, 4), (7, 2), (20, 11))
+        for reaction in ((0.0, 0.0, 0.0), (1.0, 0.2, 0.2), (3.0, -0.5, 1.0))
+        for lam in (0.8, 0.95, 1.0)
+    ]
+    found = run_in("pooling.html", f"return {json.dumps(cases)}.map((one) => held(...one))", tmp_path)
+    for (place, n, now, later, fade, lam), shares in zip(cases, found, strict=True):
+        values = torch.zeros(1, n + 60)
+        values[0, place + 1 :] = later + (now - later) * (1 - fade) ** torch.arange(n + 59 - place)
+        mask, one = torch.ones(values.shape, dtype=torch.bool), torch.ones(1)
+        rollout = Rollout([""], [""], mask.long(), mask.long(), mask, one.bool(), scores=one)
+        expected = {"LONG": (1, lam ** (1 / n)), "START": (n, lam, "start"), "POOLED": (n, lam)}
+        for name, how in expected.items():
+            share = token_advantages(rollout, values, *how)[0, place].item()
+            assert shares[name] == pytest.approx(share, abs=1e-4), (name, place, n, now, lam)
 
 
 @needs_browser
