@@ -32,7 +32,7 @@ RATIOS = [  # study, methods (see `ratio_of_updates`), threshold, window
     ("umbrella", ["L128 first E4", "L128 first E1"], 0.8, 3),
     *(("tuned_steps", ["PPO", "MA-PPO"], share, 5) for share in (0.6, 0.7, 0.75)),
     ("tuned_steps", ["PPO lam=0.95", "MA-PPO"], 0.6, 5),
-    ("steps_confirm", ["MA-PPO", "PPO lam^(1/5)"], 0.6, 5),
+    *(("steps_confirm", ["MA-PPO", long], 0.6, 5) for long in ("PPO lam^(1/5)", "PPO lam=1")),
 ]
 
 LOW, HIGH = ("kl_price", "0.05"), ("kl_price_high", "0.2")
@@ -100,6 +100,8 @@ def claims() -> dict[str, str]:
         rise = t_interval((scores[:, 5:].mean(1) - scores[:, :5].mean(1)).tolist())
         texts[f"tuned_tldr: {method}, rise of the score in the last five updates"] = interval(rise)
     confirmed = stored_results("steps_confirm")
+    value = _between(confirmed, "gold_mean", 51, 60)
+    texts["steps_confirm: MA-PPO - PPO, accuracy in updates 51 to 60"] = interval(value)
     early, late = (_between(confirmed, "gold_mean", *span)["by_seed"] for span in ((21, 30), (51, 60)))
     texts["steps_confirm: lead in updates 21 to 30 - 51 to 60"] = interval(
         t_interval(np.subtract(early, late).tolist())
