@@ -79,6 +79,6 @@ def test_every_interval_of_the_text_is_in_the_records():
     for file in [*results.glob("*/summary.json"), *results.glob("benchmark_*signal*.json")]:
         known += intervals(json.loads(file.read_text(encoding="utf-8")))
     known = plain("\n".join([*known, *claims().values(), places_table()]))
-    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8")):
+    for page in (PAGE, (ROOT / "README.md").read_text(encoding="utf-8").replace(MARKED.search(PAGE)[3], "")):
         said = [" ".join(x.split()) for x in INTERVAL.findall(MARKED.sub("", page))]
         assert [x for x in said if plain(x) not in known and turned(plain(x)) not in known] == []
