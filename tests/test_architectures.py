@@ -7,18 +7,27 @@ import torch
 from conftest import fails, nudge
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
     GPT2Config,
+    GPTNeoConfig,
     GraniteConfig,
     LlamaConfig,
     MambaConfig,
+    MistralConfig,
+    Olmo2Config,
     OlmoeConfig,
     OPTConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     RwkvConfig,
+    SmolLM3Config,
 )
 
 from marlhf_lite.cli import main
@@ -60,21 +69,45 @@ FAMILIES = {
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request, tokenizer, tmp_path_factory):
-    """A model of the family in a folder, loaded as a base, with an SFT adapter and a reward adapter for it."""
-    folder = tmp_path_factory.mktemp("family")
-    config, more = FAMILIES[request.param]
+# More families whose folders later commands must take; their numbers are not looked at here.
+MORE = {
+    "gemma3 multimodal": (Gemma3Config, {}),
+    "phi3": (Phi3Config, {}),
+    "mistral": (MistralConfig, {"sliding_window": WINDOW}),
+    "olmo2": (Olmo2Config, {}),
+    "cohere": (CohereConfig, {"logit_scale": 0.25}),
+    "smollm3": (SmolLM3Config, {"no_rope_layers": [1, 0]}),
+    "gpt_neo": (GPTNeoConfig, {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]}),
+    "glm4": (Glm4Config, {}),
+    "bloom": (BloomConfig, {"n_layer": 2, "n_head": 4}),
+}
+
+
+def save_family(name, tokenizer, folder):
+    """A random model of the family in a folder, with the tokenizer; returns the folder's path."""
+    config, more = (FAMILIES | MORE)[name]
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 256}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
     torch.manual_seed(0)
-    made = config(**{"vocab_size": len(tokenizer), "initializer_range": 0.3, **sizes, **heads, **ids, **more})
-    model = AutoModelForCausalLM.from_config(made)
+    values = {"vocab_size": len(tokenizer), "initializer_range": 0.3, **sizes, **heads, **ids, **more}
+    if config is Gemma3Config:
+        seen = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+        vision = seen | {"image_size": 28, "patch_size": 14}
+        values = {"text_config": values, "vision_config": vision, "mm_tokens_per_image": 1} | ids
+    model = AutoModelForCausalLM.from_config(config(**values))
     torch.nn.init.normal_(model.get_input_embeddings().weight.data[tokenizer.pad_token_id])  # 0 would hide padding
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    options = ModelConfig(model=str(folder / "model"), lora_r=4, lora_alpha=8)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tokenizer, tmp_path_factory):
+    """A model of the family in a folder, loaded as a base, with an SFT adapter and a reward adapter for it."""
+    folder = tmp_path_factory.mktemp("family")
+    model = save_family(request.param, tokenizer, folder / "model")
+    options = ModelConfig(model=model, lora_r=4, lora_alpha=8)
     base = load_base(options)
     nudge(new_policy(base, options), 1).save_pretrained(folder / "sft")
     nudge(new_reward_model(base, folder / "sft"), 2).save_pretrained(folder / "rm")

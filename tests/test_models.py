@@ -237,9 +237,9 @@ def pair():
     return make_pair()
 
 
-def make_pair(dtype=torch.float32, **settings):
+def make_pair(dtype=torch.float32, width=24, **settings):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(24, 40)).to(dtype)
+    net = nn.Sequential(nn.Linear(width, 40)).to(dtype)
     plain = get_peft_model(net, LoraConfig(r=4, lora_alpha=8, target_modules=["0"], **settings))
     for name, weight in plain.named_parameters():
         if "lora_B" in name:
@@ -263,10 +263,41 @@ def test_outputs_and_gradients_are_those_of_peft(pair):
         torch.testing.assert_close(ours[name], expected, rtol=0, atol=2e-6 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_bias": True}, {"dtype": torch.bfloat16}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_16_bits_errors_are_those_of_peft(dtype):
+    """Against float64: outputs and gradients are as near as PEFT's, which computes its adapter in float32."""
+    plain, ours = make_pair(dtype=dtype, width=96)
+    with torch.no_grad():
+        for name, weight in [*plain.named_parameters(), *ours.named_parameters()]:
+            if "lora_B" in name:
+                weight.mul_(0.02)  # a small change of the layer's output
+    x = torch.randn(30, 7, 96, generator=torch.Generator().manual_seed(1)).to(dtype)
+    exact = outputs_and_gradients(copy.deepcopy(plain).double(), x.double())
+    theirs, mine = (outputs_and_gradients(model, x) for model in (plain, ours))
+    assert mine.keys() == theirs.keys() == exact.keys() and len(mine) == 4
+    assert all(mine[name].dtype == theirs[name].dtype for name in mine)
+    for name, right in exact.items():
+        error, other = ((found[name].double() - right).square().mean().sqrt() for found in (mine, theirs))
+        cosine = torch.cosine_similarity(mine[name].double().flatten(), right.flatten(), dim=0)
+        assert cosine > 0.9999 and (error <= 1.1 * other if name in ("y", "x") else True)
+    with plain.disable_adapter():
+        change = exact["y"] - plain.double()(x.double())
+    assert (mine["y"].double() - exact["y"]).norm() < 0.2 * change.norm()  # the adapter is there
+
+
+def test_gradients_in_float16_do_not_overflow():
+    """Each product fits, and their sum over tokens does not: half of the sum is beyond float16."""
+    ours = make_pair(dtype=torch.float16)[1]
+    x = torch.full((4096, 24), 8.0, dtype=torch.float16, requires_grad=True)
+    (ours(x).float().sum() * 16).backward()
+    grads = [p.grad for name, p in ours.named_parameters() if "lora_" in name]
+    assert all(grad.isfinite().all() for grad in grads) and grads[1].abs().max() > 65504
+
+
+@pytest.mark.parametrize("settings", [{"use_dora": True}, {"lora_bias": True}])
 def test_other_layers_take_the_forward_pass_of_peft(settings):
     plain, ours = make_pair(**settings)
-    x = torch.randn(3, 24, dtype=settings.get("dtype", torch.float32))
+    x = torch.randn(3, 24)
     results = []
     for model in (plain.train(), ours.train()):
         torch.manual_seed(1)

@@ -137,7 +137,7 @@ def test_number_of_forward_passes(make, roles, tokenizer, texts, options, passes
     for name in NAMES:
         getattr(roles, name).register_forward_pre_hook(lambda _, args, name=name: rows.update({name: len(args[0])}))
     trainer = make(reward=ModelReward(roles.reward, 4), batch_size=6, sampler=lambda *_: rollout, **options)
-    monkeypatch.setattr(sampler_checks, "check_merged", lambda *_: None)  # of the first update
+    monkeypatch.setattr(sampler_checks, "check_forms", lambda *_: None)  # after the first update
     trainer.update(texts.prompts)
     expected = {"policy": passes, "critic": passes, "reference": 1, "reward": 1}
     assert rows == {name: count * len(rollout) for name, count in expected.items()}

@@ -59,6 +59,13 @@ def test_a_run_is_used_by_one_process_and_a_killed_one_blocks_nobody(tmp_path):
         assert other.stdout.readline() == "locked\n"
         check_output_dir(tmp_path)  # a lock alone is no content
         fails(lambda: RunLock().take(tmp_path), f"{tmp_path}: another process works in it", "stop it", "delete .lock")
+        (tmp_path / "metrics.jsonl").touch()
+        fails(lambda: RunFolder.create(tmp_path, CONFIG, overwrite=True), "not a run")
+        (tmp_path / "config.yaml").write_text("versions: {}")
+        fails(
+            lambda: RunFolder.create(tmp_path, CONFIG, overwrite=True), "another process works in it"
+        )  # as a notebook
+        assert (tmp_path / "metrics.jsonl").exists()
         other.kill()
     with RunLock() as lock:
         lock.take(tmp_path)

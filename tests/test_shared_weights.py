@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 from conftest import changed, fails, nudge, snapshot
-from small_runs import early_letters
+from small_runs import PROMPTS, build, early_letters
 from transformers import AutoModelForCausalLM
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, ExportCommand, GenerateCommand, option_names
@@ -21,7 +21,7 @@ from marlhf_lite.experiments.export import answer_prompt, export_policy
 from marlhf_lite.extras.baselines.dpo import dpo_trainer
 from marlhf_lite.extras.baselines.rloo_grpo import group_trainer
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_reward_model, share
 from marlhf_lite.tasks.splits import Task
@@ -92,14 +92,16 @@ def test_answers_are_the_policys(adapter, base, tiny, tokenizer):
 
 
 @pytest.mark.parametrize("adapter", ["embedding"], indirect=True)
-def test_a_run_that_samples_from_another_policy_is_refused(adapter, base, make, monkeypatch):
-    """Where an adapter on a tied weight is merged all the same."""
-    trainer = make()
-    trainer.models.policy.model = load_policy(base, adapter)
+def test_a_run_that_samples_from_another_policy_is_refused(adapter, base, rm, tokenizer, monkeypatch):
+    """If an adapter on a tied weight is merged anyway: after the first update, and at checkpoints."""
+    trainer = build(build_models(base, adapter, rm), tokenizer, updates=2)
+    trainer.train()
+    trainer = build(build_models(base, adapter, rm), tokenizer, updates=2, checkpoint_every=3)
     monkeypatch.setattr(rollouts, "tied_layers", lambda model: [])
-    fails(lambda: trainer.generate_rollout(["Why?", "no"]), "nats a token from the policy that trains")
-    monkeypatch.undo()
-    trainer.generate_rollout(["Why?", "no"])
+    fails(trainer.train, "of the policy's change away from the one that trains", "--lora_target_modules")
+    assert trainer.updates_done == 1
+    trainer.update(PROMPTS[:4])  # the second update is not looked at, the third one is
+    fails(lambda: trainer.update(PROMPTS[:4]), "away from the one that trains")
 
 
 def test_a_reward_model_is_saved_as_it_was_trained(adapter, base, some, tmp_path):

@@ -39,6 +39,7 @@ from marlhf_lite.models.checks import (
 )
 from marlhf_lite.models.loading import (
     check_target_modules,
+    is_full_model,
     load_base,
     load_policy,
     load_tokenizer,
@@ -246,6 +247,9 @@ def _check_model(
 def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
     check_four_bits(options)
+    if options.stages and options.finetune == "lora" and inputs.sft and is_full_model(inputs.sft):
+        fix = f"give it as --model, and as --sft what `marlhf sft --model {inputs.sft}` makes; or add --finetune full"
+        raise InputError(f"--sft {inputs.sft}: a whole model, and no adapter: {fix}")
     # All models share one frozen base, which FSDP would spread in those that train.
     if options.stages and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
         fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"

@@ -1,34 +1,37 @@
 """Use of a trained policy: answer a prompt, or save it as a model of its own."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from peft import PeftModel
-from transformers import GenerationConfig, PreTrainedModel, set_seed
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
-from marlhf_lite.models.checks import check_length
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
-from marlhf_lite.models.merging import merge_adapter
+from marlhf_lite.models.checks import check_length, shared_rope_limit
+from marlhf_lite.models.loading import is_full_model, load_base, load_policy, load_tokenizer
+from marlhf_lite.models.merging import LARGEST_LOSS, lost_share, merge_adapter, merged_weights, round_to
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.shapes import write_text
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import end_of_text, longest_response, sampling_of
+from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import share_weights
-from marlhf_lite.utils.run_folder import RunFolder, run_of
+from marlhf_lite.utils.run_folder import LOCK, RunFolder, RunLock, check_output_dir, run_of
 
 
-def merged_policy(
+def open_policy(
     options: GenerateCommand | ExportCommand, folder: Path | None
-) -> tuple[PreTrainedModel, object, Chat | None]:
-    """Load a policy, without a folder the base, and merge its adapter into the base weights.
+) -> tuple[PreTrainedModel | PeftModel, object, Chat | None]:
+    """Load a policy, without a folder the base.
 
-    Return the model, its tokenizer, and what writes messages where the policy has learnt from chats.
+    Return the model, its tokenizer, and what writes messages if the policy has learnt from chats.
     """
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
@@ -36,7 +39,7 @@ def merged_policy(
     policy = load_policy(base, folder, trainable=False) if folder else base
     if write := chat_writer(tokenizer, config.chat_template):
         expect_chats(tokenizer)
-    return (merge_adapter(policy) if isinstance(policy, PeftModel) else policy), tokenizer, write
+    return policy, tokenizer, write
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
@@ -46,16 +49,18 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
     """
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
-    model, tokenizer, write = merged_policy(options, folder)
+    model, tokenizer, write = open_policy(options, folder)
     if write:
         prompt = write_text(prompt, write)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")
     sampler = open_dialogues(options)
-    check_length(model, options.model, tokens, longest_response(sampler, tokenizer, options.max_response_length))
+    if not shared_rope_limit(model):  # a batch of one text
+        check_length(model, options.model, tokens, longest_response(sampler, tokenizer, options.max_response_length))
     set_seed(options.seed)
-    rollout = sampler(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
+    with merged_adapter(model):
+        rollout = sampler(model, tokenizer, [prompt], sampling_of(options, options.max_response_length))
     return _in_lines(rollout.turns[0]) if rollout.turns else rollout.responses[0].strip()
 
 
@@ -82,22 +87,32 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
     """Save a policy (without a folder: the base) and its tokenizer as a model that transformers loads.
 
     It is pushed to the hub if asked. Its `generate` samples and stops as the run did, and its tokenizer writes chats
-    as the run did.
+    as the run did. Nothing is saved that is not finite, and no format that would round the policy's change away.
     """
-    model, tokenizer, _ = merged_policy(options, folder)
+    own = options
+    if (
+        folder
+    ):  # the base as it is saved, or all weights of a policy as they are: nothing is rounded before it is merged
+        saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
+        own = replace(options, dtype=_name(saved) if saved else "auto")
+    policy, tokenizer, _ = open_policy(own, folder)
+    dtype, line = _choose_format(options, policy, folder)
+    model = merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
+    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
+        raise InputError(
+            f"--model {options.model}: weights that {_name(dtype)} does not hold, or NaN: give --dtype float32"
+        )
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     ids["eos_token_id"] = end_of_text(model, tokenizer)
     model.generation_config = GenerationConfig(**ids, **(_sampling_of(folder) if folder else {}))
-    try:
+    with _new_files(output) as part:
         if options.untied:
-            save_untied(model, output, model.state_dict())
+            save_untied(model, part, model.state_dict())
         else:
-            model.save_pretrained(output)
-            share_weights(output)
-        tokenizer.save_pretrained(output)
-    except BaseException:
-        shutil.rmtree(output, ignore_errors=True)  # it was empty
-        raise
+            model.save_pretrained(part)
+            share_weights(part)
+        tokenizer.save_pretrained(part)
+    print_main(line)
     print_main(f"model: {output}")
     if name := options.push_to_hub:
         try:
@@ -107,3 +122,52 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"--push_to_hub {name}: failed ({reason}): log in with `hf auth login`") from None
         print_main(f"pushed to: https://huggingface.co/{name}")
+
+
+def _choose_format(
+    options: ExportCommand, policy: PreTrainedModel | PeftModel, folder: Path | None
+) -> tuple[torch.dtype, str]:
+    """Return the number format to write, and a line about what it loses.
+
+    Where the run's own format is too coarse for what the policy has learnt, it is float32. Raises `InputError` if
+    another format was asked for that is too coarse.
+    """
+    asked = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
+    if isinstance(policy, PeftModel):
+        changes = merged_weights(policy)
+    elif folder and asked != policy.dtype:  # weights of a whole model are rounded here alone
+        start = load_base(replace(options, finetune="lora", load_in_4bit=False, dtype="auto")).state_dict()
+        changes = ((start[name], weight) for name, weight in policy.state_dict().items() if name in start)
+    else:
+        return asked, f"number format: {_name(asked)}"
+    lost = lost_share(changes, asked)
+    if lost <= LARGEST_LOSS:
+        return asked, f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change"
+    run = run_of(folder)
+    if options.dtype not in ("auto", RunFolder.open(run).config.get("dtype") if run else ""):
+        fix = "give --dtype float32, or load the adapter beside its base"
+        raise InputError(f"--dtype {options.dtype}: it would lose {lost:.2f} of the policy's change: {fix}")
+    return torch.float32, f"number format: float32, since {_name(asked)} would lose {lost:.2f} of the policy's change"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _new_files(output: Path) -> Iterator[Path]:
+    """A folder whose files move to `output`, which is locked, when the block ends well; else only what it made goes."""
+    is_new, part = not output.exists(), output / ".part"
+    with RunLock() as lock:
+        lock.take(output)
+        try:
+            check_output_dir(output)
+            yield part
+            for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):  # half of it is no model
+                file.replace(output / file.name)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            (output / LOCK).unlink(missing_ok=True)
+            if is_new:
+                with suppress(OSError):  # it holds the model
+                    output.rmdir()

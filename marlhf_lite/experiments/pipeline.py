@@ -74,14 +74,15 @@ class Trained(NamedTuple):
 def run_command(context: RunContext) -> None:
     """Do what the command of this context is for, and print where its result is."""
     stages, sft, rm = context.options.stages, context.inputs.sft, context.inputs.rm
+    what = "adapter" if context.options.finetune == "lora" else "model"
     if len(stages) > 1:
         run_all(context)
     elif not stages:
         evaluate(context, context.inputs.policies, sft, rm)
     elif stages == ("sft",):
-        print_main(f"adapter: {sft_stage(context)}")
+        print_main(f"{what}: {sft_stage(context)}")
     elif stages == ("rm",):
-        print_main(f"adapter: {rm_stage(context, sft)}")
+        print_main(f"{what}: {rm_stage(context, sft)}")
     elif stages == ("ppo",):
         print_main(f"policy: {ppo_stage(context, sft, rm).policy}")
     elif stages == ("dpo",):

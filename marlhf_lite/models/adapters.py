@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, one_line
 
 # Option -> the command that makes its folder, what peft calls such an adapter, and where in a run it may stand.
 ADAPTERS = {
@@ -13,19 +13,26 @@ ADAPTERS = {
     "policies": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
     "policy": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
 }
-# What peft calls an adapter -> the end of the class name of a model with all weights.
-FULL_MODEL = {"CAUSAL_LM": "ForCausalLM", "SEQ_CLS": "ForSequenceClassification"}
+# What peft calls an adapter -> how transformers names its tables of such models with all weights, and most of these.
+FULL_MODEL = {
+    "CAUSAL_LM": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForCausalLM"),
+    "SEQ_CLS": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "ForSequenceClassification"),
+}
 
 
 def resolve_adapter_dir(option: str, folder: str) -> Path:
     """Return the folder that `--sft`, `--rm`, `--policy` or one of `--policies` means: it, or a folder inside a run.
 
-    It holds an adapter, or after full fine-tuning all weights. Raises `InputError` where it is missing or damaged.
+    It holds an adapter, or after full fine-tuning all weights. A reward model may be one of the hub, which is fetched.
+    Raises `InputError` where it is missing or damaged.
     """
     command, kind, inside = ADAPTERS[option]
     if not folder:
         raise InputError(f"--{option}: not given: make one with `marlhf {command}` and give its folder")
     root = Path(folder).expanduser()
+    is_hub_name = folder.count("/") == 1 and not folder.startswith((".", "/", "~")) and not root.exists()
+    if is_hub_name and option == "rm":
+        root = _fetch(folder)
     for pattern in ("", *inside):
         places = [root] if not pattern else sorted(root.glob(pattern))
         places = [place for place in places if _config_of(place)]
@@ -38,7 +45,23 @@ def resolve_adapter_dir(option: str, folder: str) -> Path:
     fix = f"give a folder that `marlhf {command}` wrote"
     if stopped := sorted(root.glob(f"{inside[0]}/checkpoint-*"), key=os.path.getmtime):
         fix = f"its run was stopped: go on with it by --resume, or give {stopped[-1]}"
+    elif is_hub_name:
+        fix += ", and a model of the hub as --model"
     raise InputError(f"--{option} {folder}: no adapter there: {fix}")
+
+
+def _fetch(name: str) -> Path:
+    """Return the folder with a reward model of the hub, from its cache or from the hub."""
+    import huggingface_hub  # only for names of the hub
+    from huggingface_hub.utils import httpx
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.bin"]))
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        fix = "check the name and the network, or give a folder"
+        raise InputError(
+            f"--rm {name}: no such folder, and the hub does not give it ({one_line(error)}): {fix}"
+        ) from None
 
 
 def _config_of(place: Path) -> Path | None:
@@ -55,8 +78,7 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         made_for = (config.get("architectures") or [None])[0] if is_full_model else config.get("task_type")
     except (OSError, ValueError, AttributeError):
         raise InputError(f"{source}: its {path.name} is damaged: {again}") from None
-    fits = made_for is None or (made_for.endswith(FULL_MODEL[kind]) if is_full_model else made_for == kind)
-    if not fits:
+    if not (made_for is None or (_is_model_for(kind, made_for) if is_full_model else made_for == kind)):
         what = "a model" if is_full_model else "an adapter"
         raise InputError(f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote")
     weights = "model*" if is_full_model else "adapter_model.*"
@@ -64,6 +86,16 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         return
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")
+
+
+def _is_model_for(kind: str, name: str) -> bool:
+    """Return whether a class of this name is a model of that kind, by its name or by transformers' tables."""
+    table, ending = FULL_MODEL[kind]
+    if name.endswith(ending):
+        return True
+    from transformers.models.auto import modeling_auto  # for families with names of their own, such as GPT-2
+
+    return name in getattr(modeling_auto, table).values()
 
 
 def other_base(folder: Path, model: str) -> str:

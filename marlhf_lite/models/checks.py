@@ -24,11 +24,25 @@ def check_four_bits(options: ModelConfig) -> None:
 
 
 def position_limit(base: PreTrainedModel) -> int | None:
-    """Return the longest text in tokens where positions are learned or a table; None where they go on (RoPE)."""
+    """Return the longest text in tokens if positions are learned or a table, or `shared_rope_limit`; else None."""
     config = base.config.get_text_config()
     if getattr(config, "rope_parameters", None):
-        return None
+        return shared_rope_limit(base)
     return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def shared_rope_limit(base: PreTrainedModel) -> int | None:
+    """Return the longest text up to which LongRoPE and dynamic RoPE turn each text alike; None for other models.
+
+    Beyond it the longest text of a batch chooses the angles for all of them, so that a text's log-probabilities depend
+    on the texts beside it, and PPO's ratio is not 1 before any step.
+    """
+    config = base.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]  # of all layers, or by kind of layer
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    limits += [config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")]
+    return min(limits, default=None)
 
 
 def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
@@ -37,8 +51,11 @@ def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) 
     if limit and prompt + response > limit:
         room = limit - response
         fix = f"--max_prompt_length {room}" if room > 0 else f"a --max_response_length far below {limit}"
+        what = f"{limit} positions"
+        if shared_rope_limit(base):
+            what = f"a RoPE that changes beyond {limit} tokens, for all texts of a batch"
         texts = f"the longest prompt has {prompt} tokens, the longest response (of all turns) {response}"
-        raise InputError(f"--model {model}: it has {limit} positions; {texts}: give {fix}")
+        raise InputError(f"--model {model}: it has {what}; {texts}: give {fix}")
 
 
 def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable[int]) -> None:
@@ -74,6 +91,9 @@ def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | Non
     except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
         raise InputError(f"--model {options.model}: {family} models cannot train here: {one_line(error)}") from None
     for name, gap in gaps.items():
+        if gap != gap:
+            fix = "give weights without NaN, or another --dtype"
+            raise InputError(f"--model {options.model}: its {name} are not finite: {fix}")
         if not gap <= PADDING_GAP[base.dtype]:
             what = f"padding before a text changes its {name} by {gap:.2f}"
             raise InputError(f"--model {options.model}: {family} models cannot train here: {what}")

@@ -13,6 +13,7 @@ and the base is an empty model that gives only family, dtype and attention.
 import copy
 import importlib.util
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -268,7 +269,15 @@ def _load_full_model(
     else:
         place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
         model = _load(kind, str(folder), place, **settings)
+    _check_finite(folder, model.parameters())
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
+
+
+def _check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
+    """Raise `InputError` if weights that are saved in a folder are not all finite."""
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        fix = "give an earlier checkpoint, or train it again with a lower learning rate"
+        raise InputError(f"{folder}: its weights are not finite (NaN, or infinite): {fix}")
 
 
 def _device(model: nn.Module) -> str:
@@ -311,6 +320,7 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
     places, reason = dict(model.named_parameters()), ""  # a tied one once
     try:
         weights = peft.load_peft_weights(str(folder), device=_device(model))
+        _check_finite(folder, weights.values())
         copies = {name: weights.pop(name) for name in list(weights) if name in places}
         missing = peft.set_peft_model_state_dict(model, weights | (more or {})).missing_keys
         if lost := [name for name in missing if ".default" in name and name in places]:

@@ -1,12 +1,18 @@
 """Adapters in the weights of their base: for export, and which layers share a weight with another module."""
 
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+LARGEST_LOSS = 0.05  # of the policy's change, in what rounding or merging makes of it
 
 
 def tied_layers(model: nn.Module) -> list[LoraLayer]:
@@ -16,18 +22,72 @@ def tied_layers(model: nn.Module) -> list[LoraLayer]:
     return [layer for layer in layers if any(users[id(p)] > 1 for p in layer.get_base_layer().parameters())]
 
 
+def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> float:
+    """Return ‖round(W) − W‖ / ‖W − W₀‖ of pairs (W₀, W), the weights before and after training, rounded to `dtype`.
+
+    It is 0 if nothing has changed. A weight that changed by less than its rounding gives 1: the change is lost.
+    """
+    lost = changed = 0.0
+    for before, after in changes:
+        lost += float((after.to(dtype).float() - after.float()).square().sum())
+        changed += float((after.float() - before.float()).square().sum())
+    return (lost / changed) ** 0.5 if changed else 0.0
+
+
 @torch.no_grad()
-def merge_adapter(model: PeftModel) -> PreTrainedModel:
+def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each weight that an adapter changes, before and after merging in float32; the model stays as it is."""
+    for layer in _adapted(model):
+        weights = [*layer.get_base_layer().parameters(recurse=False)]
+        before = [weight.data for weight in weights]
+        _merge(layer)
+        after = [weight.data for weight in weights]
+        for weight, own in zip(weights, before, strict=True):
+            weight.data = own
+        layer.merged_adapters.clear()
+        yield from zip(before, after, strict=True)
+    for layer in model.modules():
+        if isinstance(layer, ModulesToSaveWrapper):  # trained as a whole
+            trained = layer.modules_to_save[layer.active_adapters[0]]
+            yield from zip(layer.original_module.parameters(), trained.parameters(), strict=True)
+
+
+@torch.no_grad()
+def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
     """Return the base model with the adapter in its weights, and with weights of their own where these are tied.
 
-    Where embedding and head have become different, the config says that they are not tied.
+    Sums are in float32, and are rounded to `dtype` afterwards. If embedding and head have become different, the config
+    says that they are not tied.
     """
     for layer in tied_layers(model):
         base = layer.get_base_layer()
         base.weight = nn.Parameter(base.weight.clone(), requires_grad=False)
-    merged = model.merge_and_unload()
+    for layer in _adapted(model):
+        _merge(layer)
+        round_to(layer.get_base_layer(), dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="All adapters are already merged")
+        merged = round_to(model.merge_and_unload(), dtype)
     head = merged.get_output_embeddings()
     if head is not None and head.weight is not merged.get_input_embeddings().weight:
         for config in (merged.config, merged.config.get_text_config()):
             config.tie_word_embeddings = False
     return merged
+
+
+def round_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Round all weights to a number format; returns the model. Buffers, such as tables of positions, keep theirs."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
+
+
+def _adapted(model: PeftModel) -> list[BaseTunerLayer]:
+    return [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer) and hasattr(layer, "merge")]
+
+
+def _merge(layer: BaseTunerLayer) -> None:
+    """Merge by PEFT's own sum, into float32 copies of the layer's weights."""
+    for weight in layer.get_base_layer().parameters(recurse=False):
+        weight.data = weight.data.to(torch.float32, copy=True)
+    layer.merge()

@@ -18,6 +18,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.user_code import named_errors
 
 LossAndStats = tuple[Tensor, dict[str, Tensor]]
+OUR_STATS = ("clip_fraction", "approx_kl", "count")  # of `macro.policy_loss` and `macro.value_loss`
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Objective:
         """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
 
         Returns the sum of the micro-batch's terms divided by `count`, which is how many there are in the whole
-        optimizer step; and stats, {} or those of `macro.policy_loss`.
+        optimizer step; and stats, {} or those of `macro.policy_loss`. Others are numbers, means over the micro-batch:
+        "ratio" is recorded as policy_ratio, as a mean over responses.
         """
         return macro.policy_loss(
             outputs.logprobs,
@@ -150,6 +152,9 @@ class Objective:
             if "clip_fraction" in parts:
                 clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
                 stats[clipped] = parts["clip_fraction"] * parts["count"] / terms
+            # A user's own stats are means of the micro-batch: each response counts the same.
+            share = batch.steps.token_mask.any(1).sum() / normalizers[2]
+            stats |= {f"{name}_{stat}": x * share for stat, x in parts.items() if stat not in OUR_STATS}
         return total, stats
 
 
@@ -174,4 +179,9 @@ def _check_loss(name: str, returned: LossAndStats) -> LossAndStats:
         raise InputError(f"{name}_loss: a loss of shape {actual}: {fix}")
     if "clip_fraction" in returned[1] and "count" not in returned[1]:
         raise InputError(f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms")
-    return returned
+    loss, stats = returned
+    stats = {stat: x.detach() if isinstance(x, Tensor) else x for stat, x in stats.items()}
+    for stat, x in stats.items():
+        if stat in ("loss", "grad_norm") or not (isinstance(x, int | float) or (isinstance(x, Tensor) and not x.dim())):
+            raise InputError(f"{name}_loss: the stat {stat}: return one number, by another name than loss or grad_norm")
+    return loss, stats

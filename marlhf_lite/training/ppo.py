@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -194,10 +193,6 @@ class PPOTrainer(Runner):
         with nullcontext() if remote else gathered_outside_layers(policy, root=self.actor_critic):
             sample = (generate_in_batches, self.sampler, size, *given)
             rollout, self.generation_batch_size = raise_on_all_ranks(*sample)
-        if self.updates_done == 0 and isinstance(policy.model, PeftModel) and not remote:
-            from marlhf_lite.training.sampler_checks import check_merged  # once a run, of adapters alone
-
-            self.with_less_memory(check_merged, self, rollout, alone=True)
         self.models.policy.train()
         return rollout.sort_by_length()
 

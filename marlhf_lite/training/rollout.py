@@ -264,14 +264,14 @@ def merged_adapter(model: nn.Module) -> Iterator[None]:
     """Merge a LoRA adapter into copies of the base weights inside this block: sampling then takes half the time.
 
     Afterwards the weights are the very same tensors as before. Samples may differ in the last digits of their
-    probabilities. Nothing is merged into weights that are sharded, quantised, or of another module too (tied), or where
-    the copies would be too large.
+    probabilities. Nothing is merged into weights of 16 bits, which would round most of a small change away, into those
+    that are sharded, quantised, or of another module too (tied), or if the copies would be too large.
     """
     tied = tied_layers(model)
     layers = [module for module in model.modules() if isinstance(module, LoraLayer) and module not in tied]
     weights = list(dict.fromkeys(p for layer in layers for p in layer.get_base_layer().parameters()))
     size = sum(weight.numel() * weight.element_size() for weight in weights)
-    plain = all(weight.is_floating_point() and not hasattr(weight, "full_tensor") for weight in weights)
+    plain = all(weight.dtype == torch.float32 and not hasattr(weight, "full_tensor") for weight in weights)
     if not weights or is_sharded(model) or not plain or size > _merge_limit(weights[0].device):
         yield
         return

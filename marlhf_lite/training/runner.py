@@ -24,6 +24,7 @@ from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.rollout import Rollout, longest_response, prompt_batches
+from marlhf_lite.training.sampler_checks import check_forms
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
@@ -146,6 +147,8 @@ class Runner:
         self.logger.log_update(row)
         shown = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
         self.logger.log_samples(self.updates_done, rollout.select(shown), macro_actions.select(shown))
+        if self.updates_done == 1 or self._is_due(self.config.checkpoint_every, last=False):
+            self.with_less_memory(check_forms, self, rollout, alone=True)
         return row
 
     # -- safeguards ---------------------------------------------------------------------------------------------------

@@ -1,20 +1,22 @@
 """Whether the policy that trains sampled the responses: checks of servers, and of a policy with its adapter merged."""
 
 import math
-from dataclasses import replace
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from marlhf_lite.models.actor_critic import PolicyModel
+from marlhf_lite.models.merging import LARGEST_LOSS
 from marlhf_lite.training.distributed import sum_over_processes
-from marlhf_lite.training.rollout import Rollout, merged_adapter
+from marlhf_lite.training.rollout import Rollout, is_remote, merged_adapter
 from marlhf_lite.utils.errors import DifferentPolicy, InputError
 
 # Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
 # an eighth as much. An adapter that was ignored, of rank 16 with B drawn at a deviation of 0.01, was 0.055 away.
 SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+ROUNDING = 100  # times the format's smallest step: sums of a forward pass in another order
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}  # mixed precision of accelerate -> format of the pass
 
 
@@ -49,21 +51,29 @@ def check_servers(rollout: Rollout, policy: PolicyModel) -> None:
 
 
 @torch.no_grad()
-def check_merged(trainer, rollout: Rollout) -> None:
-    """Compare the policy with its adapter merged, which samples, with the policy that trains, on a micro-batch.
+def check_forms(trainer, rollout: Rollout) -> None:
+    """Compare the policy in the form that samples, its adapter merged, with the form that trains, on a micro-batch.
 
-    Raises `InputError` where they are not the same. What is not finite is left to the update.
+    What counts is the error relative to the change: ‖log π_sampled − log π‖ / ‖log π − log π_ref‖ of a scored rollout.
+    Raises `InputError` if it is above `LARGEST_LOSS`, and the error more than rounding. What is not finite is left to
+    the update, and servers and policies without an adapter have one form.
     """
     policy, part = trainer.models.policy, rollout.select(slice(trainer.micro_batch_size)).trim()
+    if not isinstance(policy.model, PeftModel) or is_remote(trainer.sampler):
+        return
     inputs = (part.tokens, part.attention_mask, part.mask.shape[1], trainer.logprob_temperature)
-    with trainer.accelerator.autocast():
-        logprobs = policy(*inputs)[0]
-        with merged_adapter(policy.model):
-            part = replace(part, sampled_logprobs=policy(*inputs)[0])
-    difference, is_rounding = _sampler_difference(part, logprobs, policy, trainer.accelerator)
-    if math.isfinite(difference) and not is_rounding:
-        what = f"merged into the base for sampling, it is {difference:.4f} nats a token from the policy that trains"
-        raise InputError(f"the adapter of --sft: {what}: give one of other layers (--lora_target_modules all-linear)")
+    trained = policy(*inputs)[0]
+    with merged_adapter(policy.model):
+        sampled = policy(*inputs)[0]
+    pairs = {"error": sampled - trained, "change": trained - part.ref_logprobs, "size": trained}
+    sums = {name: x[part.mask].square().sum() for name, x in pairs.items()}
+    norms = {name: float(x) ** 0.5 for name, x in sum_over_processes(sums, trainer.accelerator).items()}
+    rounding = ROUNDING * torch.finfo(trained.dtype).eps * norms["size"]
+    if norms["error"] > max(LARGEST_LOSS * norms["change"], rounding):
+        share = norms["error"] / norms["change"] if norms["change"] else math.inf
+        what = f"the policy that samples is {share:.2f} of the policy's change away from the one that trains"
+        fix = "give an adapter of other layers (--lora_target_modules all-linear)"
+        raise InputError(f"the adapter of --sft, merged into the base: {what}: {fix}")
 
 
 def _sampler_difference(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator) -> tuple[float, bool]:

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import filelock
 import yaml
@@ -47,6 +48,8 @@ class RunLock:
     The operating system frees it when this process ends, however it ends: a killed run blocks nobody.
     """
 
+    held: ClassVar[set[Path]] = set()  # by this process, which a lock of its own would keep out too
+
     def __init__(self) -> None:
         self._lock: filelock.FileLock | None = None
 
@@ -56,13 +59,14 @@ class RunLock:
     def __exit__(self, *_) -> None:
         if self._lock:
             self._lock.release()
+            self.held.discard(Path(self._lock.lock_file))
 
     def take(self, path: Path) -> None:
         """Lock this folder, which is made if need be. Raises `InputError` where another process has done so."""
         if self._lock:
             return
         path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path / LOCK)
+        lock = filelock.FileLock(path.resolve() / LOCK)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -71,6 +75,7 @@ class RunLock:
         except (OSError, NotImplementedError):  # a disk without locks, or one that is full, which others report better
             return
         self._lock = lock
+        self.held.add(Path(lock.lock_file))
 
 
 class RunFolder:
@@ -91,18 +96,22 @@ class RunFolder:
             overwrite: delete the content of the folder first, if it holds a run, with its checkpoints.
 
         Raises:
-            InputError: the folder cannot be used (see `check_output_dir`), or YAML cannot hold the config.
+            InputError: the folder cannot be used (see `check_output_dir`), another process works in it, or YAML cannot
+                hold the config.
         """
         path = Path(path)
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
         check_output_dir(path, overwrite)
-        path.mkdir(parents=True, exist_ok=True)
-        # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
-        for item in sorted(_content(path), key=lambda item: item.name == CONFIG):
-            if item.is_dir() and not item.is_symlink():
-                shutil.rmtree(item)
-            else:
-                item.unlink()
+        with RunLock() as lock:
+            if (path / LOCK).exists() and path.resolve() / LOCK not in RunLock.held:
+                lock.take(path)
+            path.mkdir(parents=True, exist_ok=True)
+            # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
+            for item in sorted(_content(path), key=lambda item: item.name == CONFIG):
+                if item.is_dir() and not item.is_symlink():
+                    shutil.rmtree(item)
+                else:
+                    item.unlink()
         run = cls(path, {})
         run.update_config(config)
         return run

@@ -74,12 +74,11 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     prompt, response = options.max_prompt_length, options.max_response_length
     gradients = 0 if is_spread(options) else trained
     merged = merged_bytes(base, options)
-    beside = options.finetune == "lora" and not merged
     memory = Memory(
         weights=weights,
         adapters=adapters,
         optimizer=2 * trained,
-        generation=merged + generation_bytes(base, rows, prompt + response, adapters=beside),
+        generation=merged + generation_bytes(base, rows, prompt + response, adapters=options.load_in_4bit),
         training=training_bytes(base, options, min(options.micro_batch_size or 1, share), prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
@@ -210,8 +209,8 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
     See `training.rollout.merged_adapter`.
     """
     copies = _bytes(_adapted(base, options.lora_target_modules))
-    merges = options.finetune == "lora" and not options.load_in_4bit and copies <= MERGED_SHARE * options.gpu * GIB
-    return copies if merges else 0
+    plain = options.finetune == "lora" and not options.load_in_4bit and base.dtype == torch.float32
+    return copies if plain and copies <= MERGED_SHARE * options.gpu * GIB else 0
 
 
 def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
@@ -232,8 +231,8 @@ def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: boo
     """Return keys and values of `rows` sequences of `width` tokens, and the larger of a layer's pass and the logits.
 
     That pass reads the prompts alone. It is counted for `width` tokens, because allocators lose more here than
-    elsewhere while the cache grows (measured: benchmarks/README.md). With `adapters` beside the weights its numbers
-    have their format.
+    elsewhere while the cache grows (measured: benchmarks/README.md). With `adapters` beside quantised weights its
+    numbers have their format.
     """
     config, element = base.config.get_text_config(), base.dtype.itemsize
     _, keys, inner = _widths(config)
