@@ -37,6 +37,7 @@ from marlhf_lite.models.checks import (
     check_vocabulary,
     position_limit,
 )
+from marlhf_lite.models.last_layer import ways
 from marlhf_lite.models.loading import (
     check_target_modules,
     is_full_model,
@@ -180,6 +181,8 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
     if PartialState().is_main_process:
+        if options.stages:
+            folder.update_config({"versions": folder.config["versions"] | ways(load(), options)})
         different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
         write_json(folder.path / "data.json", task.counts | different | {"digest": task.digest})
     _print_start(options, inputs, task)

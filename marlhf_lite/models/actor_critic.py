@@ -6,6 +6,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from marlhf_lite.models.last_layer import last_states
 from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 
@@ -43,7 +44,7 @@ class PolicyModel(nn.Module):
         if not has_plain_head(causal_lm):
             logits = self.model(**inputs, logits_to_keep=length + 1).logits[:, before]
             return from_logits(logits, targets, temperature)
-        hidden = causal_lm.base_model(**inputs).last_hidden_state[:, before]
+        hidden = last_states(causal_lm.base_model, length + 1, **inputs)[:, :-1]
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
 
@@ -61,17 +62,15 @@ class ScalarHeadModel(nn.Module):
         self.model = model
         self._no_split_modules = unwrap_peft(model)._no_split_modules
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor, length: int | None = None) -> Tensor:
         """[B, L] scores in float32. A reward model's is read at the last response token, a critic's V(s_t) at the token
-        before action t."""
-        classifier = unwrap_peft(self.model)
-        hidden = getattr(classifier, classifier.base_model_prefix)(
-            input_ids=tokens,
-            attention_mask=attention_mask,
-            position_ids=position_ids(attention_mask),
-            use_cache=False,
-        ).last_hidden_state
-        return score_states(classifier, hidden)
+        before action t. With `length` = T they are those of the last T tokens and the one before, and 0 elsewhere."""
+        classifier, width = unwrap_peft(self.model), tokens.shape[1]
+        kept = width if length is None else min(length + 1, width)
+        inputs = {"input_ids": tokens, "attention_mask": attention_mask, "use_cache": False}
+        inputs["position_ids"] = position_ids(attention_mask)
+        hidden = last_states(getattr(classifier, classifier.base_model_prefix), kept, **inputs)
+        return nn.functional.pad(score_states(classifier, hidden), (width - kept, 0))
 
 
 class ActorCritic(nn.Module):
@@ -84,7 +83,7 @@ class ActorCritic(nn.Module):
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T], scores [B, L])`: see `PolicyModel` and `ScalarHeadModel`."""
-        return *self.policy(tokens, attention_mask, length, temperature), self.critic(tokens, attention_mask)
+        return *self.policy(tokens, attention_mask, length, temperature), self.critic(tokens, attention_mask, length)
 
 
 @dataclass(frozen=True)

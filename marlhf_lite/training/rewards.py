@@ -37,7 +37,8 @@ class ModelReward:
 
     def _score_rows(self, rollout: Rollout, rows: slice) -> Tensor:
         part, device = rollout.select(rows).trim(), next(self.model.parameters()).device
-        return part.at_last_token(self.model(part.tokens.to(device), part.attention_mask.to(device)))
+        inputs = part.tokens.to(device), part.attention_mask.to(device), part.mask.shape[1]
+        return part.at_last_token(self.model(*inputs))
 
 
 class FunctionReward:

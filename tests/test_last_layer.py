@@ -1,0 +1,108 @@
+"""The last layer at a response's positions alone: numbers and gradients are those of the whole layer."""
+
+import copy
+
+import pytest
+import torch
+from conftest import nudge
+from test_architectures import WINDOW, save_family
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.models import actor_critic, last_layer
+from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
+from marlhf_lite.models.last_layer import has_plain_last_layer, last_states
+from marlhf_lite.models.loading import load_base, new_policy, new_reward_model
+from marlhf_lite.training.rollout import from_texts
+
+FAMILIES = ("gemma", "llama3.2", "qwen2", "qwen2 window", "mistral", "qwen3", "gemma2", "gpt2")
+PLAIN = FAMILIES[:5]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("family")
+    return request.param, save_family(request.param, tokenizer, folder / "model"), folder
+
+
+@pytest.fixture(params=["lora", "full"])
+def actors(request, family):
+    """`(name, policy and critic)` of the family, none of them at its start."""
+    name, model, folder = family
+    options = ModelConfig(model=model, finetune=request.param, lora_r=4, lora_alpha=8)
+    base, sft = load_base(options), folder / request.param
+    policy = nudge(new_policy(base, options), 1, 0.02)
+    policy.save_pretrained(sft)
+    critic = nudge(new_reward_model(base, sft), 2, 0.02)
+    return name, ActorCritic(PolicyModel(policy), ScalarHeadModel(critic))
+
+
+@pytest.fixture
+def rollout(tokenizer, texts):
+    some = from_texts(tokenizer, texts.prompts, texts.responses, limit=12)
+    assert some.prompt_width > WINDOW and (some.attention_mask[:, 0] == 0).any()
+    return some
+
+
+def run(actors, rollout):
+    """Log-probabilities, values, and the gradients of both."""
+    actors.zero_grad(set_to_none=True)
+    logprobs, _, scores = actors(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
+    values = rollout.before_tokens(scores)
+    (logprobs.sin() + values.cos())[rollout.mask].sum().backward()
+    gradients = {name: p.grad for name, p in actors.named_parameters() if p.grad is not None}
+    found = {"logprobs": logprobs.detach()[rollout.mask], "values": values.detach()[rollout.mask]}
+    return found | {"ends": rollout.at_last_token(scores.detach())} | gradients
+
+
+def whole(backbone, kept, **inputs):
+    return backbone(**inputs).last_hidden_state[:, -kept:]
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 2)])  # the second has no padding before it
+def test_numbers_and_gradients_are_those_of_the_whole_layer(actors, rollout, rows, monkeypatch):
+    models, part = actors[1], rollout.select(rows).trim()
+    found = run(models.train(), part)
+    monkeypatch.setattr(actor_critic, "last_states", whole)
+    right = run(models, part)
+    assert right.keys() == found.keys()
+    for key, expected in right.items():
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(
+            found[key], expected, rtol=0, atol=(1e-6 if "." not in key else 1e-5) * max(scale, 1)
+        )
+
+
+def test_the_mlp_of_the_last_layer_runs_at_few_positions(actors, rollout):
+    name, models = actors
+    widths, length = [], rollout.mask.shape[1]
+    for module, layer in models.named_modules():
+        if module.endswith(".1.mlp") or module.endswith("h.1.mlp"):
+            layer.register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
+    run(models, rollout)
+    assert widths == [length + 1 if name in PLAIN else rollout.tokens.shape[1]] * 2
+
+
+def test_gradient_checkpointing_takes_the_whole_layer(family, rollout):
+    """It runs a layer again in the backward pass."""
+    name, model, _ = family
+    options = ModelConfig(model=model, lora_r=4)
+    policy = new_policy(load_base(options), options)
+    assert has_plain_last_layer(policy.get_base_model().base_model) == (name in PLAIN)
+    checkpoint_activations(policy)
+    assert not has_plain_last_layer(policy.train().get_base_model().base_model)
+    found = PolicyModel(policy)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+    found[rollout.mask].sum().backward()
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_implementations(tiny, rollout, attention):
+    base = load_base(copy.copy(tiny)).base_model
+    base.set_attn_implementation(attention)
+    inputs = {"input_ids": rollout.tokens, "attention_mask": rollout.attention_mask, "use_cache": False}
+    inputs["position_ids"] = actor_critic.position_ids(rollout.attention_mask)
+    with torch.no_grad():
+        right, found = whole(base, 5, **inputs), last_states(base, 5, **inputs)
+        seen = rollout.attention_mask[:, -5:].bool()
+        torch.testing.assert_close(found[seen], right[seen], rtol=0, atol=1e-5)
+    assert "forward" not in vars(base.layers[-1]) and last_layer.has_plain_last_layer(base)
