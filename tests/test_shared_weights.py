@@ -21,9 +21,9 @@ from marlhf_lite.experiments.export import answer_prompt, export_policy
 from marlhf_lite.extras.baselines.dpo import dpo_trainer
 from marlhf_lite.extras.baselines.rloo_grpo import group_trainer
 from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel, build_models
+from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.loading import load_base, load_policy, load_score_model, new_reward_model, share
+from marlhf_lite.models.loading import build_models, load_base, load_policy, load_score_model, new_reward_model, share
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import rollout as rollouts
 from marlhf_lite.training.rewards import FunctionReward
@@ -96,7 +96,7 @@ def test_a_run_that_samples_from_another_policy_is_refused(adapter, base, rm, to
     """If an adapter on a tied weight is merged anyway: after the first update, and at checkpoints."""
     trainer = build(build_models(base, adapter, rm), tokenizer, updates=2)
     trainer.train()
-    trainer = build(build_models(base, adapter, rm), tokenizer, updates=2, checkpoint_every=3)
+    trainer = build(build_models(base, adapter, rm), tokenizer, updates=4, checkpoint_every=3)
     monkeypatch.setattr(rollouts, "tied_layers", lambda model: [])
     fails(trainer.train, "of the policy's change away from the one that trains", "--lora_target_modules")
     assert trainer.updates_done == 1

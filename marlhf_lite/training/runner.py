@@ -19,12 +19,11 @@ from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training import safeguards
+from marlhf_lite.training import safeguards, sampler_checks
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock
 from marlhf_lite.training.rollout import Rollout, longest_response, prompt_batches
-from marlhf_lite.training.sampler_checks import check_forms
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
@@ -148,7 +147,7 @@ class Runner:
         shown = slice(None, None, max(len(rollout) // SAMPLES, 1))  # sorted by length: short and long ones
         self.logger.log_samples(self.updates_done, rollout.select(shown), macro_actions.select(shown))
         if self.updates_done == 1 or self._is_due(self.config.checkpoint_every, last=False):
-            self.with_less_memory(check_forms, self, rollout, alone=True)
+            self.with_less_memory(sampler_checks.check_forms, self, rollout, alone=True)
         return row
 
     # -- safeguards ---------------------------------------------------------------------------------------------------
