@@ -117,13 +117,13 @@ def _how_to_go_on(name: str, options: commands.Checked) -> str:
         return "; what is done so far is kept: the same command goes on"
     if not isinstance(options, commands.StageCommand):
         return ""
-    from marlhf_lite.training.callbacks import LOG_POSITIONS
     from marlhf_lite.utils.run_folder import is_run
+    from marlhf_lite.utils.seals import SEAL
 
     folder = Path(options.output_dir)
     if not is_run(folder):
         return ""
-    whole = ("checkpoints/update-*.pt", f"checkpoints/*/{LOG_POSITIONS}", f"checkpoint-*/{LOG_POSITIONS}")
+    whole = ("checkpoints/update-*.pt", f"checkpoints/*/{SEAL}", f"checkpoint-*/{SEAL}")
     there = any(path for place in whole for path in folder.glob(f"*/{place}"))
     goes_on = "goes on" if there or not options.stages else "begins this stage again"
     why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"

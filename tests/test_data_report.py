@@ -16,6 +16,7 @@ from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
 from marlhf_lite.experiments.data_report import COLOURS, PLAIN
 from marlhf_lite.experiments.inputs import find_inputs
 from marlhf_lite.tasks.splits import Task
+from marlhf_lite.utils.run_folder import RunFolder
 
 COUNT, LIMIT = 40, 6
 WORDS = "the cat sat on a mat and saw the dog".split()
@@ -250,16 +251,18 @@ def test_rows_that_an_earlier_stage_has_split_in_another_way_are_refused(make, t
     shutil.copytree(sft, run / "sft")
     later = ["evaluate", "--sft", str(run), "--output_dir", str(tmp_path / "e")]
     assert start(*later).splits["test"].to_list() == task.splits["test"].to_list()
-    said = f"--dataset {path}: {run} was made with other rows or prompts"
+    said = f"data {path} has other content than when {run} was made"
     if make == webgpt:
-        fails(lambda: start(*later, "--preset", "released"), said, "give --template paper and not released, or")
+        fix = "give --template paper and not released, or add --accept_changed"
+        fails(lambda: start(*later, "--preset", "released"), said, fix)
     else:
         assert start(*later, "--preset", "released").counts["test"], "these rows have no --template"
     write(path, [*rows, make(COUNT + 1)])
     for words in (later, ["sft", "--resume", str(run)]):
-        fails(lambda w=words: start(*w), said, "give the data as they were, or train that run again")
-    (run / "data.json").unlink()  # as of an earlier version
-    assert start(*later).counts["read"] == COUNT + 1
+        fails(lambda w=words: start(*w), said, "restore it, or add --accept_changed to go on")
+    assert start(*later, "--accept_changed").counts["read"] == COUNT + 1
+    (record,) = RunFolder.open(tmp_path / "e").manifest["accepted"]
+    assert record["what"] == "data" and record["run"] == str(run)
 
 
 # A file for each stage

@@ -14,7 +14,6 @@ from marlhf_lite.evaluation.responses import (
     ResponseStore,
     answer,
     evaluate_checkpoints,
-    fingerprint,
     restore,
 )
 from marlhf_lite.evaluation.scores import Scorers, to_frame
@@ -23,6 +22,7 @@ from marlhf_lite.models.loading import load_policy, load_score_model, new_reward
 from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
+from marlhf_lite.utils.content import model_hash
 from marlhf_lite.utils.errors import InputError
 
 
@@ -217,9 +217,9 @@ def test_a_fingerprint_is_of_weights_and_not_of_places_or_the_order_of_sets(ppo,
     other = {"base_model_name_or_path": "elsewhere", "target_modules": config["target_modules"][::-1]}
     assert len(config["target_modules"]) > 1
     (copy / "adapter_config.json").write_text(json.dumps(config | other))
-    assert fingerprint(copy) == fingerprint(ppo) != fingerprint(sft)
+    assert model_hash(copy) == model_hash(ppo) != model_hash(sft)
     (copy / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 9}))
-    assert fingerprint(copy) != fingerprint(ppo)
+    assert model_hash(copy) != model_hash(ppo)
 
 
 @pytest.mark.parametrize(

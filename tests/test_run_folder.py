@@ -34,7 +34,7 @@ def test_config_is_written_in_order_with_what_ran(run):
     assert list(found) == [*CONFIG, "versions"] and "größer" in text
     assert {key: found[key] for key in CONFIG} == CONFIG | {"lengths": [2, 3]}
     assert found == run.config == RunFolder.open(run.path).config
-    assert os.listdir(run.path) == ["config.yaml"]
+    assert sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
     versions = found["versions"]
     assert versions["python"] == ".".join(map(str, sys.version_info[:3])) and versions["processor"]
     assert (versions["torch"], versions["threads"]) == (metadata.version("torch"), torch.get_num_threads())
@@ -111,7 +111,10 @@ def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):
         (folder / "weights").write_text("dear")
     (run.path / "checkpoint-2").symlink_to(tmp_path / "kept")
     again = RunFolder.create(run.path, run.config | {"n": 1}, overwrite=True)
-    assert os.listdir(run.path) == ["config.yaml"] and (tmp_path / "kept" / "weights").read_text() == "dear"
+    assert (
+        sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
+        and (tmp_path / "kept" / "weights").read_text() == "dear"
+    )
     assert again.metrics() == [] and again.config["n"] == 1
 
 
@@ -124,13 +127,64 @@ def test_overwrite_is_offered_for_runs_alone(run, tmp_path):
     fails(lambda: check_output_dir(model), f"{model} holds something that is not a run", "another name, or empty it")
 
 
-def test_open_names_what_is_missing_or_broken(tmp_path):
-    for text in (None, "a: [1", "just words"):
-        if text:
-            (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(InputError, match="config.yaml") as caught:
-            RunFolder.open(tmp_path)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "task is missing, but the run has tldr"),
+        ("task: tldr\nn: 5\n", "learning_rate is missing"),
+        ("a: [1", "config.yaml: not YAML"),
+        ("just words", "config.yaml: a str"),
+    ],
+)
+def test_a_config_that_is_not_as_it_was_written_is_named_and_not_read(run, text, said):
+    """Neither an empty file, nor half of one, nor an edited one may pass for the options of the run."""
+    file = run.path / "config.yaml"
+    whole = file.read_text()
+    file.write_text(text)
+    fails(lambda: RunFolder.open(run.path), str(file), said)
+    file.write_text(whole.replace("n: 5", "n: 6"))
+    fails(lambda: RunFolder.open(run.path), "config.yaml: n is 6, but the run has 5: restore it, or delete config.yaml")
+    file.unlink()  # as after a kill
+    again = RunFolder.open(run.path)
+    assert again.config == run.config
+    again.update_config({"n": 7})
+    assert yaml.safe_load(file.read_text())["n"] == RunFolder.open(run.path).config["n"] == 7
+
+
+def test_a_run_without_its_manifest_is_refused(run, tmp_path):
+    fails(lambda: RunFolder.open(tmp_path / "none"), "no such folder")
+    fails(lambda: RunFolder.open(tmp_path), "is not a run (it has no manifest.json)")
+    manifest = run.path / "manifest.json"
+    whole = manifest.read_text()
+    for text in ("", whole[: len(whole) // 2], "[]", '{"options": {}}'):
+        manifest.write_text(text)
+        fails(lambda: RunFolder.open(run.path), "manifest.json is damaged", "make the run again")
+    manifest.unlink()
+    fails(lambda: RunFolder.open(run.path), "manifest.json is missing", "make the run again")
+
+
+def test_what_a_kill_leaves_is_in_nobody_s_way(tmp_path):
+    """A writer that was killed leaves temporary files: the same command starts, and they are removed."""
+    for name in (".manifest.json.17.tmp", ".policy.tmp"):
+        (tmp_path / name).mkdir() if name == ".policy.tmp" else (tmp_path / name).write_text("half")
+    check_output_dir(tmp_path)
+    with RunLock() as lock:
+        lock.take(tmp_path)
+        assert os.listdir(tmp_path) == [".lock"]
+        assert RunFolder.create(tmp_path, CONFIG).config == RunFolder.open(tmp_path).config
+
+
+def test_a_run_that_another_process_works_in_is_not_overwritten(tmp_path):
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    stage = RunFolder.create(run.path / "ppo", CONFIG)
+    stage.log("metrics", [{"update": 1}])
+    with subprocess.Popen([sys.executable, "-c", HOLDS, run.path], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        for folder in (run, stage):
+            fails(lambda f=folder: RunFolder.create(f.path, CONFIG, overwrite=True), "another process works in it")
+        other.kill()
+    assert stage.metrics() == [{"update": 1}]
+    assert not RunFolder.create(stage.path, CONFIG, overwrite=True).metrics()
 
 
 def test_rows_come_back_as_plain_strict_json(run):

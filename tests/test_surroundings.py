@@ -15,8 +15,8 @@ from marlhf_lite.cli import main
 from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import few_prompts
 from marlhf_lite.experiments.reports import run_report
-from marlhf_lite.utils.jsonl import written_as_a_whole
 from marlhf_lite.utils.libraries import check_versions
+from marlhf_lite.utils.seals import written_as_a_whole
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])

@@ -226,7 +226,13 @@ class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
 
 
 class GenerateCommand(
-    o.TrainedPolicyConfig, o.EnvironmentConfig, o.SamplingConfig, o.LengthConfig, o.SeedConfig, o.ModelConfig
+    o.TrainedPolicyConfig,
+    o.AcceptConfig,
+    o.EnvironmentConfig,
+    o.SamplingConfig,
+    o.LengthConfig,
+    o.SeedConfig,
+    o.ModelConfig,
 ):
     """A policy's answer to a prompt; with --environment, what both say in turn.
 
@@ -236,7 +242,7 @@ class GenerateCommand(
     prompt: str = option("", "Prompt to answer, in the task's own form. Default: the standard input.")
 
 
-class ExportCommand(o.TrainedPolicyConfig, o.OutputConfig, o.ModelConfig):
+class ExportCommand(o.TrainedPolicyConfig, o.AcceptConfig, o.OutputConfig, o.ModelConfig):
     """A policy as a model of its own, its adapter merged: a folder for transformers, or the hub.
 
     example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name

@@ -35,7 +35,15 @@ class OutputConfig(Checked):
     output_dir: str = option("", "Folder for all output. Default: below runs/.")
 
 
-class RunConfig(SeedConfig, OutputConfig):
+class AcceptConfig(Checked):
+    """What has changed since a run was made."""
+
+    accept_changed: bool = option(
+        False, "Permission to go on with models, code or data that have changed since a run was made; it is recorded."
+    )
+
+
+class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
     """Output folder, how a run goes on, and random seed."""
 
     overwrite: bool = option(False, "Permission to replace the run in --output_dir.")

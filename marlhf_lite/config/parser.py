@@ -47,7 +47,7 @@ TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
-MAY_CHANGE = {"output_dir", "overwrite", "resume", "updates", "prompt_epochs"}
+MAY_CHANGE = {"output_dir", "overwrite", "resume", "accept_changed", "updates", "prompt_epochs"}
 MAY_CHANGE |= {
     "vllm_importance_sampling_mode",
     "micro_batch_size",
@@ -251,7 +251,8 @@ def _resumed_config(folder: str, flags: dict) -> dict:
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it stands in")
     for name in {"output_dir", "overwrite"} & flags.keys():
         raise InputError(f"--{name}: a run that goes on stays in its folder: leave it out, or leave out --resume")
-    return {name: value for name, value in config.items() if name not in ("output_dir", "overwrite", "resume")}
+    of_the_start = ("output_dir", "overwrite", "resume", "accept_changed")
+    return {name: value for name, value in config.items() if name not in of_the_start}
 
 
 def _check_unchanged(options: StageCommand, stored: dict) -> None:

@@ -38,6 +38,7 @@ from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, from_tokens, generate_in_batches
 from marlhf_lite.training.sampler_checks import check_servers
+from marlhf_lite.utils.content import model_hash
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.less_memory import in_batches
@@ -45,10 +46,6 @@ from marlhf_lite.utils.run_folder import SAMPLES
 
 SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]
-# Entries of a model's config that say where its weights came from and not what they are.
-_PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")
-_SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
-
 # Files of responses
 
 
@@ -121,32 +118,6 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
     for id, method in frame.loc[frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]].to_numpy():
         raise InputError(f"{files[-1]}: id {id} of {method} stands there twice: delete one of them")
     return frame
-
-
-def fingerprint(folder: str | Path, name: str = "checkpoint") -> str:
-    """A hash of the weights in a folder and of their config, wherever the folder is.
-
-    Raises `InputError`, which calls the folder `name`, where there are none.
-    """
-    folder = Path(folder)
-    adapter = folder / "adapter_config.json"
-    config, pattern = (adapter, "adapter_model.*") if adapter.is_file() else (folder / "config.json", "*")
-    weights = [path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin")]
-    weights = weights or sorted(folder.glob("**/*.distcp"))  # of a checkpoint by several processes
-    if not weights or not config.is_file():
-        what = "it holds no weights with their config" if folder.is_dir() else "there is no such folder"
-        raise InputError(f"{name}: {folder}: {what}: give the folder of an adapter or of a model")
-    try:
-        facts = json.loads(config.read_text(encoding="utf-8"))
-        facts = {key: value for key, value in facts.items() if key not in _PLACES}
-        facts |= {key: sorted(facts[key], key=str) for key in _SETS if isinstance(facts.get(key), list)}
-    except (ValueError, AttributeError):
-        raise InputError(f"{name}: {config} is damaged: train it again, or give another folder") from None
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for path in weights:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:12]
 
 
 # Answering prompts
@@ -254,7 +225,7 @@ def evaluate_checkpoints(
         held_out: their order is that of the rows. Their own temperature is used where `temperatures` is empty. What an
             environment or server answers is stored apart.
         samples: responses to each prompt at each temperature.
-        model: the base model's name and number format, which an adapter's weights do not tell.
+        model: the base model's name, content and number format, which an adapter's weights do not tell.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
@@ -264,8 +235,8 @@ def evaluate_checkpoints(
     Raises:
         InputError: a folder without weights, or a stored file that is broken.
     """
-    prints = {name: fingerprint(path, name) for name, path in checkpoints.items()}
-    marks = {name: fingerprint(path, name) for name in ("reference", "rm") if (path := getattr(scorers, name))}
+    prints = {name: model_hash(path, name)[:12] for name, path in checkpoints.items()}
+    marks = {name: model_hash(path, name)[:12] for name in ("reference", "rm") if (path := getattr(scorers, name))}
     marks |= {"reward": scorers.gold_name} if scorers.gold else {}
     wanted, tables = held_out.keyed(samples), []
     for name, path in checkpoints.items():

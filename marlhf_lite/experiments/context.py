@@ -22,8 +22,9 @@ from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
-from marlhf_lite.experiments.data import check_rows, fit_lengths, note_on_sentences, read_task
+from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.experiments.manifest import check_earlier, check_resumed, contents_of, date_of, runs_of
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
 from marlhf_lite.experiments.other_tokenizers import check_reward_model
 from marlhf_lite.macro import TerminationRule
@@ -69,7 +70,8 @@ from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
-OF_THE_START = ("output_dir", "overwrite", "resume", "from_checkpoint")  # not updated in config.yaml by --resume
+# Not updated in config.yaml by --resume.
+OF_THE_START = ("output_dir", "overwrite", "resume", "accept_changed", "from_checkpoint")
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class RunContext(Generic[Options]):
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
     resume: bool = False  # whether stages that are there go on
     sampler: Sampler = generate  # of responses in training
+    # What the command reads now; see `experiments.manifest`.
+    manifest: Mapping = field(default_factory=lambda: {"contents": {}})
 
     @property
     def base(self) -> PreTrainedModel:
@@ -156,12 +160,13 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     _check_finetune(options, inputs)
 
     # 3. The data, and the reward of texts.
-    tokenizer = load_tokenizer(options.model)
+    tokenizer, earlier = load_tokenizer(options.model), runs_of(inputs.folders)
+    own = RunFolder.open(path) if resume and is_run(path) else None
+    date = broadcast_object_list([date_of([own] if own else earlier)])[0]
     sampler = open_dialogues(options)
-    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, sampler))
+    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, sampler), date)
     if not task.chats:
         options = replace(options, chat_template="none")  # what later commands take over
-    check_rows(options, [*inputs.folders, *map(Path, filter(None, [options.resume]))], task)
     reward = _open_reward(options, task)
     needs_pairs = _needs_pairs(options, inputs)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
@@ -172,6 +177,14 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
         load()
+    contents = contents_of(options, inputs, tokenizer.chat_template, task)
+    changed = check_resumed(own, contents, options.accept_changed or not options.stages) if own else []
+    earlier = [] if own and options.stages else earlier  # its own manifest has them
+    accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
+    if not options.stages:
+        notes += [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
+    manifest = {"date": date, "contents": contents, "accepted": [*accepted, *changed]}
+    if options.stages or not resume:
         _check_model(options, inputs, load(), tokenizer, task, sampler)
     if options.vllm_urls:
         sampler = _open_servers(options, inputs, path, load, tokenizer, task)
@@ -179,16 +192,16 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # 5. The folder is made when nothing can go wrong any more.
     if lock:
         _take(lock, path)
-    folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite)
+    folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite, manifest=manifest)
     if PartialState().is_main_process:
         if options.stages:
             folder.update_config({"versions": folder.config["versions"] | ways(load(), options)})
         different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
-        write_json(folder.path / "data.json", task.counts | different | {"digest": task.digest})
+        write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
     for note in (*notes, *more, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
-    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler)
+    return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest)
 
 
 def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
@@ -359,18 +372,23 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
             yield f"--{stage}_batch_size {batch}: {rows} rows are {steps} step{'s' * (steps > 1)} an epoch: {fix}"
 
 
-def open_run(path: Path, config: dict, resume: bool = False, overwrite: bool = False) -> RunFolder:
+def open_run(
+    path: Path, config: dict, resume: bool = False, overwrite: bool = False, manifest: dict | None = None
+) -> RunFolder:
     """Make a run's folder in the main process, or with `resume` open the one that exists.
 
-    The config.yaml of a resumed run is updated with the present options, if it is a run of the same command.
+    Options and manifest of a resumed run are updated with the present ones, if it is a run of the same command.
     """
     state = PartialState()
     state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
     if state.is_main_process and resume and is_run(path):
         run = RunFolder.open(path)
         if set(run.config) <= {"versions", *config}:
+            earlier, manifest = run.manifest["accepted"], manifest or {}
+            run.manifest |= manifest | {"accepted": earlier + manifest.get("accepted", [])}
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
     elif state.is_main_process and not (resume and path.exists()):
-        RunFolder.create(path, config | {"resume": ""}, overwrite=overwrite)  # a stage that starts over, too
+        # A stage that starts over, too.
+        RunFolder.create(path, config | {"resume": "", "accept_changed": False}, overwrite, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)

@@ -1,13 +1,10 @@
 """The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
 
 import functools
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import datasets
 
@@ -15,6 +12,7 @@ from marlhf_lite.config.commands import DataCommand, StageCommand
 from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
+from marlhf_lite.experiments.manifest import rows_digests, runs_of
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
@@ -25,7 +23,8 @@ from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS, HUMAN
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.run_folder import RunFolder, run_of
+from marlhf_lite.utils.jsonl import read_json
+from marlhf_lite.utils.run_folder import RunFolder
 
 LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
 FEW_CUT = 0.05  # the share of answers that a longer limit, which is offered, would still cut
@@ -35,22 +34,26 @@ MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
 
 def read_task(
-    options: StageCommand | DataCommand, tokenizer, inputs: Inputs | None = None, asked: Sequence[RowColumns] = ()
+    options: StageCommand | DataCommand,
+    tokenizer,
+    inputs: Inputs | None = None,
+    asked: Sequence[RowColumns] = (),
+    date: str = "",
 ) -> tuple[Task, list[str]]:
     """Load the data, with unit tests where programs may be judged by them; return them, and notes on how they are read.
 
     The tokenizer is set up for chats. A stage with a file of its own, which no run that it takes a model from has read,
-    takes all training rows of it. `asked` are functions that take columns of the rows.
+    takes all training rows of it. `asked` are functions that take columns of the rows, and `date` is what a chat
+    template sees as today.
     """
-    chat = chat_writer(tokenizer, options.chat_template)
+    chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
     source |= {"seed": options.split_seed, "streaming": options.dataset_streaming, "chat": chat, "asked": asked}
     task = load_task(options.dataset, **source)
-    prompts = json.dumps([list(task.splits[part]["prompt"]) for part in TRAIN_PARTS])
-    task = replace(task, digest=hashlib.sha256(prompts.encode()).hexdigest()[:16])
+    task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
-    runs = _runs((inputs or Inputs()).folders)
+    runs = runs_of((inputs or Inputs()).folders)
     if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
     if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
@@ -67,21 +70,6 @@ def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], ta
         return "sft" if {*task.splits["test"].column_names} - {ROW} == {"prompt", "chosen"} else ""
     is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
     return options.own_part if is_new else ""
-
-
-def check_rows(options: StageCommand, folders: Iterable[Path], task: Task) -> None:
-    """Raise `InputError` where a run among `folders` has split other rows of the data, which this command would mix.
-
-    Where another `--chat_template` or `--part` of tiny-umbrella writes the prompts, nothing can be told.
-    """
-    for run in _runs(folders):
-        mine, theirs = asdict(options), run.config
-        is_alike = same_data(theirs, mine) and all(theirs.get(k) == mine[k] for k in ("chat_template", "part"))
-        if is_alike and _stored(run).get("digest", task.digest) != task.digest:
-            changed = [f"--{k} {theirs[k]} and not {mine[k]}" for k in ("template", "columns") if theirs[k] != mine[k]]
-            fix = f"give {', '.join(changed) or 'the data as they were'}, or train that run again"
-            fault = f"{run.path} was made with other rows or prompts of it, and may have trained on rows held out here"
-            raise InputError(f"--dataset {options.dataset}: {fault}: {fix}")
 
 
 def for_one_stage(task: Task, part: str) -> Task:
@@ -190,7 +178,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
 
 def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunFolder]) -> Iterator[str]:
     """Yield a note where an earlier stage has trained on all rows of the file whose prompts are used now."""
-    for run in {run.path: run for run in runs}.values() if options.trains_policy else ():
+    for run in runs if options.trains_policy else ():
         if same_data(run.config, asdict(options)) and not _rows_left(run):
             yield f"{run.path} has trained on all rows of {options.dataset}: these prompts are among them"
 
@@ -200,15 +188,10 @@ def _rows_left(run: RunFolder) -> int:
     return _stored(run).get("ppo", 1)
 
 
-def _runs(folders: Iterable[Path]) -> list[RunFolder]:
-    """Return the runs that folders of models are of; those of no run are left out."""
-    return [RunFolder.open(run) for run in filter(None, map(run_of, folders))]
-
-
 def _stored(run: RunFolder) -> dict:
     """Return what a run has stored about its data."""
     file = run.path / "data.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:

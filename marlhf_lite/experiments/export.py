@@ -13,6 +13,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, set_seed
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
+from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, record_accepted, runs_of
 from marlhf_lite.models.checks import check_length, shared_rope_limit
 from marlhf_lite.models.loading import is_full_model, load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import LARGEST_LOSS, lost_share, merge_adapter, merged_weights, round_to
@@ -37,8 +38,12 @@ def open_policy(
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, base = load_tokenizer(config.model), load_base(config)
     policy = load_policy(base, folder, trainable=False) if folder else base
-    if write := chat_writer(tokenizer, config.chat_template):
+    runs = runs_of([folder] if folder else [])
+    if write := chat_writer(tokenizer, config.chat_template, date_of(runs)):
         expect_chats(tokenizer)
+    for run in runs:
+        contents = model_contents(options, tokenizer.chat_template if write else "")
+        record_accepted(run, check_earlier(run, options, contents, options.accept_changed))
     return policy, tokenizer, write
 
 

@@ -27,6 +27,7 @@ from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
+from marlhf_lite.experiments.manifest import check_resumed, input_contents
 from marlhf_lite.experiments.other_tokenizers import TextModelReward, reader_of
 from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
@@ -40,7 +41,7 @@ from marlhf_lite.models.actor_critic import (
 from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.prompts import ROW, prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
-from marlhf_lite.training.checkpoint import STATE, go_back
+from marlhf_lite.training.checkpoint import go_back
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
@@ -52,9 +53,10 @@ from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.training.trl_trainers import read_as_written, sum_in_each_pass
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
-from marlhf_lite.utils.jsonl import share_weights, write_json, written_as_a_whole
+from marlhf_lite.utils.jsonl import read_json, share_weights, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
+from marlhf_lite.utils.seals import SEAL, broken, seal, written_as_a_whole
 from marlhf_lite.utils.user_code import name_function
 
 Reward = Callable[[Rollout], Tensor]
@@ -120,6 +122,7 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
     records = train(folder)
     if PartialState().is_main_process:
         share_weights(folder)
+        seal(folder)
         for file, content in records.items():
             write_json(folder / file, content)
     PartialState().wait_for_everyone()  # the next stage reads these files
@@ -180,7 +183,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     options = context.options.methods[name]
     if trained := _trained_already(context, name.lower(), options):
         return trained
-    run, checkpoints = _open_stage(context, name.lower(), "update-*", asdict(options))
+    run, checkpoints = _open_stage(context, name.lower(), "update-*", options, sft, rm)
     models = build_models(
         context.base,
         sft,
@@ -239,7 +242,7 @@ def _trained_already(context: RunContext, name: str, options: commands.PolicyCom
     if not context.resume or options.from_checkpoint or not (mark.is_file() and policy.is_dir()):
         return None
     history = RunFolder.open(place).metrics()
-    if json.loads(mark.read_text(encoding="utf-8")) != _length(options, history):
+    if read_json(mark) != _length(options, history):
         return None
     print_main(f"{name}: done already")
     return Trained(policy, history)
@@ -261,8 +264,13 @@ def _length(options: commands.PolicyCommand, history: list[dict]) -> dict[str, f
     return asked | {"updates_made": len(history)}
 
 
-def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> tuple[RunFolder, dict[int, Path]]:
-    """Return a stage's run folder, and with `--resume` its checkpoints by update; without any it starts over."""
+def _open_stage(
+    context: RunContext, name: str, pattern: str, options: commands.PolicyCommand, sft: Path, rm: Path | None
+) -> tuple[RunFolder, dict[int, Path]]:
+    """Return a stage's run folder, and with `--resume` its checkpoints by update; without any it starts over.
+
+    Its manifest has the models that it starts from, which the same run may have made.
+    """
     set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
     place = context.path / name
     paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
@@ -271,19 +279,24 @@ def _open_stage(context: RunContext, name: str, pattern: str, config: dict) -> t
         checkpoints = {}  # none is whole
     PartialState().wait_for_everyone()  # all have looked
     begins_again = context.resume and not checkpoints and (place / METRICS).is_file()
-    if begins_again and (update := config["from_checkpoint"]):
+    if begins_again and (update := options.from_checkpoint):
         raise InputError(f"--from_checkpoint {update}: {place} has no checkpoint: without it the stage begins again")
     if begins_again and PartialState().is_main_process:
         kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
         kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, where nobody looks for a result
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
-    return open_run(place, config, resume=bool(checkpoints), overwrite=True), checkpoints
+    manifest = {**context.manifest, "contents": context.manifest["contents"] | input_contents(sft, rm)}
+    if checkpoints:
+        accept = context.options.accept_changed
+        manifest["accepted"] = check_resumed(RunFolder.open(place), manifest["contents"], accept)
+    run = open_run(place, asdict(options), resume=bool(checkpoints), overwrite=True, manifest=manifest)
+    return run, checkpoints
 
 
 def _is_whole(folder: Path) -> bool:
     """Return whether a checkpoint that is a folder has the file that is written last."""
-    return any((folder / name).is_file() for name in (LOG_POSITIONS, STATE))
+    return (folder / SEAL).is_file()
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
@@ -374,11 +387,11 @@ def _train_baseline(
         return trained
 
     # 1. The folder, and the checkpoint to go on from: one that is whole.
-    run, checkpoints = _open_stage(context, name, "checkpoint-*", asdict(options))
+    run, checkpoints = _open_stage(context, name, "checkpoint-*", options, sft, context.inputs.rm)
     update = _update_to_go_on_from(run, checkpoints, options.from_checkpoint)
     checkpoint, logs = checkpoints.get(update), dict.fromkeys(run.position(), 0)
     if checkpoint:
-        logs = json.loads((checkpoint / LOG_POSITIONS).read_text(encoding="utf-8"))
+        logs = read_json(checkpoint / LOG_POSITIONS)
 
     # 2. The trainer, with our records in place of its own. Nothing is deleted before it takes the checkpoint.
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
@@ -438,10 +451,15 @@ def _update_to_go_on_from(run: RunFolder, checkpoints: Mapping[int, Path], asked
 
     Raises `InputError` where it cannot be taken.
     """
-    whole = [update for update, path in checkpoints.items() if (path / LOG_POSITIONS).is_file()]
+    whole = [update for update, path in checkpoints.items() if _is_whole(path)]
     if asked and asked not in whole:
         raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    return asked or max(whole, default=0)
+    update = asked or max(whole, default=0)
+    if update and broken(checkpoints[update]):
+        older = [number for number in whole if number < update]
+        fix = f"add --from_checkpoint {max(older)} for the one before" if older else "start the run again"
+        raise InputError(f"{checkpoints[update]}: it is damaged: {fix}")
+    return update
 
 
 # Evaluation
@@ -463,6 +481,8 @@ def evaluate(
         return
     options, figures = context.options, context.path / "figures"
     set_seed(options.seed)  # for rewards and environments that draw: answers have their own
+    contents = context.manifest["contents"]
+    content = [contents[name]["hash"][:12] for name in ("base model", "tokenizer") if name in contents]
     number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
     reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
     part = options.part if context.task.gold else ""  # one task's gold score depends on it
@@ -483,7 +503,7 @@ def evaluate(
         context.path / "responses",
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        model=", ".join([options.model, *number_format]),  # the default's has no name, so that older answers count
+        model=", ".join([options.model, *content, *number_format]),
     )
     write_rows(context.path / SAMPLES, rows)
     histories = {name: done.history for name, done in (trained or {}).items()}

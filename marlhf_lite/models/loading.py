@@ -15,6 +15,7 @@ import importlib.util
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Literal
 
 import huggingface_hub
@@ -41,6 +42,7 @@ from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
 from marlhf_lite.models.shards import is_sharded_folder, join_model
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
@@ -66,6 +68,12 @@ def model_path(name: str) -> str:
         raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
     _check_hub(name)
     return name
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder with the files of a model: of one on the hub its snapshot, which is named by its commit."""
+    path = model_path(name)
+    return Path(path) if Path(path).is_dir() else Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
 
 
 def _check_hub(name: str) -> None:
@@ -149,7 +157,7 @@ def _load(kind, name: str, path: str = "", **kwargs):
     hf_logging.disable_progress_bar()
     try:
         loaded = kind.from_pretrained(path, **NO_CODE, **kwargs)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, EOFError, UnpicklingError, SafetensorError) as error:
         reason, fix = " ".join(str(error).split())[:200], "check the name, or give a local folder"
         if "trust_remote_code" in str(error):
             reason, fix = "it needs code from its own files, which never runs", "choose one that transformers knows"
@@ -260,6 +268,7 @@ def _load_full_model(
     base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
 ) -> PreTrainedModel:
     """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
+    check_seal(Path(folder))
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     if is_sharded_folder(folder):
         config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), join_model(Path(folder))
@@ -288,6 +297,7 @@ def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfi
     """Return the settings of a saved adapter. Raises `InputError` for one that this base cannot take."""
     if not (Path(folder) / "adapter_config.json").is_file():
         raise InputError(f"{folder}: no adapter_config.json: give a folder that `marlhf sft` or `marlhf rm` wrote")
+    check_seal(Path(folder))
     if base.device.type == "meta":
         raise InputError(f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora")
     config = peft.PeftConfig.from_pretrained(str(folder))
@@ -328,7 +338,7 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
         # The copies may be rounded to another number format.
         if not all(torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6) for name, x in copies.items()):
             reason = "it was trained over other embeddings"
-    except (RuntimeError, KeyError, SafetensorError) as error:
+    except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
     if reason:
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")

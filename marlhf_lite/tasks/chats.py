@@ -4,7 +4,9 @@ As in TRL, rows of messages take the tokenizer's template where it has one, and 
 to (`--chat_template text`).
 """
 
+import datetime
 import functools
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +22,10 @@ ANSWER = "ANSWER"  # stands for any answer of the assistant
 SECONDS = 10.0  # which a template may take for one text
 
 
-def chat_writer(tokenizer, choice: str) -> "Chat | None":
+def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
     """Return what writes messages by the chat template; None where there is no template, or `choice` is `none`.
+
+    A template that asks for the time gets the start of the `date` (YYYY-MM-DD; default: today).
 
     `choice` is `--chat_template`; a file's template becomes the tokenizer's own. Raises `InputError` where the file
     cannot be read, and at the first messages, where the template cannot write a question: data of text need none.
@@ -36,14 +40,15 @@ def chat_writer(tokenizer, choice: str) -> "Chat | None":
         raise InputError("--chat_template text: the tokenizer has no chat template: give a file, or leave it out")
     if choice == "none" or (choice != "templated" and tokenizer.chat_template is None):
         return None
-    return Chat(tokenizer, choice)
+    return Chat(tokenizer, choice, date)
 
 
 class Chat:
     """Writes messages by a tokenizer's chat template, or takes text that a template wrote already (`templated`)."""
 
-    def __init__(self, tokenizer, choice: str):
+    def __init__(self, tokenizer, choice: str, date: str = ""):
         self.tokenizer, self.choice = tokenizer, choice
+        self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
         self.prompts_differ = 0  # rows whose prompt alone is written in another way than before its answer
         self.left_out = 0  # rows of whose prompt the template leaves a text out, such as the system's
         self.restored: list[str] = []  # answers of which the template leaves a text out, such as a thought
@@ -121,7 +126,8 @@ class Chat:
                 raise BadRow("bad_chat", f"a message holds the special token {special}")
         try:
             with time_limit(SECONDS):
-                return self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+                template = _dated(self.tokenizer.chat_template, self.day)
+                return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
         except Exception as error:  # a template may raise what it likes
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
@@ -134,6 +140,15 @@ class Chat:
         encoded = self.tokenizer(whole, return_offsets_mapping=True, **as_tokens)
         same = common_prefix_length(ids, encoded["input_ids"])
         return len(prompt) if same == len(ids) else encoded["offset_mapping"][same - 1][1] if same else 0
+
+
+def _dated(template: str | None, day: datetime.datetime) -> str | None:
+    """Return a template whose `strftime_now` writes this day: transformers passes no functions on, so it is a macro."""
+    if not isinstance(template, str) or "strftime_now" not in template:
+        return template
+    codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in "aAbBcdeFGhHIjmMpSTuUVwWxXyY"]
+    chain = "".join(f".replace({json.dumps(code)}, {json.dumps(day.strftime(code))})" for code in codes)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{chain} }}}}{{% endmacro %}}{{{{ '' }}}}{template}"
 
 
 def expect_chats(tokenizer) -> None:

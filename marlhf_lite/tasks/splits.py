@@ -24,7 +24,7 @@ class Task:
     chats: bool = False  # whether a chat template wrote the prompts
     tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
     shape: str = ""  # what the rows were read as
-    digest: str = ""  # of the prompts of each training part, as they were split
+    digests: Mapping[str, str] = field(default_factory=dict)  # of all rows, as they were split
     # Prompt that a chat template wrote -> what the data have: messages, or a text that became one of the user.
     said: Mapping[str, str | list[dict]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # columns that were not read

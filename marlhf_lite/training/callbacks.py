@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
@@ -14,12 +15,13 @@ from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.safeguards import check_moved, check_start, some_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
+from marlhf_lite.utils.seals import seal
 from marlhf_lite.utils.tables import number
 from marlhf_lite.utils.threads import FreeCores
 
 DISTANCES = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")  # to the reference, in nats a response
 SHOWN = ("score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
-LOG_POSITIONS = "logs.json"  # written last into a checkpoint: the size of each log
+LOG_POSITIONS = "logs.json"  # in a checkpoint: the size of each log
 
 
 class ProgressBar(TrainerCallback):
@@ -54,12 +56,14 @@ class ProgressBar(TrainerCallback):
             control.should_training_stop, control.should_save = True, control.should_save or self.saves
 
     def on_save(self, args, state, control, model=None, **kwargs):
+        PartialState().wait_for_everyone()  # each process has written its part
         if state.is_world_process_zero:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if is_sharded(model):  # transformers writes shards without the config that their readers need
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
             write_json(checkpoint / LOG_POSITIONS, self.positions())
+            seal(checkpoint)  # which makes it whole
 
     def positions(self) -> dict[str, int]:
         """The size of each log of ours, in bytes."""

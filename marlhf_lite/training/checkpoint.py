@@ -23,8 +23,8 @@ from marlhf_lite.models.actor_critic import PPOModels
 from marlhf_lite.models.shards import read_shards, tensor_shapes, write_shards
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import written_as_a_whole
 from marlhf_lite.utils.random_states import random_states, set_random_states
+from marlhf_lite.utils.seals import broken, seal, written_as_a_whole
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -96,6 +96,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         with self._disk_is_full(temporary):
             write(temporary)
+            seal(temporary)
             if final.is_dir():  # a file is replaced in one step, a folder is not
                 _remove(final)
             os.replace(temporary, final)
@@ -160,6 +161,8 @@ class Checkpoints:
         """A checkpoint, checked; without its shards. Raises `InputError` with the reason where it cannot be used."""
         is_folder = path.is_dir()
         try:
+            if broken(path):
+                raise ValueError
             state = torch.load(path / STATE if is_folder else path, weights_only=True)  # runs no code of its writer
         except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError):
             raise InputError("it is damaged") from None

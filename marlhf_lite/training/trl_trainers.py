@@ -17,12 +17,13 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
 from marlhf_lite.models.shards import is_sharded_folder
-from marlhf_lite.training.callbacks import LOG_POSITIONS, ProgressBar
+from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import stops_behind_a_step
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
+from marlhf_lite.utils.seals import SEAL, broken
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
@@ -182,9 +183,15 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
 
 
 def checkpoint_of_stop(output: Path) -> Path | None:
-    """The checkpoint that a stopped training has left here, if it is whole."""
-    whole = [path.parent for path in output.glob(f"checkpoint-*/{LOG_POSITIONS}")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    """The checkpoint that a stopped training has left here, if it is whole.
+
+    Raises `InputError` if it is damaged.
+    """
+    whole = [path.parent for path in output.glob(f"checkpoint-*/{SEAL}")]
+    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    if last and broken(last):
+        raise InputError(f"{last}: it is damaged: delete it, and this stage begins again")
+    return last
 
 
 def read_as_written(trainer: Trainer, checkpoint: Path | None) -> None:

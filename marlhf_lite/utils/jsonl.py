@@ -22,6 +22,17 @@ def write_json(path: str | Path, obj: Any) -> None:
     write_atomically(path, _encode(text))
 
 
+def read_json(path: Path) -> dict:
+    """Read what `write_json` wrote of a dict. Raises `InputError` that names a damaged file."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: it is damaged: delete it, and give the command again")
+    return content
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file in one step: a reader finds the old content or the new one, also after a kill."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -35,6 +46,15 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed writers left below a folder, in which nobody writes now."""
+    for path in [*folder.rglob(".*.tmp")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def named_fault(path: Path) -> Iterator[None]:
     """Inside, a fault of the disk names the file, which the operating system leaves out where a write fails."""
@@ -44,21 +64,6 @@ def named_fault(path: Path) -> Iterator[None]:
         if error.errno:  # else it is no error of the operating system, and has a text of its own
             error.filename = str(path)
         raise
-
-
-@contextmanager
-def written_as_a_whole(final: Path) -> Iterator[Path]:
-    """A folder to write to, which takes the place of `final` when the block ends well; else the older one stays."""
-    final = final.resolve()  # of a link, the folder that it leads to
-    temporary = final.with_name(f".{final.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        yield temporary
-        share_weights(temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def share_weights(folder: Path) -> None:

@@ -1,16 +1,27 @@
-"""A run is a folder: what was asked (config.yaml), what happened (metrics.jsonl, tests.jsonl, samples.jsonl).
+"""A run is a folder: what it was made from (manifest.json), what was asked (config.yaml), what happened (*.jsonl).
 
-Figures, reports and notebooks read these files.
+The manifest makes a folder a run. It is written first, and holds
+
+- options: those of the run, with the `versions` of the start. config.yaml is a copy for readers: an edited one is named
+  and never read, a missing one is written again;
+- date: the day that chat templates see as today (`tasks.chats`), fixed when the run starts;
+- contents: what the run reads, each by its place and a hash (`experiments.manifest`);
+- accepted: the differences that --accept_changed went on with.
+
+A run without a manifest is refused. A folder that is no run, such as an adapter or a model from elsewhere, needs none.
+Figures, reports and notebooks read the other files: metrics.jsonl, tests.jsonl, samples.jsonl.
 """
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,10 +30,11 @@ import yaml
 
 from marlhf_lite import __version__
 from marlhf_lite.utils.errors import DISK_FAULTS, InputError
-from marlhf_lite.utils.jsonl import append_lines, read_lines, to_jsonable, write_atomically
+from marlhf_lite.utils.jsonl import append_lines, read_lines, remove_unfinished, to_jsonable, write_atomically
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
 CONFIG, METRICS, SAMPLES, TESTS = "config.yaml", "metrics.jsonl", "samples.jsonl", "tests.jsonl"
+MANIFEST = "manifest.json"
 LOCK = ".lock"
 
 
@@ -62,7 +74,10 @@ class RunLock:
             self.held.discard(Path(self._lock.lock_file))
 
     def take(self, path: Path) -> None:
-        """Lock this folder, which is made if need be. Raises `InputError` where another process has done so."""
+        """Lock this folder, which is made if need be, and remove what killed writers left in it.
+
+        Raises `InputError` if another process has locked it.
+        """
         if self._lock:
             return
         path.mkdir(parents=True, exist_ok=True)
@@ -76,58 +91,86 @@ class RunLock:
             return
         self._lock = lock
         self.held.add(Path(lock.lock_file))
+        remove_unfinished(path)
 
 
 class RunFolder:
-    """One run on disk, at `path`; `config` is the content of config.yaml. Make it with `create` or `open`."""
+    """One run on disk, at `path`; `config` is the content of config.yaml, and `manifest` the rest of the manifest.
 
-    def __init__(self, path: Path, config: dict):
+    Make it with `create` or `open`.
+    """
+
+    def __init__(self, path: Path, config: dict, manifest: Mapping | None = None):
         self.path = path
         self.config = config
+        today = {"date": datetime.date.today().isoformat(), "contents": {}, "accepted": []}
+        self.manifest = today | dict(manifest or {})
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping, overwrite: bool = False) -> "RunFolder":
-        """Create a run folder and its config.yaml: the config as given and a `versions` block.
+    def create(
+        cls, path: str | Path, config: Mapping, overwrite: bool = False, manifest: Mapping | None = None
+    ) -> "RunFolder":
+        """Create a run folder with its manifest and config.yaml: the config as given and a `versions` block.
 
         Args:
             path: a folder that is empty or does not exist yet; parents are created.
             config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
                 The `versions` of an earlier run are replaced.
             overwrite: delete the content of the folder first, if it holds a run, with its checkpoints.
+            manifest: date, contents and accepted differences; by default today and none.
 
         Raises:
-            InputError: the folder cannot be used (see `check_output_dir`), another process works in it, or YAML cannot
-                hold the config.
+            InputError: the folder cannot be used (see `check_output_dir`), another process works in it or in the run
+                that it stands in, or YAML cannot hold the config.
         """
         path = Path(path)
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
         check_output_dir(path, overwrite)
-        with RunLock() as lock:
-            if (path / LOCK).exists() and path.resolve() / LOCK not in RunLock.held:
-                lock.take(path)
+        with ExitStack() as locks:
+            for run in (path, path.parent):
+                if (run / LOCK).exists() and run.resolve() / LOCK not in RunLock.held:
+                    locks.enter_context(RunLock()).take(run)
             path.mkdir(parents=True, exist_ok=True)
-            # The config is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
-            for item in sorted(_content(path), key=lambda item: item.name == CONFIG):
+            # The manifest is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
+            for item in sorted(_content(path), key=lambda item: (item.name == MANIFEST, item.name == CONFIG)):
                 if item.is_dir() and not item.is_symlink():
                     shutil.rmtree(item)
                 else:
                     item.unlink()
-        run = cls(path, {})
+        run = cls(path, {}, manifest)
         run.update_config(config)
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """Open an existing run. Raises `InputError` if it or its config is missing or broken."""
+        """Open an existing run. Raises `InputError` if it or its manifest is missing or broken, or config.yaml edited.
+
+        A missing config.yaml is no fault: the manifest has the options.
+        """
         path = Path(path)
-        if not (path / CONFIG).is_file():
-            reason = f"it has no {CONFIG}" if path.is_dir() else "there is no such folder"
+        if not is_run(path):
+            reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
             raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
-        return cls(path, read_yaml(path / CONFIG))
+        manifest = _read_manifest(path)
+        if not manifest:
+            what = "is damaged" if (path / MANIFEST).exists() else "is missing"
+            raise InputError(f"{path}: {MANIFEST} {what}, which says what the run was made from: make the run again")
+        options = manifest.pop("options")
+        if (path / CONFIG).exists():
+            shown = read_yaml(path / CONFIG)
+            for name in [name for name in {**options, **shown} if repr(options.get(name)) != repr(shown.get(name))][:1]:
+                found = shown.get(name, "missing")
+                fix = f"restore it, or delete {CONFIG}: the manifest has the options"
+                raise InputError(f"{path / CONFIG}: {name} is {found}, but the run has {options.get(name)}: {fix}")
+        return cls(path, options, manifest)
 
     def update_config(self, changes: Mapping) -> None:
-        """Write config.yaml again with these values; its `versions` stay those of the start."""
+        """Write manifest and config.yaml again with these values; `versions` stay those of the start."""
         self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
+        # Without config.yaml in between, a kill leaves no two that differ.
+        (self.path / CONFIG).unlink(missing_ok=True)
+        manifest = self.manifest | {"options": self.config}
+        write_atomically(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
         text = yaml.safe_dump(self.config, sort_keys=False, allow_unicode=True)
         write_atomically(self.path / CONFIG, text.encode())
 
@@ -196,8 +239,8 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
 
 
 def _content(path: Path) -> list[Path]:
-    """What stands in a folder, but for the lock."""
-    return [item for item in path.iterdir() if item.name != LOCK]
+    """What stands in a folder, but for the lock and what a killed writer left."""
+    return [item for item in path.iterdir() if item.name != LOCK and not item.match(".*.tmp")]
 
 
 def check_writable(option: str, path: Path) -> None:
@@ -213,11 +256,23 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` holds a run: many projects have a config.yaml, ours has a `versions` block."""
+    """Whether `path` holds a run: many projects have such files, ours have a `versions` block."""
+    if _read_manifest(path):
+        return True
     try:
         return "versions" in read_yaml(path / CONFIG)
     except InputError:
         return False
+
+
+def _read_manifest(path: Path) -> dict:
+    """Return the manifest of a run; empty if it is missing, damaged, or another project's."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        is_ours = "versions" in manifest["options"] and {"date", "contents", "accepted"} <= manifest.keys()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+    return manifest if is_ours else {}
 
 
 def run_of(folder: Path) -> Path | None:

@@ -1,15 +1,14 @@
 """A user's own functions and classes: by the name `package.module:name`, with errors that name their option."""
 
-import hashlib
 import importlib
 import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from marlhf_lite.utils.content import code_hash
 from marlhf_lite.utils.errors import InputError, one_line
 
 
@@ -65,6 +64,5 @@ def line_of(name: str, error: Exception) -> str:
 
 
 def name_function(name: str) -> str:
-    """Return `module:function`, which was imported, with a hash of the module's file: an edited one scores again."""
-    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-    return f"{name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]}" if file else name
+    """Return `module:function`, which was imported, with a hash of its code: an edited one scores again."""
+    return f"{name} {code_hash(name)[:12]}".rstrip()
