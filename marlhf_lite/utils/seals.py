@@ -1,7 +1,7 @@
 """The seal of what a run saves: the hash that a checkpoint or a saved model carries.
 
-A file has it at its end, a folder in hashes.json. It is checked whenever either is read: a flipped bit or half a file is
-an error. A folder without a seal comes from elsewhere.
+A file has it at its end, a folder in hashes.json. It is checked whenever either is read: a flipped bit or half a file
+is an error. A folder without a seal comes from elsewhere.
 """
 
 import hashlib
