@@ -17,8 +17,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.experiments.export import answer_prompt, export_policy
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.checks import check_length, check_trainable, position_limit
-from marlhf_lite.models.last_layer import ways
+from marlhf_lite.models.checks import check_length, check_trainable, position_limit, ways
 from marlhf_lite.models.loading import build_models, load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.models.merging import lost_share, merged_weights
 from marlhf_lite.training.objective import Objective

@@ -37,8 +37,8 @@ from marlhf_lite.models.checks import (
     check_trainable,
     check_vocabulary,
     position_limit,
+    ways,
 )
-from marlhf_lite.models.last_layer import ways
 from marlhf_lite.models.loading import (
     check_target_modules,
     is_full_model,

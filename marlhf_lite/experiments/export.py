@@ -16,7 +16,8 @@ from marlhf_lite.experiments.context import open_dialogues, print_main, start_pr
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, record_accepted, runs_of
 from marlhf_lite.models.checks import check_length, shared_rope_limit
 from marlhf_lite.models.loading import is_full_model, load_base, load_policy, load_tokenizer
-from marlhf_lite.models.merging import LARGEST_LOSS, lost_share, merge_adapter, merged_weights, round_to
+from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
+from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.shapes import write_text

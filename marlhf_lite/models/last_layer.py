@@ -1,7 +1,6 @@
-"""The last decoder layer only at the positions whose output is read: all positions give keys and values, few the rest.
+"""The last decoder layer at the positions whose output is read: all give keys and values, only these the rest.
 
-Log-probabilities and values of a response need no output at its prompt. Queries, the product after attention and the
-MLP of the last layer are then made at the response alone; sums are rounded in another order.
+Log-probabilities and values of a response need no output at its prompt. Sums are rounded in another order.
 """
 
 from collections.abc import Iterator
@@ -9,12 +8,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from marlhf_lite.config.options import ModelConfig
-
-# Families of transformers whose layer is norm, attention with rotated q and k, norm, MLP. Others norm or scale in
-# between, or fuse q, k and v.
+# Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
 PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
 
@@ -27,27 +22,12 @@ def last_states(backbone: nn.Module, kept: int, **inputs) -> Tensor:
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether a model's last layer can run at few positions: see `PLAIN_LAYERS`.
-
-    Not so under gradient checkpointing, which runs a layer again later, and for kernels that read masks of their own.
-    """
-    config = backbone.config
-    known = config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith("transformers.models.")
-    if not known or config._attn_implementation not in ("sdpa", "eager"):
+    """Return whether the last layer can run at few positions: not under checkpointing, which runs it again later."""
+    known = backbone.config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith("transformers.models.")
+    if not known or backbone.config._attn_implementation not in ("sdpa", "eager"):
         return False
     layer = backbone.layers[-1]
     return "forward" not in vars(layer) and not (layer.gradient_checkpointing and layer.training)
-
-
-def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
-    """How layers of this base are computed under these options, for the run's record."""
-    adapters = "added in " + str(base.dtype).removeprefix("torch.")
-    adapters = "by peft" if options.load_in_4bit else "merged" if base.dtype == torch.float32 else adapters
-    plain = has_plain_last_layer(base.base_model) and not options.gradient_checkpointing
-    return {
-        "adapters": adapters if options.finetune == "lora" else "none",
-        "last_layer": "at responses" if plain else "whole",
-    }
 
 
 class _Before:
@@ -58,11 +38,6 @@ class _Before:
 
     def update(self, keys: Tensor, values: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
         return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos.unsqueeze(1) + torch.cat([-second, first], -1) * sin.unsqueeze(1)
 
 
 @contextmanager
@@ -77,11 +52,11 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
         shape = (rows, skip, -1, attention.head_dim)
         keys, values = (part(read).view(shape).transpose(1, 2) for part in (attention.k_proj, attention.v_proj))
         if attention_mask is None:  # the kernel's own causal mask begins at the first key
-            seen = torch.ones(kept, length, dtype=torch.bool, device=read.device).tril(skip)
-            attention_mask = seen.expand(rows, 1, kept, length)
-        else:
-            attention_mask = attention_mask[:, :, skip:]
-        more["past_key_values"] = _Before(_rotate(keys, cos[:, :skip], sin[:, :skip]), values)
+            attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=read.device).tril()
+        attention_mask = attention_mask[:, :, skip:]
+        first, second = keys.chunk(2, -1)
+        keys = keys * cos[:, None, :skip] + torch.cat([-second, first], -1) * sin[:, None, :skip]
+        more["past_key_values"] = _Before(keys, values)
         at = {"position_embeddings": (cos[:, skip:], sin[:, skip:]), "position_ids": position_ids[:, skip:]}
         return plain(hidden[:, skip:], attention_mask=attention_mask, **at, **more)
 

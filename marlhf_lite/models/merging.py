@@ -1,25 +1,16 @@
-"""Adapters in the weights of their base: for export, and which layers share a weight with another module."""
+"""Adapters in the weights of their base, for export, and what rounding makes of their change."""
 
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-LARGEST_LOSS = 0.05  # of the policy's change, in what rounding or merging makes of it
-
-
-def tied_layers(model: nn.Module) -> list[LoraLayer]:
-    """Return the LoRA layers whose weight another module uses too, as embedding and head do: merging changes both."""
-    users = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    return [layer for layer in layers if any(users[id(p)] > 1 for p in layer.get_base_layer().parameters())]
+from marlhf_lite.models.tied import tied_layers
 
 
 def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> float:

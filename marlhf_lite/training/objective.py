@@ -152,8 +152,7 @@ class Objective:
             if "clip_fraction" in parts:
                 clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
                 stats[clipped] = parts["clip_fraction"] * parts["count"] / terms
-            # A user's own stats are means of the micro-batch: each response counts the same.
-            share = batch.steps.token_mask.any(1).sum() / normalizers[2]
+            share = batch.steps.token_mask.any(1).sum() / normalizers[2]  # of the step's responses, for custom stats
             stats |= {f"{name}_{stat}": x * share for stat, x in parts.items() if stat not in OUR_STATS}
         return total, stats
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.config.method import PPOConfig, SamplingConfig
-from marlhf_lite.models.merging import tied_layers
+from marlhf_lite.models.tied import tied_layers
 from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError

@@ -7,7 +7,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from marlhf_lite.models.actor_critic import PolicyModel
-from marlhf_lite.models.merging import LARGEST_LOSS
+from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout, is_remote, merged_adapter
 from marlhf_lite.utils.errors import DifferentPolicy, InputError
@@ -54,9 +54,8 @@ def check_servers(rollout: Rollout, policy: PolicyModel) -> None:
 def check_forms(trainer, rollout: Rollout) -> None:
     """Compare the policy in the form that samples, its adapter merged, with the form that trains, on a micro-batch.
 
-    What counts is the error relative to the change: ‖log π_sampled − log π‖ / ‖log π − log π_ref‖ of a scored rollout.
-    Raises `InputError` if it is above `LARGEST_LOSS`, and the error more than rounding. What is not finite is left to
-    the update, and servers and policies without an adapter have one form.
+    Raises `InputError` if ‖log π_sampled − log π‖ / ‖log π − log π_ref‖ is above `LARGEST_LOSS`, and the error above
+    rounding. What is not finite is left to the update; servers and policies without an adapter have one form.
     """
     policy, part = trainer.models.policy, rollout.select(slice(trainer.micro_batch_size)).trim()
     if not isinstance(policy.model, PeftModel) or is_remote(trainer.sampler):
