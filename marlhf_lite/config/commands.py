@@ -7,6 +7,7 @@ inherits from theirs, and a stage takes the options of its own command or those 
 
 from dataclasses import Field, fields, replace
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Literal
 
@@ -311,8 +312,9 @@ def option_names(command: type) -> set[str]:
 
 
 def added_commands() -> dict[str, type[AddedCommand]]:
-    """Return the commands that installed packages add, by name."""
-    return {entry.name: entry.load() for entry in entry_points(group="marlhf_lite.commands")}
+    """Return the commands that installed packages add, by name; none of a package that is not there."""
+    entries = entry_points(group="marlhf_lite.commands")
+    return {entry.name: entry.load() for entry in entries if find_spec(entry.module.partition(".")[0])}
 
 
 OPTIONS: set[str] = set().union(*map(option_names, COMMANDS.values()))
