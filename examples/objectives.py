@@ -46,10 +46,11 @@ class Fitted(Objective):
 
 # What people compare PPO with, each in the slot that it changes. GSPO's ratio of whole responses (arXiv 2507.18071) is
 # two options, --termination whole --ratio macro_mean, with a narrow clip range such as --cliprange 0.0004.
+# DAPO's mean over tokens is what `count` gives anyway. EntropyMask does not go with --whiten, which moves the zeros.
 
 
 class ClipHigher(Objective):
-    """DAPO (arXiv 2503.14476): 1 − ε ≤ ρ ≤ 1 + 0.28, so that rare tokens may grow; the loss is a mean over tokens."""
+    """DAPO (arXiv 2503.14476): 1 − ε ≤ ρ ≤ 1 + 0.28: rare tokens may grow."""
 
     high = 0.28
 
@@ -61,7 +62,7 @@ class ClipHigher(Objective):
 
 
 class EntropyMask(Objective):
-    """80/20 (arXiv 2506.01939): the fifth of the steps with the highest entropy moves the policy. Not with --whiten."""
+    """80/20 (arXiv 2506.01939): a fifth of the steps, with the highest entropy."""
 
     share = 0.2
 
@@ -73,7 +74,7 @@ class EntropyMask(Objective):
 
 
 class DrGRPO(Objective):
-    """Dr. GRPO (arXiv 2503.20783): a constant in place of the count of tokens, so that no length is favoured."""
+    """Dr. GRPO (arXiv 2503.20783): a constant in place of the count of tokens."""
 
     def policy_loss(self, batch, outputs, old, count):
         loss, stats = super().policy_loss(batch, outputs, old, count)
