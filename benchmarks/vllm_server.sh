@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A vLLM server on the CPU, in an environment of its own: to try and test `--rollout_engine vllm` without a GPU.
+# A vLLM server on the CPU, in an environment of its own: to try and test `--vllm_url` without a GPU.
 #
 #     benchmarks/vllm_server.sh ../vllm-venv ../models/SmolLM2-135M-Instruct --port 8000
 #     MARLHF_VLLM_URL=http://localhost:8000 MARLHF_REAL_MODELS=../models python -m pytest -m real tests/test_vllm.py

@@ -33,7 +33,7 @@ Options may also stand in a YAML file: marlhf run --config my.yaml
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr), 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 2 bad input (a line on stderr for each problem), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     open_streams()
     with sigterm_as_ctrl_c(), redirect_stdout(PrintableStream(sys.stdout)):
@@ -54,21 +54,9 @@ def _write_out(code: int) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
-        if not argv or argv[0] in ("-h", "--help"):
-            kinds = COMMANDS | added_commands()
-            about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
-            print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
-        elif argv[0] == "--version":
-            print(f"marlhf-lite {__version__}")
-        elif argv[0] == "presets":
-            print_presets(argv[1:])
-        elif kind := COMMANDS.get(argv[0]) or added_commands().get(argv[0]):
-            return run_command(argv[0], kind, argv[1:])
-        else:
-            known = ", ".join([*COMMANDS, *added_commands(), "presets"])
-            raise InputError(f"unknown command {argv[0]}: choose from {known}")
+        return dispatch(argv)
     except InputError as error:
-        print(f"marlhf: error: {printable(str(error))}", file=sys.stderr)
+        print(*(f"marlhf: error: {line}" for line in printable(str(error)).splitlines()), sep="\n", file=sys.stderr)
         return 2
     except Exception as error:
         if not (fault := disk_fault(error)):
@@ -78,6 +66,22 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("\nmarlhf: interrupted", file=sys.stderr)
         return 130
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Do what the words ask for; the exit code. Raises `InputError`, whose `problems` are all that is wrong."""
+    kinds = COMMANDS | added_commands()
+    if not argv or argv[0] in ("-h", "--help"):
+        about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
+        print(USAGE.format(commands="\n".join(f"  {name:<10} {text}" for name, text in about.items())))
+    elif argv[0] == "--version":
+        print(f"marlhf-lite {__version__}")
+    elif argv[0] == "presets":
+        print_presets(argv[1:])
+    elif argv[0] in kinds:
+        return run_command(argv[0], kinds[argv[0]], argv[1:])
+    else:
+        raise InputError(f"{argv[0]}: unknown command: choose from {', '.join([*kinds, 'presets'])}")
     return 0
 
 
@@ -232,8 +236,6 @@ def _export(options: commands.ExportCommand) -> None:
 
     if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
-    if options.untied and options.push_to_hub:
-        raise InputError("--untied: such a model is for vLLM alone: leave out --push_to_hub")
     is_base, folder = options.untied and not options.policy, Path(options.output_dir)
     policy = None if is_base else resolve_adapter_dir("policy", options.policy)
     check_output_dir(folder)

@@ -85,7 +85,7 @@ def plain_losses(models, rollout, parts, how, ppo, old=None, made=None):
     for i, lengths in enumerate(parts):
         theirs = rollout.ref_logprobs[i][rollout.mask[i]].double().tolist()
         gaps = [a - b for a, b in zip(old_logprobs[i], theirs)]
-        rewards = [-ppo.kl_coef * (d if ppo.kl_estimator == "k1" else math.exp(-d) - 1 + d) for d in gaps]
+        rewards = [-ppo.kl_coef * (math.exp(-d) - 1 + d if "k3" in ppo.objective else d) for d in gaps]
         score = float(rollout.scores[i])
         score = ref.clamp(score, -ppo.score_clip, ppo.score_clip) if ppo.score_clip else score
         rewards = ref.rewards(rewards, score, lengths, how.reward_pooling, how.rho, how.sigma)

@@ -16,12 +16,12 @@ from small_runs import early_letters, timeless
 from transformers import TrainerCallback
 
 from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
-from marlhf_lite.config.options import GroupConfig
 from marlhf_lite.experiments import pipeline
 from marlhf_lite.experiments.context import RunContext
+from marlhf_lite.experiments.inputs import check_groups
 from marlhf_lite.extras import baselines
 from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
-from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, check_groups, group_row, group_trainer
+from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.loading import load_policy, load_score_model
 from marlhf_lite.tasks.splits import Task
@@ -516,6 +516,6 @@ def interrupting(update, error=KeyboardInterrupt, rows=0, by_signal=False):
 )
 def test_batches_of_no_whole_groups_are_refused(batch, size, processes, option):
     with pytest.raises(InputError, match=option) as error:
-        check_groups(GroupConfig(batch_size=batch, num_generations=size), processes)
+        check_groups(size, batch, processes)
     assert "multiple of" in str(error.value) and "\n" not in str(error.value)
-    check_groups(GroupConfig(batch_size=size * processes, num_generations=size), processes)
+    check_groups(size, size * processes, processes)

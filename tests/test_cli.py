@@ -120,33 +120,6 @@ def test_bad_files(fails, tmp_path, name, content, named):
     fails(["run", option, f"./{name}"], name, *named.split("|"))
 
 
-LINES = (Path(__file__).parent / "data" / "mistakes.txt").read_text(encoding="utf-8").splitlines()
-MISTAKES = [line.split(" -> ") for line in LINES if line and line[0] != "#"]
-
-
-@pytest.mark.parametrize(("words", "named"), MISTAKES)
-def test_mistakes(fails, sft, rm, pairs, tmp_path, words, named):
-    for name in ("half", "notes", "broken"):
-        (tmp_path / name).mkdir()
-    texts = {"broken_reward.py": "def f(:\n", "lam.yaml": "lam: 0.5\n", "notes/diary.txt": "dear"}
-    for name, text in (texts | {"broken/config.yaml": "[: broken"}).items():
-        (tmp_path / name).write_text(text)
-    RunFolder.create("done", {"seed": 1, "policy_learning_rate": 0.5, "n": "5", "updates": 3})
-    RunFolder.create("done/ppo", {"updates": 3}).path.joinpath("checkpoints").mkdir()
-    for name in ("old/a/policy", "old/b/policy", "done/sft"):
-        shutil.copytree(sft, tmp_path / name)
-    for source, name in ((sft / "adapter_config.json", "half"), (pairs, "pairs.jsonl"), (pairs, "done/pairs.jsonl")):
-        shutil.copy(source, tmp_path / name)
-    fails(words.format(sft=sft, rm=rm, here=tmp_path).split(), *named.split("|"))
-
-
-def test_adapters_do_not_train_under_fsdp(fails, sft, rm, pairs, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch` does
-    shared = ["--dataset", str(pairs), "--output_dir", "x"]
-    for words in (["sft", *shared], ["ppo", *shared, "--sft", str(sft), "--rm", str(rm)]):
-        fails(words, "--finetune lora", "FSDP", "DDP", "--finetune full")
-
-
 def test_a_model_that_cannot_be_used_leaves_no_folder(tiny, tmp_path, capsys):
     shutil.copytree(tiny.model, tmp_path / "broken")
     (tmp_path / "broken" / "config.json").write_text("{}")
@@ -235,11 +208,6 @@ def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path
     model, policy = AutoModelForCausalLM.from_pretrained("mine"), load_policy(base, sft, trainable=False)
     tokens = torch.tensor([[5, 6, 7, 8]])
     torch.testing.assert_close(model(tokens).logits, policy(tokens).logits, rtol=1e-4, atol=1e-4)
-    pushed = []
-    monkeypatch.setattr(type(model), "push_to_hub", lambda self, name: pushed.append(name))
-    monkeypatch.setattr(PreTrainedTokenizerBase, "push_to_hub", lambda self, name: 1 / 0)
-    assert main(["export", *given, "--output_dir", "other", "--push_to_hub", "me/mine"]) == 2
-    assert pushed == ["me/mine"] and "--push_to_hub me/mine: " in capsys.readouterr().err
 
 
 def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
@@ -449,8 +417,6 @@ def test_an_evaluation_scores_by_one_s_own_function(prompts, capsys):
     scores("--dtype", "bfloat16")  # other weights, other answers
     assert len(list(Path("e/responses").iterdir())) == 2
     assert "note: --reward" not in capsys.readouterr().out
-    assert main("evaluate --sft out --best_of 1,2 --eval_samples 2 --output_dir b".split()) == 2
-    assert "--best_of 1,2: the reward model chooses the best answer: give --rm" in capsys.readouterr().err
     stage("sft", "gold", "--size", "40")
     stage("evaluate", "f", "--sft", "gold", "--reward", "words:few")
     assert "note: --reward words:few: not used: tiny-tldr has a gold score" in capsys.readouterr().out
@@ -483,15 +449,6 @@ def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys
     assert "in 40 of 40 rows no white space stands between prompt and answer" in together
     (steps,) = notes("few.jsonl", "\nyes", "--sft_batch_size", "64")
     assert steps.startswith("note: --sft_batch_size 64: 7 rows are 1 step an epoch")
-
-
-@pytest.mark.parametrize("words", ["run", "rm --sft out", "dpo --sft out"])
-def test_what_learns_from_pairs_refuses_prompts(prompts, words, capsys):
-    assert words == "run" or main("sft --sft_epochs 0 --dataset prompts.jsonl --output_dir out".split()) == 0
-    capsys.readouterr()
-    assert main(f"{words} --dataset prompts.jsonl --output_dir more".split()) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "prompts.jsonl: it has no preference pairs" in line
 
 
 # A full disk

@@ -262,13 +262,6 @@ def test_a_label_that_is_a_class_drops_no_rows(tmp_path, in_folder):
     assert task.counts["kept"] == len(rows) and "labelled_false" not in task.counts and task.unused == ("label",)
 
 
-def test_of_a_stream_the_first_rows_decide_what_a_label_is(tmp_path):
-    rows = [ANSWERS["TRL"](i) | {"label": i % 4} for i in range(COUNT)]
-    write(tmp_path / "train.jsonl", rows)
-    task = load_task(str(tmp_path), streaming=True, size=COUNT)
-    assert task.counts["kept"] == COUNT and task.unused == ("label",)
-
-
 def test_answers_without_a_winner_are_dropped_and_what_is_not_read_of_messages_is_named(tmp_path):
     ends = ["tie", "tie (bothbad)", "both_bad", *["model_b"] * COUNT]
     better = YES | {"weight": 0, "name": None}
@@ -447,9 +440,8 @@ def test_cells_of_a_folder_of_csv_stay_text(tmp_path, monkeypatch):
     for cells in (texts, texts[-1:] * 9):
         lines = [f"Say {i},{text},no {i}" for i, text in enumerate(cells)]
         (folder / "train.csv").write_text("\n".join(["prompt,chosen,rejected", *lines]))
-        for streaming in (False, True):
-            rows, test, others = find_rows(str(folder), 0 if streaming else None)
-            assert [row["chosen"] for row in rows] == cells and (test, others) == (None, [])
+        rows, test, others = find_rows(str(folder))
+        assert [row["chosen"] for row in rows] == cells and (test, others) == (None, [])
         task = load_task(str(folder))
         assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(cells)
 

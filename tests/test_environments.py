@@ -520,26 +520,7 @@ def test_a_run_in_turns_is_evaluated_and_resumed(guessed, capsys):
     assert lines[0].startswith("> ") and lines[-1].startswith("reward: ") and len(lines) <= 12
 
 
-REFUSED = [
-    ("rloo --dataset tiny-guess", "--dataset tiny-guess: its environment answers in turns"),
-    ("dpo --dataset tiny-guess", "--dataset tiny-guess: its environment answers in turns"),
-    ("grpo --environment a:B", "unknown option --environment"),
-    ("ppo --environment nothing:B", "--environment nothing:B: cannot be imported"),
-    ("ppo --environment builtins:dict", "--environment builtins:dict: it has no reset"),
-    ("ppo --dataset tiny-guess --max_turns 0", "--max_turns 0"),
-    ("ppo --dataset tiny-guess --rollout_engine vllm --vllm_url http://localhost:1", "servers do not sample in turns"),
-]
-
-
-@pytest.mark.parametrize("words, said", REFUSED)
-def test_what_does_not_go_in_turns_says_so(guessed, capsys, words, said):
-    assert main([*words.split(), *f"--sft {guessed}/run --output_dir {guessed}/no".split()]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-
-
-def test_the_environments_reward_needs_one():
-    fails(lambda: PPOCommand(reward="environment"), "--reward environment: there is none")
+def test_an_environment_brings_its_reward():
     assert PPOCommand(environment="a:B").reward == "environment" == RunCommand(environment="a:B").reward
     assert PPOCommand(environment="a:B", reward="gold").reward == "gold"
 

@@ -176,7 +176,10 @@ def interrupt(folder):
 def test_a_whole_model_as_sft_names_the_option_for_it(tiny, pairs, tmp_path, capsys):
     given = ["--sft", tiny.model, "--dataset", str(pairs), "--output_dir", str(tmp_path / "run")]
     assert main(["rm", "--model", tiny.model, *given]) == 2
-    assert f"--sft {tiny.model}: a whole model, and no adapter: give it as --model" in capsys.readouterr().err
+    assert (
+        f"--sft {tiny.model} (a whole model): does not go with --finetune lora: give it as --model"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "run").exists()
     fails(lambda: resolve_adapter_dir("sft", "owner/name"), "a model of the hub as --model")
 

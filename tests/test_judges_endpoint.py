@@ -128,8 +128,8 @@ def stored(tmp_path):
 
 
 def test_the_request(endpoint, judge, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINE", "k-1")
-    for options, key in (({}, KEY), ({"judge_max_tokens": 0, "judge_key_env": "MINE"}, "k-1")):
+    for options, key in (({}, KEY), ({"judge_max_tokens": 0}, "k-1")):
+        monkeypatch.setenv("OPENAI_API_KEY", key)
         judge_pairs(judge(**options), PAIRS[:1], tmp_path)
         path, headers, body = endpoint.requests[-1]
         assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {key}"
@@ -140,7 +140,8 @@ def test_the_request(endpoint, judge, tmp_path, monkeypatch):
         prompt, a, b = texts(body)
         assert prompt == PAIRS[0].prompt and {a, b} == {PAIRS[0].first, PAIRS[0].second}
         assert "first" not in body["messages"][1]["content"]  # no method's name
-    judge_pairs(judge(judge_key_env="", judge_model="m/1"), PAIRS[:1], tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    judge_pairs(judge(judge_model="m/1"), PAIRS[:1], tmp_path)
     assert endpoint.requests[-1][1]["Authorization"] == "Bearer none"
 
 
@@ -326,7 +327,7 @@ def test_a_head_without_an_end_ends_the_run(endpoint, judge, tmp_path, monkeypat
 
 def test_what_cannot_pass_ends_the_run_with_one_request(endpoint, judge, tmp_path):
     body = json.dumps({"error": {"message": f"bad key {KEY}", "code": "x"}}).encode()
-    for asked, (status, word) in enumerate({401: "--judge_key_env", 404: "--judge_model"}.items(), 1):
+    for asked, (status, word) in enumerate({401: "OPENAI_API_KEY", 404: "--judge_model"}.items(), 1):
         endpoint.script = [(status, body)] * 99
         message = ended(judge(workers=8), tmp_path)
         assert f"HTTP {status}" in message and word in message and len(endpoint.requests) == asked
@@ -402,12 +403,15 @@ def test_the_key_is_nowhere(endpoint, judge, tmp_path, capfd, caplog):
 
 
 def test_options_that_cannot_work(judge, monkeypatch):
-    for name, value in {"BLANK": "  ", "BROKEN": f"{KEY}\n{KEY}", "ODD": f"{KEY}ä"}.items():
-        monkeypatch.setenv(name, value)
     urls = ["localhost:8000", "ftp://x/v1", "http://[::1/v1", "http://x:99999/v1", "http://é..b/v1"]
     faults = [("judge_model", " "), *(("judge_url", url) for url in urls)]
     faults += [("judge_url", f"https://me:{KEY}@host/v1"), ("judge_url", f"https://host/v1?api-key={KEY}")]
-    for option, value in [*faults, *(("judge_key_env", name) for name in ("UNSET", "BLANK", "BROKEN", "ODD"))]:
+    for option, value in faults:
         with pytest.raises(InputError, match=f"--{option}") as caught:
             judge(**{option: value})
         assert KEY not in str(caught.value) and "\n" not in str(caught.value)
+    for value in (f"{KEY}\n{KEY}", f"{KEY}ä"):
+        monkeypatch.setenv("OPENAI_API_KEY", value)
+        with pytest.raises(InputError, match="OPENAI_API_KEY") as caught:
+            judge()
+        assert KEY not in str(caught.value)

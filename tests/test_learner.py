@@ -42,7 +42,7 @@ CASES = [
     (5, {"value_target": "macro", "sigma": "unit"}, {"cliprange_value": 0.0}),
     (3, {"reward_pooling": "mean"}, {"score_clip": 2.5}),
     (5, {"reward_pooling": "mean", "sigma": "position_reversed", "ratio": "macro", "value_target": "macro"}, {}),
-    (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5, "kl_estimator": "k3"}),
+    (4, {"rho": 0.7}, {"gamma": 0.9, "lam": 0.5, "objective": "k3"}),
     (3, {"sigma": "start"}, {"objective": "vapo=0.4"}),
     (1, {}, {"objective": "vc_ppo", "lam": 0.7}),
     (3, {"ratio": "macro_mean"}, {"objective": "vc_ppo=0.5, released,vapo=0.4"}),

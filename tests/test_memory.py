@@ -276,13 +276,6 @@ def test_a_report_names_the_page_where_something_does_not_fit(folder):
     assert page not in memory_report(options(folder, gpu=80)) and page not in memory_report(options(folder))
 
 
-def test_what_training_refuses_gets_no_estimate(capsys):
-    assert main(["memory", "--finetune", "full", "--load_in_4bit"]) == 2
-    shown = capsys.readouterr()
-    refusal = "--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora"
-    assert (shown.out, shown.err) == ("", f"marlhf: error: {refusal}\n")
-
-
 def test_no_reward_model_is_counted_where_programs_give_the_reward(folder):
     base, width = empty_base(ModelConfig(model=folder)), NUMBERS["hidden_size"]
     lora, full = adapter_bytes(base, options(folder)) + 8 * width, 4 * (base.num_parameters() + width)

@@ -502,7 +502,7 @@ def test_processes_that_share_the_weights_send_them_once(whole, tokenizer, tmp_p
     server = SmallVLLM(load_base(options), tokenizer)
     words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm, "--reward", "odd:length"]
     words += ["--batch_size", "4", "--updates", "2", "--max_response_length", "4", "--size", "40"]
-    words += ["--policy_learning_rate", "1e-3", "--rollout_engine", "vllm", "--vllm_url", server.url]
+    words += ["--policy_learning_rate", "1e-3", "--vllm_url", server.url]
     launch(2, HERE / "sharded_command.py", *words, "--output_dir", "run", cwd=tmp_path, timeout=120)
     server.close()
     rows = RunFolder.open(tmp_path / "run" / "ppo").metrics()

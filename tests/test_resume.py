@@ -5,19 +5,19 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
 import pytest
 from small_runs import early_letters, halted, noisy, run_child, same_checkpoints, start, timeless, wait
+from transformers.trainer_callback import CallbackHandler
 
 from marlhf_lite.cli import main
 from marlhf_lite.macro import RandomizedNGram
+from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.utils import interrupts
 from marlhf_lite.utils.run_folder import RunFolder
-from marlhf_lite.utils.threads import FreeCores
 
 CASES = {
     "one step, a reward that draws": {"reward": FunctionReward(noisy)},
@@ -141,16 +141,31 @@ def here(tmp_path, monkeypatch):
 
 def stopped(monkeypatch, number, words, step):
     """Exit code of a command that gets a real signal when its step or update of this number begins."""
-    use, steps = FreeCores.use, itertools.count(1)
+    steps = itertools.count(1)
 
-    def signalled(self):
+    def signalled():
         if next(steps) == step:
             os.kill(os.getpid(), number)
-        use(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FreeCores, "use", signalled)
+        before_each_step(patch, signalled)
         return main(words)
+
+
+def before_each_step(patch, act):
+    """Call `act` before each update of PPO and each step of TRL's trainers."""
+    update, begin = PPOTrainer.update, CallbackHandler.on_step_begin
+
+    def updated(self, *args):
+        act()
+        return update(self, *args)
+
+    def begun(self, *args):
+        act()
+        return begin(self, *args)
+
+    patch.setattr(PPOTrainer, "update", updated)
+    patch.setattr(CallbackHandler, "on_step_begin", begun)
 
 
 def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
@@ -197,37 +212,11 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
     assert signal.getsignal(signal.SIGTERM) == signal.getsignal(interrupts.HANGUP) == signal.SIG_DFL
 
 
-HANGS_UP = """
-import fcntl, sys, termios, time
-from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-try:
-    with sigterm_as_ctrl_c():
-        print("ready", flush=True)
-        time.sleep(60)
-except KeyboardInterrupt:
-    print("to nobody", flush=True)
-    open(sys.argv[1], "w").close()
-"""
-
-
-def test_what_follows_the_end_of_a_terminal_may_print(signals, tmp_path):
-    """A closed window, a lost connection: SIGHUP, and from then on a terminal that refuses what is printed."""
-    pty = pytest.importorskip("pty")
-    terminal, end = pty.openpty()
-    words = [sys.executable, "-c", HANGS_UP, str(tmp_path / "done")]
-    process = subprocess.Popen(words, stdin=end, stdout=end, stderr=end, start_new_session=True)
-    os.close(end)
-    assert os.read(terminal, 5) == b"ready"
-    os.close(terminal)
-    assert process.wait(timeout=60) == 0 and (tmp_path / "done").exists()
-
-
 def test_a_second_ctrl_c_stops_at_once(signals, monkeypatch):
     """But not one that follows the first at once: a launcher sends it to its processes once more."""
     now = iter([10.0, 11.0, 13.0])
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: next(now))
-    with pytest.raises(KeyboardInterrupt) as caught, interrupts.stops_behind_a_step() as asked:
+    with pytest.raises(KeyboardInterrupt) as caught, interrupts.graceful_stop() as asked:
         assert not asked()
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
@@ -293,7 +282,7 @@ def test_a_run_that_is_stopped_behind_its_last_step_only_finishes(method, tiny, 
     text = (trained / log).read_text()
     last = len(json.loads(text)) if log == "log.json" else text.count("\n")
     assert stopped(monkeypatch, signal.SIGTERM, [*words, "--output_dir", "stopped"], last) == 130
-    monkeypatch.setattr(FreeCores, "use", lambda self: pytest.fail("a step more begins"))
+    before_each_step(monkeypatch, lambda: pytest.fail("a step more begins"))
     assert main([method, "--resume", "stopped"]) == 0
     for path in trained.rglob("*"):
         other = here / "stopped" / path.relative_to(here / "whole")
@@ -309,7 +298,7 @@ def test_a_finished_run_without_checkpoints_is_known_as_finished(method, tiny, s
     folder = here / "out" / method
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(FreeCores, "use", lambda self: pytest.fail("it trains again"))
+        before_each_step(patch, lambda: pytest.fail("it trains again"))
         assert main([method, "--resume", "out"]) == 0
     shown = capsys.readouterr().out
     assert f"{method}: done already" in shown and f"policy: out/{method}/policy" in shown

@@ -120,11 +120,11 @@ def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):
 
 def test_overwrite_is_offered_for_runs_alone(run, tmp_path):
     """An exported model is no run, and `marlhf export` has no such option."""
-    fails(lambda: check_output_dir(run.path), f"{run.path} exists already", "add --overwrite")
+    fails(lambda: check_output_dir(run.path), f"{run.path}: exists already", "add --overwrite")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    fails(lambda: check_output_dir(model), f"{model} holds something that is not a run", "another name, or empty it")
+    fails(lambda: check_output_dir(model), f"{model}: holds something that is not a run", "another name, or empty it")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_full_disk_is_no_silent_loss(run):
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a folder that takes no files, whatever its rights")
 def test_a_folder_that_takes_no_files_is_named(tmp_path, monkeypatch):
     for path in (Path("/proc/x"), Path("/proc/x/y")):
-        fails(lambda: check_output_dir(path), f"--output_dir {path} cannot be made", "written in /proc", "choose")  # noqa: B023
+        fails(lambda: check_output_dir(path), f"--output_dir {path}: cannot be made", "written in /proc", "choose")  # noqa: B023
 
     def read_only(**unused):
         raise OSError(errno.EROFS, "Read-only file system")

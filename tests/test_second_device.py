@@ -16,7 +16,7 @@ RULES = {
     "randomized": "--num_mini_batches 2 --whiten --objective sae",
     "whole": "--micro_batch_size 0 --rollouts 2 --ratio macro --value_target macro",
     "perplexity": "--perplexity_rule macro --critic_warmup 1 --updates 2 --critic_init sft",
-    "sentence": "--kl_estimator k3 --objective released --logprobs_at_temperature",
+    "sentence": "--objective released,k3 --logprobs_at_temperature",
     "sentence_shuffled": "--num_ppo_epochs 2 --micro_batch_size 3 --generation_batch_size 3",
     "parsing": "--parser python --sigma position --reward_pooling mean",
     "value_change": "--n 3 --objective vapo --gradient_checkpointing",

@@ -10,7 +10,6 @@ import pytest
 from conftest import fails
 from datasets import Features, Value
 
-from marlhf_lite.tasks import loading
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.paper_datasets import APPS, HUB, TLDR, WEBGPT
 from marlhf_lite.tasks.shapes import to_preferences
@@ -137,8 +136,6 @@ def rows_of(task):
 def test_the_hub_is_asked_for_the_right_files(name, asked):
     load_task(name)
     assert asked == [(name, ARGUMENTS[name])]
-    load_task(name, size=12, streaming=True)
-    assert asked[1:] == [(name, ARGUMENTS[name] | {"streaming": True})]
 
 
 @pytest.mark.parametrize(
@@ -164,9 +161,8 @@ def test_tldr(template, head, space):
 
 
 @pytest.mark.parametrize(("template", "end"), [("paper", ""), ("released", " ")])
-@pytest.mark.parametrize("options", [{}, {"size": 20, "streaming": True}])
-def test_news_articles_of_the_hub_are_a_part_by_name(template, end, options):
-    task, plain = (load_task(TLDR_NAME, part=part, template=template, **options) for part in ("cnn_dm", ""))
+def test_news_articles_of_the_hub_are_a_part_by_name(template, end):
+    task, plain = (load_task(TLDR_NAME, part=part, template=template) for part in ("cnn_dm", ""))
     space = "" if end else " "
     expected = {"chosen": f"{space}first 71", "rejected": f"{space}second 71"}
     assert task.splits["test"].to_list() == [{"prompt": f"ARTICLE\nNews.\nTL;DR:{end}"} | expected]
@@ -311,47 +307,3 @@ def test_what_a_data_set_does_not_have(name, column, tmp_path):
     fails(lambda: load_task(name, part="news"), f"--part news: {name}")
     if name != APPS_NAME:
         fails(lambda: load_task(name.split("/")[1]), f"did you mean {name}?")
-
-
-# Streaming
-
-
-def stream(monkeypatch, end=None, **splits):
-    """The hub answers with these rows, streamed, and then raises `end`; returns which rows were read."""
-    read = {part: [] for part in splits}
-
-    def generate(part):
-        for row in splits[part]:
-            read[part].append(row)
-            yield row
-        if end:
-            raise end
-
-    make = datasets.IterableDataset.from_generator
-    loaded = {part: make(generate, gen_kwargs={"part": part}) for part in splits}
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: datasets.IterableDatasetDict(loaded))
-    monkeypatch.setattr(loading, "SHUFFLE_BUFFER", 10)
-    return read
-
-
-def test_streaming_reads_no_more_than_it_needs(monkeypatch):
-    read = stream(monkeypatch, train=[webgpt(i, i % 5 / 4) for i in range(1000)])
-    task = load_task(WEBGPT_NAME, size=40, streaming=True)
-    assert task.counts["kept"] == 40 and task.counts["read"] == 40 + task.counts["tie"] and task.counts["tie"] > 0
-    assert {part: task.counts[part] for part in task.splits} == {"sft": 8, "rm": 15, "ppo": 15, "test": 2}
-    assert 50 <= len(read["train"]) <= 80  # one of them to look at its columns, and what the buffer holds
-    read = stream(monkeypatch, train=[tldr(i) for i in range(500)], validation=[tldr(i) for i in range(900, 990)])
-    task = load_task(TLDR_NAME, size=50, streaming=True)
-    assert {part: task.counts[part] for part in task.splits} == {"sft": 9, "rm": 18, "ppo": 18, "test": 5}
-    assert len(read["train"]) < 70 and len(read["validation"]) < 25
-
-
-def test_faults_in_a_stream(monkeypatch):
-    bad = [webgpt(i) | {"score_0": None} for i in range(30)]
-    for rows, error, fault in [
-        (bad, None, f"{WEBGPT_NAME} (streamed): row 1: 'score_0'"),
-        ([webgpt(1)] * 9, "lost\nthe host", "cannot be read (ConnectionError: lost the host): run it again"),
-        ([], "no host", f"--dataset {WEBGPT_NAME}: cannot be loaded (ConnectionError: no host)"),
-    ]:
-        stream(monkeypatch, error and ConnectionError(error), train=rows)
-        fails(lambda: load_task(WEBGPT_NAME, size=20, streaming=True), fault)

@@ -169,8 +169,6 @@ UNKNOWN = [
     ("tiny-tldrr", {}, "did you mean tiny-tldr?"),
     ("owner/name", {}, "ConnectionError: Couldn't reach the host ("),
     ("tiny-tldr", {"size": 3}, "tiny-tldr: 3 rows"),
-    ("tiny-tldr", {"streaming": True}, "--dataset_streaming"),
-    ("owner/name", {"streaming": True}, "--dataset_streaming"),
     ("tiny-tldr", {"part": "cnn_dm"}, "--part cnn_dm"),
 ]
 
@@ -198,11 +196,6 @@ def test_folders(tmp_path, monkeypatch):
     fails(lambda: load_task(save("bad", train=make(30), test=bad)), "bad (test): row 1: ")
     datasets.Dataset.from_list(make(40)).save_to_disk(tmp_path / "one")
     assert load_task(str(tmp_path / "one")).counts["test"] == 4
-    for path in (two, str(tmp_path / "one"), write(tmp_path / "file.jsonl", make(40))):  # they are never streamed
-        drawn, asked = (load_task(path, size=20, streaming=streaming) for streaming in (False, True))
-        assert {part: rows.to_list() for part, rows in asked.splits.items()} == {
-            part: rows.to_list() for part, rows in drawn.splits.items()
-        }
     (tmp_path / "files" / ".hidden").mkdir(parents=True)
     for unread in ("more.csv", "held_out.jsonl", ".hidden/train.jsonl"):
         write(tmp_path / "files" / unread, make(6, 200))

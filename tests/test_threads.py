@@ -3,10 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from marlhf_lite.utils import threads
-from marlhf_lite.utils.threads import FreeCores
 
 
 @pytest.fixture
@@ -22,7 +20,6 @@ def machine(monkeypatch):
 
     monkeypatch.setattr(threads, "GIVEN", None)
     monkeypatch.setattr(threads, "INTERVAL", 0.0)
-    monkeypatch.setattr(FreeCores, "chosen", None)
     return has
 
 
@@ -32,30 +29,10 @@ def machine(monkeypatch):
 )
 def test_threads_are_the_cores_that_others_leave(machine, cores, physical, others, expected):
     machine([(70 + 100 * others) / cores] * cores, 70.0, physical)
-    assert FreeCores().count() == threads.choose_threads() == expected
-
-
-def test_they_are_set_before_each_update(machine, monkeypatch):
-    """Another program comes and goes; a look that comes too soon, and what a user sets, change nothing."""
-    machine([0.0, 0.0])
-    torch.set_num_threads(2)
-    cores, seen = FreeCores(), []
-    for load, wait in ((10.0, 0.0), (90.0, 0.0), (0.0, 9.0), (0.0, 0.0)):
-        machine([load, load])
-        monkeypatch.setattr(threads, "INTERVAL", wait)
-        cores.use()
-        seen.append(torch.get_num_threads())
-    assert seen == [2, 1, 1, 2]
-    torch.set_num_threads(3)
-    cores.use()
-    assert torch.get_num_threads() == 3
-    torch.set_num_threads(1)
+    assert threads.choose_threads() == expected
 
 
 def test_a_user_s_own_choice_wins(machine, monkeypatch):
     machine([0.0, 0.0])
     monkeypatch.setattr(threads, "GIVEN", 3)
     assert threads.choose_threads() == 3
-    before = torch.get_num_threads()
-    FreeCores().use()
-    assert torch.get_num_threads() == before

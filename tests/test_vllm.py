@@ -123,7 +123,7 @@ def test_a_server_with_the_policy_s_weights_needs_no_correction(serve, make, mod
 
 def test_tokens_that_the_server_gave_another_chance_are_counted_and_weigh_less(serve, make):
     """One token in eight has 4 nats less: within what mixed precision allows on average, and far out as a token."""
-    trainer = make(serve(), vllm_importance_sampling_mode="token", vllm_importance_sampling_clip_max=2.0)
+    trainer = make(serve(), vllm_importance_sampling_mode="token")
     rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:8]))
     batch = trainer.objective.batch(rollout, trainer.segment(rollout))
     old = trainer.objective.advantages(batch, trainer.all_outputs(rollout))
@@ -131,7 +131,7 @@ def test_tokens_that_the_server_gave_another_chance_are_counted_and_weigh_less(s
     change[:, ::8], change[:, 1::8] = -4.0, 4.0  # trainer above the server, and below
     odd = dataclasses.replace(rollout, sampled_logprobs=old.logprobs + change)
     weights = trainer.objective.sampler_weights(dataclasses.replace(batch, rollout=odd), old)
-    assert weights[:, 0].tolist() == pytest.approx([2.0] * len(rollout))
+    assert weights[:, 0].tolist() == pytest.approx([3.0] * len(rollout))
     assert weights[:, 1][rollout.mask[:, 1]].tolist() == pytest.approx([math.exp(-4.0)] * int(rollout.mask[:, 1].sum()))
     shares = (change != 0)[rollout.mask].float().mean()
     model = torch.nn.Linear(1, 1).to(torch.bfloat16)
@@ -319,7 +319,7 @@ def test_an_evaluation_by_a_server_on_another_machine_writes_into_the_folder_tha
     """The command line: an output folder elsewhere ends in one line that names it, before anything is stored."""
     server = serve(sees=tmp_path / "shared")
     (tmp_path / "shared").mkdir()
-    sizes = "--max_response_length 6 --lora_r 4 --eval_prompts 4 --rollout_engine vllm"
+    sizes = "--max_response_length 6 --lora_r 4 --eval_prompts 4"
     words = f"evaluate --model {tiny.model} --dataset {pairs} --sft {sft} --rm {rm} --policies copy={sft} {sizes}"
     evaluate = f"{words} --vllm_url {server.url} --output_dir {tmp_path}"
     assert main(f"{evaluate}/own".split()) == 2
@@ -338,7 +338,7 @@ def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anythi
         rows = [{"prompt": f"{word}{i}", "chosen": " yes", "rejected": " no"} for i in range(20)]
         append_lines(data / f"{part}.jsonl", rows)
     server = serve(max_length=50)
-    options = f"--rollout_engine vllm --vllm_url {server.url} --max_response_length 6 --lora_r 4"
+    options = f"--vllm_url {server.url} --max_response_length 6 --lora_r 4"
     assert main(f"run --model {tiny.model} --dataset {data} {options} --output_dir {tmp_path}/run".split()) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and "maximum context length is 50" in shown and not (tmp_path / "run").exists()
@@ -347,7 +347,7 @@ def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anythi
 def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
     """The command line, with two servers: every stage, then the stored policies; nothing is asked for twice."""
     one, two = serve(), serve()
-    servers = f"--rollout_engine vllm --vllm_url {one.url},{two.url}/"
+    servers = f"--vllm_url {one.url},{two.url}/"
     short = "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4"
     sizes = f"--max_response_length 24 --lora_r 4 --eval_prompts 4 {servers}"
     run = tmp_path / "run"
@@ -384,7 +384,7 @@ def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
     if "base" in server:
         torch.manual_seed(1)
         server["base"] = nudge(load_base(tiny).requires_grad_(True), 1, 0.02).requires_grad_(False)
-    options = f"--rollout_engine vllm --vllm_url {serve(**server).url} --max_response_length 24 {words}"
+    options = f"--vllm_url {serve(**server).url} --max_response_length 24 {words}"
     before = sorted(tmp_path.rglob("*"))
     assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
     shown = capsys.readouterr().err
@@ -483,7 +483,7 @@ def test_a_server_that_cannot_take_all_weights_is_told_before_anything_is_traine
         monkeypatch.setattr(vllm_rollouts, "RELOAD_SECONDS", 0.1)
         monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
     before = sorted(tmp_path.rglob("*"))
-    options = f"--finetune full --rollout_engine vllm --vllm_url {server.url} --max_response_length 24"
+    options = f"--finetune full --vllm_url {server.url} --max_response_length 24"
     assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
     shown = capsys.readouterr().err.splitlines()[-1]  # transformers shows that the small server loads weights
     assert all(part in shown for part in ["marlhf: error: --vllm_url", *parts]), shown
@@ -492,7 +492,7 @@ def test_a_server_that_cannot_take_all_weights_is_told_before_anything_is_traine
 
 def test_a_whole_run_and_an_evaluation_of_all_weights(serve, tiny, pairs, tmp_path):
     server, short = serve(), "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4"
-    sizes = f"--max_response_length 24 --eval_prompts 4 --rollout_engine vllm --vllm_url {server.url}"
+    sizes = f"--max_response_length 24 --eval_prompts 4 --vllm_url {server.url}"
     run = tmp_path / "run"
     words = f"run --model {tiny.model} --finetune full --dataset {pairs} {short} --rm_batch_size 4 {sizes}"
     assert not main(f"{words} --output_dir {run}".split())
@@ -558,7 +558,7 @@ def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_po
 def test_a_run_with_a_real_server(pairs, tmp_path):
     short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
     sizes = "--max_response_length 12 --eval_prompts 2 --sft_learning_rate 1e-4 --policy_learning_rate 5e-4"
-    words = f"run --model {MODEL} --dataset {pairs} --rollout_engine vllm --vllm_url {URL} {sizes} {short}"
+    words = f"run --model {MODEL} --dataset {pairs} --vllm_url {URL} {sizes} {short}"
     client = VLLMEngine([URL], tmp_path).clients[0]
     before = {model.id for model in client.models.list()}
     assert not main(f"{words} --output_dir {tmp_path}/run".split())
@@ -575,7 +575,7 @@ FULL_URL = os.environ.get("MARLHF_VLLM_FULL_URL", "")
 def test_a_run_of_all_weights_with_a_real_server(pairs, tmp_path):
     short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
     sizes = "--max_response_length 24 --eval_prompts 2 --sft_learning_rate 1e-5 --policy_learning_rate 1e-5"
-    words = f"run --model {MODEL} --finetune full --dataset {pairs} --rollout_engine vllm --vllm_url {FULL_URL}"
+    words = f"run --model {MODEL} --finetune full --dataset {pairs} --vllm_url {FULL_URL}"
     assert not main(f"{words} {sizes} {short} --output_dir {tmp_path}/run".split())
     rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
     assert len(rows) == 2 and all(row["sampler_difference"] < 1e-3 for row in rows)

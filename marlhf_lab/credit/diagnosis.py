@@ -95,7 +95,7 @@ def run(options: PPOCommand, sft: Path, rm: Path, folder: Path, sizes: Sizes | N
 def open_context(options: PPOCommand) -> RunContext[PPOCommand]:
     """Data and base model of the options; no folder is made."""
     start_processes()
-    task = load_task(options.dataset, size=options.size, seed=options.split_seed, bad_rows=options.bad_rows)
+    task = load_task(options.dataset, size=options.size, bad_rows=options.bad_rows)
     base = load_base(options)
     function = text_reward(options.reward, task)
     reward = FunctionReward(function, options.reward) if function else None

@@ -163,7 +163,7 @@ def make_trainer(options: FirstWrongStepCommand, sft: Path, policy: Path) -> PPO
     critic = policy.parent / "critic"
     if not critic.is_dir():
         raise InputError(f"--policy {policy}: no critic beside it: give a run of `marlhf ppo`")
-    task = load_task(options.dataset, size=options.size, seed=options.split_seed)
+    task = load_task(options.dataset, size=options.size)
     base, tokenizer = load_base(options), load_tokenizer(options.model)
     set_seed(options.seed)
     models = PPOModels(

@@ -132,7 +132,7 @@ def total_returns(trainer: PPOTrainer, rollout: Rollout) -> Tensor:
     for part in torch.arange(len(rollout)).split(trainer.micro_batch_size):
         batch = rollout.select(part)
         logprobs = trainer.compute_outputs(batch).logprobs
-        kl.append(kl_per_token(logprobs, batch.ref_logprobs, batch.mask, trainer.config.kl_estimator).sum(1))
+        kl.append(kl_per_token(logprobs, batch.ref_logprobs, batch.mask, trainer.objective.kl_estimator).sum(1))
     return scores - trainer.config.kl_coef * torch.cat(kl).to(scores)
 
 

@@ -1,17 +1,26 @@
-"""Blind side-by-side judging in a notebook: what `marlhf judge --judge human` asks, with buttons.
+"""Blind side-by-side judging in a notebook, by a person who clicks on buttons.
 
-Judgments go to the same files, so that one may begin here and go on in a terminal.
+Judgments are stored as those of `marlhf judge` are, so that the same tables read them.
 """
 
 import html
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marlhf_lite.extras.judges.judges import KEYS, HumanJudge, printable
-from marlhf_lite.extras.judges.judgments import Comparison, Judgment, JudgmentStore
-from marlhf_lite.extras.judges.prompts import CRITERIA
+from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, JudgmentStore
+from marlhf_lite.extras.judges.prompts import CRITERIA, Criteria
+from marlhf_lite.utils.printable import printable
 
-_LABELS = {"1": "1 is better", "2": "2 is better", "t": "tie", "s": "skip"}
+_LABELS = {"A": "1 is better", "B": "2 is better", "tie": "tie", "skipped": "skip"}
+
+
+class Person(Judge):
+    """Whose judgments a file holds. Each annotator has a file and an order of their own."""
+
+    def __init__(self, annotator: str, criteria: Criteria):
+        self.name, self.criteria = f"human-{annotator}", criteria.name
+        self.identity = json.dumps([self.name, criteria.question()])
 
 
 def judge_by_hand(
@@ -29,8 +38,8 @@ def judge_by_hand(
     """
     import ipywidgets as widgets  # an extra: the library works without it
 
-    store = JudgmentStore(HumanJudge(annotator, CRITERIA[criteria]), pairs, folder)
-    page, buttons = widgets.HTML(), {key: widgets.Button(description=label) for key, label in _LABELS.items()}
+    store = JudgmentStore(Person(annotator, CRITERIA[criteria]), pairs, folder)
+    page, buttons = widgets.HTML(), {winner: widgets.Button(description=label) for winner, label in _LABELS.items()}
 
     def show() -> None:
         waiting = store.waiting()
@@ -39,12 +48,12 @@ def judge_by_hand(
         for button in buttons.values():
             button.disabled = not waiting
 
-    def click(key: str) -> None:
-        store.add(store.waiting()[0], Judgment(KEYS[key]))
+    def click(winner: str) -> None:
+        store.add(store.waiting()[0], Judgment(winner))
         show()
 
-    for key, button in buttons.items():
-        button.on_click(lambda _, key=key: click(key))
+    for winner, button in buttons.items():
+        button.on_click(lambda _, winner=winner: click(winner))
     show()
     return widgets.VBox([page, widgets.HBox(list(buttons.values()))])
 

@@ -39,6 +39,7 @@ from marlhf_lite.config.commands import COMMANDS, OPTIONS, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import REWARDS, CheckpointConfig, LoggingConfig, RunConfig
 from marlhf_lite.config.parser import merge, parse, read_presets
+from marlhf_lite.experiments.inputs import check_groups
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.loading import find_rows
@@ -53,11 +54,11 @@ MARLHF = [sys.executable, "-m", "marlhf_lite"]
 # Command of a method -> the `marlhf` command that trains it. best_of_n takes the best of the SFT model's samples.
 TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
 # Options that the study gives to each command itself.
-OWN = {f.name for f in fields(RunConfig)} - {"seed"}
-OWN |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
+SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
+SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
 # Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
-FREE = OWN | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
-FREE |= {"per_device_train_batch_size"}
+RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
+RESULT_NEUTRAL |= {"per_device_train_batch_size"}
 # Of a model that is not embedded, where a protocol says nothing: protocols are older than the preset's own sampling.
 PAPER_SAMPLING = {"temperature": 0.8, "top_k": 50}
 
@@ -249,7 +250,7 @@ def _run(study: Study, name: str, seed: int) -> Run:
     known = set().union(*(option_names(COMMANDS[stage]) for stage in stages))
     unknown = [f"--{key}={value}" for key, value in with_todays_names(options_of_method).items() if key not in known]
     try:
-        for key in (OWN | {"seed"}) & set(study.shared | options_of_method):
+        for key in (SET_BY_STUDY | {"seed"}) & set(study.shared | options_of_method):
             raise InputError(f"{key}: the study sets this itself: leave it out")
         _parse(TRAINING[command] or "evaluate", *unknown)  # raises where there is one
         parsed = {stage: _parse(stage, *words[stage]) for stage in stages}
@@ -302,11 +303,9 @@ def _parse(stage: str, *words: str) -> dict:
 
             make_objective(method)
     if stage in ("rloo", "grpo"):
-        from marlhf_lite.extras.baselines.rloo_grpo import check_groups  # trl takes seconds
-
-        check_groups(options)
+        check_groups(options.num_generations, options.batch_size)
     unset = ("reward", "")  # of an evaluation: training may have one
-    return {key: value for key, value in asdict(options).items() if key not in FREE and (key, value) != unset}
+    return {key: value for key, value in asdict(options).items() if key not in RESULT_NEUTRAL and (key, value) != unset}
 
 
 def _hash(options: dict) -> str:
@@ -467,7 +466,7 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
 def _has_answers(options: dict) -> bool:
     """Return whether the data that these options name have answers that SFT can learn from."""
     where = {name: options.get(name, "") for name in ("dataset_config", "data_dir", "split", "columns")}
-    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], None, **where)[0]
+    rows = [] if options["dataset"] in EMBEDDED else find_rows(options["dataset"], **where)[0]
     return not rows or form_of(columns_of(rows), where["columns"]).fractions[0] > 0
 
 

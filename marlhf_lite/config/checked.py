@@ -5,7 +5,7 @@ import operator
 from dataclasses import dataclass, field, fields
 from typing import dataclass_transform
 
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, raise_all
 
 # Name of a bound -> the comparison it stands for, and its words in an error message.
 BOUNDS = {
@@ -29,11 +29,12 @@ class Checked:
         dataclass(cls)
 
     def __post_init__(self) -> None:
+        errors = []
         for f in fields(self):
             value, bounds = getattr(self, f.name), {name: f.metadata[name] for name in BOUNDS if name in f.metadata}
             if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"--{f.name} {value}: it must be a finite number")
-            if value is None or all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
-                continue
-            words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
-            raise InputError(f"--{f.name} {value}: it must be {words}")
+                errors.append(InputError(f"--{f.name} {value}: it must be a finite number"))
+            elif value is not None and not all(BOUNDS[name][0](value, bound) for name, bound in bounds.items()):
+                words = " and ".join(f"{BOUNDS[name][1]} {bound}" for name, bound in bounds.items())
+                errors.append(InputError(f"--{f.name} {value}: it must be {words}"))
+        raise_all(errors)

@@ -16,7 +16,7 @@ from marlhf_lite.config import options as o
 from marlhf_lite.config.checked import Checked, option
 
 
-class Needs:
+class CommandTraits:
     """What a command says of its work; `experiments` makes ready what it needs, and asks for no class.
 
     stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. None: it evaluates, or only reads.
@@ -43,7 +43,7 @@ class Needs:
 # Commands that leave a run
 
 
-class StageCommand(o.RunConfig, o.ModelConfig, o.DataConfig, Needs):
+class StageCommand(o.RunConfig, o.ModelConfig, o.DataConfig, CommandTraits):
     """What every command that leaves a run takes."""
 
 
@@ -209,16 +209,11 @@ class CompareCommand(Checked):
 
 
 class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
-    """Win rates by a judge: an endpoint, or you.
+    """Win rates by a judge: a model behind an endpoint, which may run on your own machine.
 
-    example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO
+    example: marlhf judge --judge_answers runs/e --judge_methods MA-PPO,PPO --judge_model gpt-4o
     """
 
-    judge: Literal["endpoint", "human"] = option(
-        "human",
-        "Judge: human, or endpoint (OpenAI-compatible, also on your own machine). marlhf compare has the win rates by "
-        "gold scores and reward model.",
-    )
     judge_answers: str = option("", "Folders that `marlhf evaluate` wrote, or files of answers, comma-separated.")
     judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
@@ -244,18 +239,15 @@ class GenerateCommand(
 
 
 class ExportCommand(o.TrainedPolicyConfig, o.AcceptConfig, o.OutputConfig, o.ModelConfig):
-    """A policy as a model of its own, its adapter merged: a folder for transformers, or the hub.
+    """A policy as a model of its own, its adapter merged: a folder for transformers.
 
-    example: marlhf export --policy runs/c --output_dir my-model --push_to_hub owner/name
+    example: marlhf export --policy runs/c --output_dir my-model
     """
 
-    untied: bool = option(
-        False, "An output head of its own, which vLLM needs for --rollout_engine vllm --finetune full."
-    )
-    push_to_hub: str = option("", "Repository on the Hugging Face hub, owner/name, that also gets the model.")
+    untied: bool = option(False, "An output head of its own, which vLLM needs for --vllm_url --finetune full.")
 
 
-class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, Needs):
+class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, CommandTraits):
     """What a run would read: rows as tokens, counts, lengths, what is cut.
 
     example: marlhf data pairs.jsonl --model HuggingFaceTB/SmolLM2-135M-Instruct
@@ -295,6 +287,9 @@ KINDS += (
 COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
 
 
+OWN = "Options of this command"  # that no other command has
+
+
 def groups(command: type) -> dict[str, list[Field]]:
     """Return the options of a command by what they are about: its own, then those that it shares with others."""
     kinds: list[type] = []
@@ -303,7 +298,7 @@ def groups(command: type) -> dict[str, list[Field]]:
             kinds.append(kind)
     shared = {kind.__doc__.rstrip("."): list(fields(kind)) for kind in kinds}
     unshared = [f for f in fields(command) if not any(hasattr(kind, f.name) for kind in kinds)]
-    return {"Options of this command": unshared} | shared if unshared else shared
+    return {OWN: unshared} | shared if unshared else shared
 
 
 def option_names(command: type) -> set[str]:

@@ -156,11 +156,11 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
         "",
         "Equations other than MA-PPO's, comma-separated: sae (lambda at the borders of macro actions, values of "
         "tokens), vapo (lambda by length, vapo=0.05 gives alpha), vc_ppo (lambda of the critic's returns, vc_ppo=1), "
-        "released (losses as means over each response), or your own as package.module:Class.",
+        "released (losses as means over each response), k3 (a KL penalty that is never negative), or your own as "
+        "package.module:Class.",
     )
     whiten: bool = option(False, "Whitening of advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
-    kl_estimator: Literal["k1", "k3"] = option("k1", "KL estimator: k1, the log-ratio (paper), or k3 (never negative).")
     kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
     critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
     critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
@@ -171,10 +171,7 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
         "none",
         "Weights of the policy's loss where servers sample: their log-probabilities may differ from the trainer's. "
-        "token: the ratio trainer / server of each token; macro: of each macro action.",
-    )
-    vllm_importance_sampling_clip_max: float = option(
-        3.0, "Largest such weight; also the bound of the metric sampler_beyond.", least=1
+        "token: the ratio trainer / server of each token; macro: of each macro action; at most 3.",
     )
 
 
@@ -194,9 +191,6 @@ class LoggingConfig(Checked):
 
     eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
     test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
-    diagnose_critic_every: int = option(
-        1, "Updates between metrics of what PPO's critic knows of the final score; 0: none.", least=0
-    )
     report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb, trackio, …")
 
 

@@ -89,8 +89,6 @@ class DataConfig(LengthConfig):
     data_dir: str = option("", "Folder inside the data set, as load_dataset's data_dir.")
     split: str = option("", "Split to train on, such as train_prefs (tests: test_prefs). Default: train.")
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
-    dataset_streaming: bool = option(False, "Reading of a hub data set only until it has given --size rows.")
-    split_seed: int = option(1234, "Seed of the 20/40/40 split into SFT, reward model and PPO.")
     template: Literal["paper", "released"] = option("paper", "Prompts of TL;DR and WebGPT: the paper's or its code's.")
     part: str = option(
         "",
@@ -136,8 +134,6 @@ class RewardConfig(Checked):
         environment = getattr(self, "environment", "")
         if environment and self.reward == "rm":  # a reward model reads no dialogues
             self.reward = "environment"
-        if self.reward == "environment" and not environment:
-            raise InputError("--reward environment: there is none: give --environment, or another reward")
 
 
 class EnvironmentConfig(Checked):
@@ -221,29 +217,19 @@ class RLOOStageConfig(GroupConfig):
 class GRPOStageConfig(GroupConfig):
     """GRPO: advantages divided by the standard deviation of their group."""
 
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = option(
-        "grpo", "Mean in GRPO's loss; grpo: over tokens, then responses, dapo: all tokens, dr_grpo: longest length."
-    )
-
 
 class EngineConfig(Checked):
     """What samples responses in PPO and in evaluation."""
 
-    rollout_engine: Literal["generate", "vllm"] = option(
-        "generate", "What samples responses: generate (transformers), or vllm, servers that load the policy."
-    )
     vllm_url: str = option(
-        "", "Addresses of vLLM servers, comma-separated, such as http://localhost:8000; VLLM_API_KEY holds their key."
+        "",
+        "Addresses of vLLM servers that sample in place of transformers, comma-separated, such as "
+        "http://localhost:8000; VLLM_API_KEY holds their key.",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fix = "give addresses such as http://localhost:8000, without /v1"
-        if bool(self.vllm_urls) != (self.rollout_engine == "vllm"):
-            raise InputError(f"--vllm_url {self.vllm_url}: it goes with --rollout_engine vllm, and that with it: {fix}")
-        if getattr(self, "vllm_importance_sampling_mode", "none") != "none" and not self.vllm_urls:
-            mode = f"--vllm_importance_sampling_mode {self.vllm_importance_sampling_mode}"
-            raise InputError(f"{mode}: it goes with --rollout_engine vllm: transformers samples from the policy itself")
         for url in self.vllm_urls:
             if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", url) or url.rstrip("/").endswith("/v1"):
                 raise InputError(f"--vllm_url {url}: not an address: {fix}")
@@ -298,8 +284,10 @@ def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
 class EndpointConfig(Checked):
     """An OpenAI-compatible endpoint as judge."""
 
-    judge_url: str = option("https://api.openai.com/v1", "Base URL of the endpoint, without /chat/completions.")
+    judge_url: str = option(
+        "https://api.openai.com/v1",
+        "Base URL of the endpoint, without /chat/completions; OPENAI_API_KEY holds its key.",
+    )
     judge_model: str = option("", "Name of the model at the endpoint.")
-    judge_key_env: str = option("OPENAI_API_KEY", "Environment variable of the key; an empty name for none.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
     workers: int = option(0, "Number of requests at a time; 0: a fitting one.", least=0)

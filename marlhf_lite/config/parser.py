@@ -27,7 +27,7 @@ from typing import TypeVar
 import yaml
 from trl import TrlParser
 
-from marlhf_lite.config.commands import OPTIONS, AddedCommand, StageCommand, groups, option_names
+from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import (
     CheckpointConfig,
@@ -38,11 +38,17 @@ from marlhf_lite.config.options import (
     LoggingConfig,
     ModelConfig,
 )
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, raise_all
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
+# What `--help` lists, with the options that are a command's own; `--help_all` lists the others, too.
+COMMON = (
+    "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm "
+)
+COMMON += "policy reward environment termination n objective updates batch_size micro_batch_size policy_learning_rate "
+COMMON += "kl_coef temperature"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
 # Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
@@ -60,9 +66,9 @@ INPUTS = ("sft", "rm", "policies", "policy")
 INHERITED = [f.name for kind in (DataConfig, EnvironmentConfig, ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
 # Where --template changes the rows, loading the data tells (`experiments.data`): most data sets do not use it.
-SAME = ("size", "dataset_streaming", "split_seed", "model", "finetune")
+MUST_MATCH = ("size", "model", "finetune")
 # What says which rows are read. Where they are others than a run's, its options of the data do not count.
-ROWS = ("dataset", "dataset_config", "data_dir", "split")
+ROW_SOURCE = ("dataset", "dataset_config", "data_dir", "split")
 DATA = [f.name for f in fields(DataConfig) if f.name not in {f.name for f in fields(LengthConfig)}]
 # A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
@@ -97,17 +103,18 @@ class OptionParser(TrlParser):
 
     def error(self, message: str):
         message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough
-        raise InputError(f"{self.prog}: {message}: see {self.prog} --help")
+        raise InputError(f"{message.removeprefix('argument ')}: see {self.prog} --help")
 
     def read_flags(self, words: Sequence[str]) -> dict:
         """Return the options that these words give, by name and with their types. Raises `InputError`."""
         blank = argparse.Namespace(**{action.dest: None for action in self._actions})  # no defaults are filled in
         known, unknown = self.parse_known_args(words, blank)
-        if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            word = unknown[0].split("=")[0]
+        flags, errors = [flag for action in self._actions for flag in action.option_strings], []
+        for word in unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]:
+            word = word.partition("=")[0]
             hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
-            raise InputError(f"{self.prog}: unknown option {word}: {hint}see {self.prog} --help")
+            errors.append(InputError(f"{word}: no option of {self.prog}: {hint}see {self.prog} --help"))
+        raise_all(errors)
         return {name: value for name, value in vars(known).items() if value is not None}
 
     def read_values(self, values: dict, source: str) -> dict:
@@ -126,7 +133,7 @@ class OptionParser(TrlParser):
             typed = self.read_flags(flags)
             self.parse_dict(typed, allow_extra_keys=True)  # which refuses numbers out of bounds
         except InputError as error:
-            raise InputError(f"{source}: {str(error).removeprefix(f'{self.prog}: ')}") from None
+            raise_all([InputError(f"{source}: {line}") for line in str(error).splitlines()])
         return typed
 
 
@@ -141,8 +148,8 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
 
 def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command]) -> tuple[Command, list[str]]:
     """Return what `parse` does, and the names of the presets that the options come from; later ones win."""
-    parser = _make_parser(name, command)
-    flags = parser.read_flags(argv)
+    parser = _make_parser(name, command, shows_all="--help_all" in argv)
+    flags = parser.read_flags(["--help" if word == "--help_all" else word for word in argv])
     if issubclass(command, AddedCommand) and command.options_of_runs:
         _check_no_options_of_runs(name, command, flags)
     resume = flags.get("resume", "")
@@ -187,15 +194,20 @@ def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
     return [preset for preset in (name if name in known else "", pretrained, embedded) if preset]
 
 
-def _make_parser(name: str, command: type) -> OptionParser:
+def _make_parser(name: str, command: type, shows_all: bool = False) -> OptionParser:
     parser = OptionParser(
         command,
         prog=f"marlhf {name}",
         usage=f"marlhf {name} [options]",
         description=inspect.cleandoc(command.__doc__),
+        epilog=f"marlhf {name} --help_all lists all options.",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
+    shown = {"help", *COMMON.split(), *(f.name for f in groups(command).get(OWN, ()))}
+    for action in () if shows_all else parser._actions:
+        if action.dest not in shown and not action.dest.startswith(f"{name}_"):
+            action.help = argparse.SUPPRESS
     no_presets = issubclass(command, AddedCommand) and command.options_of_runs
     over_presets = "" if no_presets else ", that over --preset"
     sources = parser.add_argument_group(f"Where options come from: flags win over --config{over_presets}")
@@ -229,7 +241,7 @@ def merge(layers: Sequence[dict]) -> dict:
     for layer in layers:
         if "updates" in layer and "prompt_epochs" not in layer:
             values.pop("prompt_epochs", None)
-        if layer.get("rollout_engine") == "generate":
+        if layer.get("vllm_url") == "":
             values = {name: x for name, x in values.items() if not name.startswith("vllm_")}
         values |= layer
     return values
@@ -275,17 +287,17 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     """
     known, origin = dict(values), dict.fromkeys(values, "this command")
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
-    if any(option == "policies" for option, *_ in runs) and not set(ROWS) & values.keys():
+    if any(option == "policies" for option, *_ in runs) and not set(ROW_SOURCE) & values.keys():
         runs.sort(key=lambda item: item[0] != "policies")  # they are evaluated on their own prompts
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
         if "dataset" in theirs:  # what a run on data has not stored had its default
-            theirs = {name: getattr(DataConfig, name) for name in SAME if name in DATA} | theirs
+            theirs = {name: getattr(DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
         if _has_other_rows(option, run, theirs, known, origin):
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
             asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
-            if (name in SAME or asked) and known.get(name, value) != value:
+            if (name in MUST_MATCH or asked) and known.get(name, value) != value:
                 this, other = (f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name]))
                 fix = f"give {this}" if origin[name] == "this command" else "train one of them again"
                 raise InputError(f"--{option} {run}: made with {this}, but {origin[name]} has {other}: {fix}")
@@ -296,9 +308,9 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
 
 def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
     """Return whether the command's data are others than a run's. Raises `InputError` where two runs leave it open."""
-    if not set(ROWS) & known.keys() or same_data({**theirs, **_rows_of(known)}, theirs):
+    if not set(ROW_SOURCE) & known.keys() or same_data({**theirs, **_rows_of(known)}, theirs):
         return False
-    first = origin[next(name for name in ROWS if name in known)]
+    first = origin[next(name for name in ROW_SOURCE if name in known)]
     if first == "this command" or (first.startswith("--policies") and option != "policies"):
         return True
     other = f"but {first} with --dataset {known['dataset']}"
@@ -307,7 +319,7 @@ def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: d
 
 
 def _rows_of(values: dict) -> dict:
-    return {name: values[name] for name in ROWS if name in values}
+    return {name: values[name] for name in ROW_SOURCE if name in values}
 
 
 def same_data(one: dict, other: dict) -> bool:
@@ -318,7 +330,7 @@ def same_data(one: dict, other: dict) -> bool:
         place = os.path.expanduser(name)
         return [
             os.path.realpath(place) if os.path.exists(place) else name,
-            *(values.get(part, "") for part in ROWS[1:]),
+            *(values.get(part, "") for part in ROW_SOURCE[1:]),
         ]
 
     return key(one) == key(other)

@@ -6,7 +6,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -22,49 +22,34 @@ from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
+from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.manifest import check_earlier, check_resumed, contents_of, date_of, runs_of
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
-from marlhf_lite.experiments.other_tokenizers import check_reward_model
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
-from marlhf_lite.models.checks import (
-    check_four_bits,
-    check_length,
-    check_trainable,
-    check_vocabulary,
-    position_limit,
-    ways,
-)
+from marlhf_lite.models.checks import ways
 from marlhf_lite.models.loading import (
-    check_target_modules,
-    is_full_model,
     load_base,
     load_policy,
     load_tokenizer,
-    model_path,
     new_policy,
 )
-from marlhf_lite.models.shards import is_sharded_folder
-from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.tasks.templates import COLUMNS
-from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training import objectives, trackers, trl_trainers  # noqa: F401 - they register checks
 from marlhf_lite.training.distributed import raise_on_all_ranks
 from marlhf_lite.training.environments import Dialogues
-from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
-from marlhf_lite.training.rollout import Sampler, Sampling, generate, longest_response, sampling_of
+from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
 from marlhf_lite.training.safeguards import count_updates
-from marlhf_lite.training.trackers import tracker_names
-from marlhf_lite.training.trl_trainers import split_batch
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
+from marlhf_lite.utils.preflight import Preflight, check
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, check_writable, is_run, run_of
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
@@ -134,62 +119,42 @@ def start_processes() -> None:
 def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None) -> RunContext:
     """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
 
-    `inputs` are models of earlier stages, which the run must not overwrite; `lock` keeps other processes out of it,
-    where it is given. An evaluation opens a run that exists, as with `--resume`, and loads the base model when it is
-    first needed. Raises `InputError` for every fault of the options, the data or the model.
+    `inputs` are models of earlier stages, which the run must not overwrite; `lock`, if given, keeps other processes out
+    of the run. An evaluation opens a run that exists, as with `--resume`, and loads the base model when it is first
+    needed. Raises `InputError` with a line for each problem of the options, the data and the model.
     """
     start_processes()
-    inputs = inputs or Inputs()
-
-    # 1. The folder. All processes take the main one's: the default name has the time in it, and clocks differ.
+    # All processes take the main one's folder: the default name has the time in it, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     resume = bool(options.resume) or (not options.stages and not options.overwrite and is_run(path))
-    if resume:
-        check_writable("--resume" if options.resume else "--output_dir", path)
-    else:
-        check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
-    if lock and is_run(path):
-        _take(lock, path)
-    model_path(options.model)
+    run = Preflight(options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock)
 
-    # 2. Termination rules, trackers, and what contradicts itself.
-    rules = {name: make_rule(method, options.seed) for name, method in options.methods.items()}
-    for method in options.methods.values():
-        make_objective(method)
-    tracker_names(options.report_to)
-    _check_finetune(options, inputs)
+    # 1. Termination rules, the data, and the reward of texts.
+    run.learn(rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()})
+    run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_dialogues)
+    run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens and is_run(path) else None)
+    run.learn(earlier=lambda inputs: runs_of(inputs.folders))
+    run.learn(date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0])
+    run.learn(asked=asked_columns, data=_read_data, task=lambda data: data[0], reward=_open_reward)
+    # The commands that follow take over how the rows were written.
+    run.learn(options=lambda options, task: options if task.chats else replace(options, chat_template="none"))
+    run.check()
+    options, inputs, task, reward = (run.facts[name] for name in ("options", "inputs", "task", "reward"))
 
-    # 3. The data, and the reward of texts.
-    tokenizer, earlier = load_tokenizer(options.model), runs_of(inputs.folders)
-    own = RunFolder.open(path) if resume and is_run(path) else None
-    date = broadcast_object_list([date_of([own] if own else earlier)])[0]
-    sampler = open_dialogues(options)
-    task, notes = read_task(options, tokenizer, inputs, asked_columns(options, sampler), date)
-    if not task.chats:
-        options = replace(options, chat_template="none")  # what later commands take over
-    reward = _open_reward(options, task)
-    needs_pairs = _needs_pairs(options, inputs)
-    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
-    _check_training(options, inputs, task)
-    check_reward_model(options, inputs.rm, tokenizer, task)
-
-    # 4. The base model.
+    # 2. The base model, what the run is made from, and the servers that sample.
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
-        load()
-    contents = contents_of(options, inputs, tokenizer.chat_template, task)
-    changed = check_resumed(own, contents, options.accept_changed or not options.stages) if own else []
-    earlier = [] if own and options.stages else earlier  # its own manifest has them
-    accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
-    if not options.stages:
-        notes += [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
-    manifest = {"date": date, "contents": contents, "accepted": [*accepted, *changed]}
-    if options.stages or not resume:
-        _check_model(options, inputs, load(), tokenizer, task, sampler)
+        run.learn(base=load)
+    run.learn(made=_manifest)
+    run.check()
     if options.vllm_urls:
-        sampler = _open_servers(options, inputs, path, load, tokenizer, task)
+        run.facts["load"] = load
+        run.learn(sampler=_open_servers)
+        run.check()
 
-    # 5. The folder is made when nothing can go wrong any more.
+    manifest, changes = run.facts["made"]
+
+    # 3. The folder is made when nothing can go wrong any more.
     if lock:
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite, manifest=manifest)
@@ -199,17 +164,63 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)
-    for note in (*notes, *more, *_notes(options, inputs, task, reward)):
+    for note in (*run.facts["data"][1], *changes, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
+    tokenizer, rules, sampler = (run.facts[name] for name in ("tokenizer", "rules", "sampler"))
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest)
+
+
+@check
+def check_folder(options: StageCommand, inputs: Inputs, path: Path, reopens: bool, lock: RunLock | None) -> None:
+    """Raise `InputError` where the run cannot have its folder, or another process works in it."""
+    if reopens:
+        check_writable("--resume" if options.resume else "--output_dir", path)
+    else:
+        check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
+    if lock and is_run(path):
+        _take(lock, path)
+
+
+@check
+def check_updates(options: StageCommand, task: Task) -> None:
+    """Raise `InputError` for batches of PPO that cannot be divided, and for prompts that are missing."""
+    for method in options.methods.values():
+        count_updates(method, len(task.splits["ppo"]), PartialState())
+
+
+def _read_data(
+    options: StageCommand, inputs: Inputs, tokenizer, date: str, asked: Sequence = ()
+) -> tuple[Task, list[str]]:
+    """Return the data, fitted to the lengths, and notes on them; `asked` as for `read_task`."""
+    task, notes = read_task(options, tokenizer, inputs, asked, date)
+    needs_pairs = _needs_pairs(options, inputs)
+    task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
+    return task, [*notes, *more]
+
+
+def _manifest(
+    options: StageCommand,
+    inputs: Inputs,
+    tokenizer,
+    task: Task,
+    own: RunFolder | None,
+    earlier: list[RunFolder],
+    date: str,
+    path: Path,
+) -> tuple[dict, list[str]]:
+    """Return what the run is made from, compared with what it was before and with earlier runs, and notes on it."""
+    contents = contents_of(options, inputs, tokenizer.chat_template, task)
+    changed = check_resumed(own, contents, options.accept_changed or not options.stages) if own else []
+    earlier = [] if own and options.stages else earlier  # its own manifest has them
+    accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
+    notes = [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
+    return {"date": date, "contents": contents, "accepted": [*accepted, *changed]}, [] if options.stages else notes
 
 
 def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
     """Return the dialogues with what `--environment` names, or `generate` without one. Raises `InputError`."""
     if not (name := options.environment):
         return generate
-    if getattr(options, "vllm_urls", ()):
-        raise InputError("--environment: servers do not sample in turns: leave out --rollout_engine vllm")
     kind = import_user_code("environment", name, "the name of a class")
     with named_errors("environment", name):
         made = kind()
@@ -241,40 +252,6 @@ def _take(lock: RunLock, path: Path) -> None:
         raise InputError(refusal)
 
 
-def _check_model(
-    options: StageCommand, inputs: Inputs, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler
-) -> None:
-    """Raise `InputError` where the base cannot train with these options, or has too few positions for these texts."""
-    if "sft" in options.stages and options.finetune == "lora":
-        check_target_modules(base, options.lora_target_modules)
-    if options.stages:
-        check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
-    limit, response = position_limit(base), longest_response(sampler, tokenizer, options.max_response_length)
-    is_long = limit and options.max_prompt_length + response > limit
-    if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
-        prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
-        ids = encode_prompts(tokenizer, prompts)
-        check_length(base, options.model, max(map(len, ids), default=0), response)
-        columns = (rows[name] for rows in task.splits.values() for name in COLUMNS[1:] if name in rows.column_names)
-        answers = encode_behind(tokenizer, [*{text for column in columns for text in column}])
-        check_vocabulary(base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row})
-
-
-def _check_finetune(options: StageCommand, inputs: Inputs) -> None:
-    """Raise `InputError` where `--finetune` does not go with the weights, or with how the processes were launched."""
-    check_four_bits(options)
-    if options.stages and options.finetune == "lora" and inputs.sft and is_full_model(inputs.sft):
-        fix = f"give it as --model, and as --sft what `marlhf sft --model {inputs.sft}` makes; or add --finetune full"
-        raise InputError(f"--sft {inputs.sft}: a whole model, and no adapter: {fix}")
-    # All models share one frozen base, which FSDP would spread in those that train.
-    if options.stages and options.finetune == "lora" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        fix = "launch with DDP (accelerate launch --multi_gpu), or add --finetune full"
-        raise InputError(f"--finetune lora: adapters do not train under FSDP: {fix}")
-    if options.trains_policy and not options.methods and inputs.sft and is_sharded_folder(inputs.sft):
-        fix = f"join it by marlhf export --finetune full --policy {inputs.sft} --output_dir NEW, and give --sft NEW"
-        raise InputError(f"--sft {inputs.sft}: a checkpoint by shards, from which TRL makes no reference: {fix}")
-
-
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data.
 
@@ -293,7 +270,7 @@ def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
 
 
 def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task) -> Sampler:
-    """Return the servers of `--rollout_engine vllm`, tried out if something is trained."""
+    """Return the servers of `--vllm_url`, tried out if something is trained."""
     from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     engine = VLLMEngine(options.vllm_urls, path)
@@ -308,32 +285,6 @@ def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Calla
         else:
             raise_on_all_ranks(lambda: None)
     return engine
-
-
-def _check_training(options: StageCommand, inputs: Inputs, task: Task) -> None:
-    """Raise `InputError` for what vLLM cannot serve, batches that cannot be divided, and pairs that are missing."""
-    state = PartialState()
-    for method in options.methods.values():
-        if options.vllm_urls and method.logprobs_at_temperature and method.temperature != 1:
-            fix = "leave it out, or add --temperature 1"
-            raise InputError(f"--logprobs_at_temperature: vLLM gives log-probabilities at temperature 1: {fix}")
-        count_updates(method, len(task.splits["ppo"]), state)
-    for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
-        if size := getattr(options, flag, None):
-            split_batch(size, options.per_device_train_batch_size, f"--{flag}")
-    if {"rloo", "grpo"} & set(options.stages):
-        from marlhf_lite.extras.baselines.rloo_grpo import check_groups
-
-        check_groups(options, state.num_processes)
-    if _needs_pairs(options, inputs) and not len(task.splits["rm"]):
-        functions = "train PPO with --reward package.module:function"
-        hint = f"{functions}, or tests" if task.tests else f"give a file with chosen and rejected, or {functions}"
-        raise InputError(f"{task.name}: it has no preference pairs for a reward model or DPO: {hint}")
-    if options.stages == ("sft",) and options.sft_epochs and not len(task.splits["sft"]):
-        hint = (
-            "give rows with prompt and completion, or messages, or pairs; --sft_epochs 0 takes the base model as it is"
-        )
-        raise InputError(f"{task.name}: it has prompts alone, and no answers for SFT to learn from: {hint}")
 
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:

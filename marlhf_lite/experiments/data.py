@@ -7,14 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import datasets
+from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import DataCommand, StageCommand
 from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.manifest import rows_digests, runs_of
+from marlhf_lite.models.checks import check_length, check_vocabulary, position_limit
 from marlhf_lite.parsing import split_sentences
-from marlhf_lite.tasks.answers import encode_answers
+from marlhf_lite.tasks.answers import encode_answers, encode_behind
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.prompts import ROW, RowColumns
@@ -22,8 +24,11 @@ from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
 from marlhf_lite.tasks.templates import COLUMNS, HUMAN
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.rollout import Sampler, longest_response
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import read_json
+from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.run_folder import RunFolder
 
 LOADED = ("size", "bad_rows", "template", "part", "dataset_config", "data_dir", "split", "columns")
@@ -48,7 +53,7 @@ def read_task(
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
-    source |= {"seed": options.split_seed, "streaming": options.dataset_streaming, "chat": chat, "asked": asked}
+    source |= {"chat": chat, "asked": asked}
     task = load_task(options.dataset, **source)
     task = replace(task, digests=rows_digests(task))
     if task.chats:
@@ -88,6 +93,20 @@ def for_one_stage(task: Task, part: str) -> Task:
 
 
 # Lengths
+
+
+@check
+def check_texts(options: StageCommand, base: PreTrainedModel, tokenizer, task: Task, sampler: Sampler) -> None:
+    """Raise `InputError` if the base has too few positions or embeddings for the texts of the task."""
+    limit, response = position_limit(base), longest_response(sampler, tokenizer, options.max_response_length)
+    is_long = limit and options.max_prompt_length + response > limit
+    if is_long or len(tokenizer) > base.get_input_embeddings().weight.shape[0]:
+        prompts = [prompt for rows in task.splits.values() for prompt in set(rows["prompt"])]
+        ids = encode_prompts(tokenizer, prompts)
+        check_length(base, options.model, max(map(len, ids), default=0), response)
+        columns = (rows[name] for rows in task.splits.values() for name in COLUMNS[1:] if name in rows.column_names)
+        answers = encode_behind(tokenizer, [*{text for column in columns for text in column}])
+        check_vocabulary(base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row})
 
 
 def fit_lengths(

@@ -92,7 +92,7 @@ def _sampling_of(folder: Path) -> dict:
 def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:
     """Save a policy (without a folder: the base) and its tokenizer as a model that transformers loads.
 
-    It is pushed to the hub if asked. Its `generate` samples and stops as the run did, and its tokenizer writes chats
+    Its `generate` samples and stops as the run did, and its tokenizer writes chats
     as the run did. Nothing is saved that is not finite, and no format that would round the policy's change away.
     """
     own = options
@@ -120,14 +120,6 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
         tokenizer.save_pretrained(part)
     print_main(line)
     print_main(f"model: {output}")
-    if name := options.push_to_hub:
-        try:
-            for part in (model, tokenizer):
-                part.push_to_hub(name)
-        except Exception as error:  # no network, no login, no right: the hub has many classes of errors
-            reason = " ".join(str(error).split())[:200]
-            raise InputError(f"--push_to_hub {name}: failed ({reason}): log in with `hf auth login`") from None
-        print_main(f"pushed to: https://huggingface.co/{name}")
 
 
 def _choose_format(

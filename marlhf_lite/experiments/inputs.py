@@ -2,13 +2,20 @@
 
 import glob
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.config.parser import named_folders
-from marlhf_lite.models.adapters import resolve_adapter_dir
+from marlhf_lite.config.support import is_listed, launched, refuse
+from marlhf_lite.models.adapters import form_of_weights, resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.preflight import Preflight, check
+
+if TYPE_CHECKING:
+    from marlhf_lite.tasks.splits import Task
 
 FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".gz", ".bz2", ".xz")
 
@@ -27,22 +34,93 @@ class Inputs:
 
 
 def find_inputs(options: StageCommand) -> Inputs:
-    """Find what --sft, --rm and --policies name. Raises `InputError` where one is missing that the command needs."""
-    values, stages = asdict(options), options.stages
-    if values.get("from_checkpoint") and not values["resume"]:
-        hint = "add --resume with the run's folder, or leave it out"
-        raise InputError(f"--from_checkpoint {values['from_checkpoint']}: only a run that goes on has one: {hint}")
-    if values["dataset"] == "tiny-guess" and options.trains_policy and not options.methods:
-        hint = "its environment answers in turns: train it with marlhf ppo or run"
-        raise InputError(f"--dataset {values['dataset']}: {hint}")
+    """Find what --dataset, --sft, --rm and --policies name. Raises `InputError` with a line for each missing one."""
+    found, stages = Preflight(options=options), options.stages
+    needed = {
+        "sft": hasattr(options, "sft") and "sft" not in stages,
+        "rm": options.reward == "rm" and "rm" not in stages,
+    }
+    for name in needed:
+        if (folder := getattr(options, name, "")) or needed[name]:
+            found.learn(**{f"{name}_folder": partial(resolve_adapter_dir, name, folder)})
+    found.learn(policy_folders=lambda policies="": _policies(policies), checked=check_dataset)
+    if found.errors:  # what else can be seen without them is said with them
+        found.check()
+    return Inputs(*(found.facts.get(name) for name in ("sft_folder", "rm_folder")), found.facts["policy_folders"])
+
+
+@check
+def check_from_checkpoint(from_checkpoint: int, resume: str) -> None:
+    """Raise `InputError` if --from_checkpoint has no run to continue."""
+    if from_checkpoint and not resume:
+        fix = "add --resume with the run's folder, or leave it out"
+        raise InputError(f"--from_checkpoint {from_checkpoint}: only a run that goes on has one: {fix}")
+
+
+@check
+def check_methods(options: StageCommand) -> None:
+    """Raise `InputError` if the methods that a command compares are the same."""
     if len(options.methods) > 1 and options.token_level:
         raise InputError("--n 1: both runs would be PPO: give --n 2 or more, or marlhf run --n 1 for PPO alone")
-    needed = {"sft": "sft" in values and "sft" not in stages, "rm": options.reward == "rm" and "rm" not in stages}
-    folders = {name: resolve_adapter_dir(name, values[name]) for name in needed if values.get(name) or needed[name]}
-    if values.get("best_of") and "rm" not in (*folders, *stages):
-        raise InputError(f"--best_of {values['best_of']}: the reward model chooses the best answer: give --rm")
-    check_dataset(values["dataset"])
-    return Inputs(**folders, policies=_policies(values.get("policies", "")))
+
+
+@check
+def check_best_of(best_of: str, options: StageCommand, inputs: Inputs) -> None:
+    """Raise `InputError` if no reward model can choose the best of several answers."""
+    if best_of and not inputs.rm and "rm" not in options.stages:
+        raise InputError(f"--best_of {best_of}: the reward model chooses the best answer: give --rm")
+
+
+@check
+def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> None:
+    """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups."""
+    processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
+    if batch_size % num_generations:
+        what = f"--batch_size {batch_size} is not a number of complete groups"
+        raise InputError(f"--num_generations {num_generations}: {what}: give a multiple of {num_generations}")
+    if batch_size % processes:
+        raise InputError(f"--batch_size {batch_size}: {processes} processes cannot share it: give a multiple of that")
+
+
+@check
+def check_support(options: StageCommand, inputs: Inputs) -> None:
+    """Raise `InputError` if options do not go together, by the support matrix."""
+    for stage in options.stages or ("evaluate",) * options.answers:
+        refuse(_cell(options, inputs, stage), sft=inputs.sft, data=options.dataset)
+
+
+@check
+def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> None:
+    """Raise `InputError` if a stage cannot learn from data of this form."""
+    for stage in options.stages:
+        is_made = getattr(inputs, stage, None) is not None
+        starts_as_base = stage == "sft" and (len(options.stages) > 1 or not options.sft_epochs)
+        if not (is_made or starts_as_base):
+            cell = _cell(options, inputs, stage)
+            if is_listed(cell):  # else `check_support` refuses it
+                refuse(cell | {"data": _form(options, stage, task)}, sft=inputs.sft, data=options.dataset)
+
+
+def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
+    """Return where a stage with these options stands in the support matrix."""
+    scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
+    weighted = getattr(options, "vllm_importance_sampling_mode", "none") != "none"
+    yes = {"environment": options.environment, "4 bits": options.load_in_4bit, "scaled": scaled, "weighted": weighted}
+    return {name: "yes" if value else "no" for name, value in yes.items()} | {
+        "stage": stage,
+        "reward": {"rm": "rm", "environment": "turns"}.get(options.reward, "code"),
+        **({"sft": form_of_weights(inputs.sft)} if inputs.sft else {}),
+        "finetune": options.finetune,
+        "sampler": "vllm" if options.vllm_urls else "generate",
+        "launch": launched(),
+    }
+
+
+def _form(options: StageCommand, stage: str, task: "Task") -> str:
+    """Return the form of the data that a stage would read."""
+    if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
+        return "turns"
+    return "pairs" if len(task.splits["rm"]) else "answers" if len(task.splits["sft"]) else "prompts"
 
 
 def check_dataset(dataset: str) -> None:

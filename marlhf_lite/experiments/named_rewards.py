@@ -17,7 +17,7 @@ KNOWN = "rm, gold, tests, all_tests"
 
 def text_reward(kind: str, task: Task) -> Callable | None:
     """The function of texts that `--reward` names; None for rm or nothing. Raises `InputError` where there is none."""
-    if kind in ("", "rm"):
+    if kind in ("", "rm", "environment"):
         return None
     if kind in ("tests", "all_tests"):
         if task.tests is None:

@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor
 
 from marlhf_lite.config.commands import StageCommand
+from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.loading import TOKENIZERS, is_full_model, load_tokenizer
 from marlhf_lite.tasks.answers import encode_behind
 from marlhf_lite.tasks.chats import Chat, expect_chats
@@ -17,6 +18,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, from_tokens
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.run_folder import run_of
 
 
@@ -84,9 +86,10 @@ def _same(one, other, texts: Sequence[str]) -> bool:
     return first == second
 
 
-def check_reward_model(options: StageCommand, rm: Path | None, tokenizer, task: Task) -> None:
+@check
+def check_reward_model(options: StageCommand, inputs: Inputs, tokenizer, task: Task) -> None:
     """Raise `InputError` for a reward model from elsewhere that cannot score these texts."""
-    if rm is None or not is_full_model(rm):
+    if (rm := inputs.rm) is None or not is_full_model(rm):
         return
     config = transformers.AutoConfig.from_pretrained(rm)
     if config.num_labels != 1:

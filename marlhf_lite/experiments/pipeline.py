@@ -52,7 +52,7 @@ from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.training.trl_trainers import read_as_written, sum_in_each_pass
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.interrupts import Stopped, stops_behind_a_step
+from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import read_json, share_weights, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
@@ -209,7 +209,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
         sampler=context.sampler,
     )
     try:
-        with stops_behind_a_step() as asked_to_stop:
+        with graceful_stop() as asked_to_stop:
             trainer.train(bool(checkpoints), asked_to_stop)
             if trainer.history:
                 trainer.save(run.path)
@@ -411,7 +411,7 @@ def _train_baseline(
 
     # 3. Train and save.
     folder = run.path / "policy"
-    with stops_behind_a_step() as asked_to_stop:
+    with graceful_stop() as asked_to_stop:
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
         stops |= {"response_length": getattr(trainer, "response_length", 0.0)}  # of DPO's pairs
         recorder = Recorder(logger, translate, held_out, options.eval_every, **stops)

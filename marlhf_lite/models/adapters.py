@@ -13,6 +13,8 @@ ADAPTERS = {
     "policies": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
     "policy": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
 }
+METADATA = ".metadata"  # beside the shards of several processes
+TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
 # What peft calls an adapter -> how transformers names its tables of such models with all weights, and most of these.
 FULL_MODEL = {
     "CAUSAL_LM": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForCausalLM"),
@@ -64,6 +66,17 @@ def _fetch(name: str) -> Path:
         ) from None
 
 
+def is_sharded_folder(folder: str | Path) -> bool:
+    """Return whether a folder is a checkpoint with weights that several processes wrote."""
+    return any((Path(folder) / name / METADATA).is_file() for name in ("", TRAINER_SHARDS))
+
+
+def form_of_weights(folder: Path) -> str:
+    """Return whether a folder holds an adapter, a whole model, or a checkpoint of one by shards."""
+    is_adapter = (folder / "adapter_config.json").is_file()
+    return "shards" if is_sharded_folder(folder) else "adapter" if is_adapter else "model"
+
+
 def _config_of(place: Path) -> Path | None:
     """Return the config of the weights in a folder: an adapter's first, which may stand beside a model's."""
     paths = (place / "adapter_config.json", place / "config.json")
@@ -82,7 +95,7 @@ def _check_adapter(source: str, place: Path, kind: str, command: str) -> None:
         what = "a model" if is_full_model else "an adapter"
         raise InputError(f"{source}: {what} of another kind ({made_for}): give a folder that `marlhf {command}` wrote")
     weights = "model*" if is_full_model else "adapter_model.*"
-    if any(place.glob("**/*.distcp")):  # a checkpoint, whose shards are joined when it is loaded
+    if is_sharded_folder(place):  # its shards are joined when it is loaded
         return
     if not any(file.suffix in (".safetensors", ".bin") for file in place.glob(weights)):
         raise InputError(f"{source}: no weights ({weights.rstrip('.*')}.safetensors): {again}")

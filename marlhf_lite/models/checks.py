@@ -9,19 +9,14 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
 from marlhf_lite.models.last_layer import has_plain_last_layer
-from marlhf_lite.models.loading import load_policy, new_policy, share
+from marlhf_lite.models.loading import check_target_modules, load_policy, new_policy, share
 from marlhf_lite.models.score_heads import with_head
 from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.preflight import check
 
 PADS = 3
 # Mean difference in nats a token between a text alone and one with padding before it: rounding stays far below.
 PADDING_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
-
-
-def check_four_bits(options: ModelConfig) -> None:
-    """Raise `InputError` where all weights are to train, and the base is in 4 bits."""
-    if options.finetune == "full" and options.load_in_4bit:
-        raise InputError("--load_in_4bit: frozen 4-bit weights cannot train: use --finetune lora")
 
 
 def position_limit(base: PreTrainedModel) -> int | None:
@@ -67,6 +62,15 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
         token = tokenizer.convert_ids_to_tokens(last)
         fix = "call its resize_token_embeddings(len(tokenizer)), and save it"
         raise InputError(f"--model {model}: it has {count} embeddings, and none for the token {token} ({last}): {fix}")
+
+
+@check
+def check_base(options, inputs, base: PreTrainedModel) -> None:
+    """Raise `InputError` if the base cannot train with these options."""
+    if "sft" in options.stages and options.finetune == "lora":
+        check_target_modules(base, options.lora_target_modules)
+    if options.stages:
+        check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
 
 
 def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:

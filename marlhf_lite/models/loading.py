@@ -38,9 +38,10 @@ from marlhf_lite.models.actor_critic import (
     checkpoint_activations,
     without_dropout,
 )
+from marlhf_lite.models.adapters import is_sharded_folder
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
-from marlhf_lite.models.shards import is_sharded_folder, join_model
+from marlhf_lite.models.shards import join_model
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shipped import shipped

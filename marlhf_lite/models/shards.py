@@ -15,10 +15,9 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from marlhf_lite.models.adapters import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.errors import InputError
 
-METADATA = ".metadata"
-TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
 MODELS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}  # folder in a checkpoint -> how its names begin
 # What the metadata are made of; a file of anything else may come from somebody who wants to run code here.
 CLASSES = {("torch", "Size"), ("torch.serialization", "_get_layout")}
@@ -45,11 +44,6 @@ def read_shards(tensors: Mapping[str, Tensor], folder: Path, no_dist: bool = Fal
         checkpoint.load(dict(tensors), storage_reader=_Reader(str(folder)), no_dist=no_dist)
     except CheckpointException as error:
         raise InputError(f"it is damaged ({_reason(error)})") from None
-
-
-def is_sharded_folder(folder: str | Path) -> bool:
-    """Return whether a folder is a checkpoint with weights that several processes wrote."""
-    return any((Path(folder) / name / METADATA).is_file() for name in MODELS)
 
 
 def join_model(folder: Path) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
-from tqdm.auto import tqdm
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
@@ -27,7 +26,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
 MESSAGE = ("role", "content", "from", "value")  # what is read of a message
-SHUFFLE_BUFFER = 1000  # rows of a stream that are read before the first one is used
+FIRST = 1000  # rows that say what the others are like
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network)"
@@ -40,7 +39,6 @@ def load_task(
     size: int | None = None,
     seed: int = 1234,
     bad_rows: str = "error",
-    streaming: bool = False,
     template: str = "paper",
     part: str = "",
     chat: Chat | None = None,
@@ -55,7 +53,6 @@ def load_task(
             split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
         size: the number of rows in all, drawn by `seed` from the good ones (the first embedded ones); None uses all.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
-        streaming: read a hub name or a folder (but of CSV) only until it has `size` rows, in an order drawn by `seed`.
         part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
         asked: functions that take columns of the row; see `Prompt`.
@@ -64,36 +61,31 @@ def load_task(
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
     """
-    if streaming and size is None:
-        raise InputError("--dataset_streaming: it reads until it has --size rows: give --size")
     if dataset in EMBEDDED:
         _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
         return _with_rows(load_embedded(dataset, size, seed, part), asked)
     # 1. Where the rows are, their form, and what writes their prompts.
-    rows, test, splits = find_rows(dataset, seed if streaming else None, **where)
-    streaming = isinstance(rows, Stream)
-    source = f"{dataset} (streamed)" if streaming else dataset
+    rows, test, splits = find_rows(dataset, **where)
     form = _form(dataset, rows, where, chat)
     chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     form = _with_columns(form, rows, asked) if form.name else form
     # 2. How many of them. A separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
-    limit, most = (size if test is None else max(size - held_out, 1), held_out) if streaming else (None, None)
     # 3. Convert them to the columns of a task.
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     others, unused = rows if test is None else test, _unused(rows, form, chats)
-    rows, counts = read(rows, source, form.convert, limit=limit)
+    rows, counts = read(rows, dataset, form.convert)
     if test is not None:
-        test, test_counts = read(test, f"{source} (test)", form.convert_test or form.convert, limit=most)
+        test, test_counts = read(test, f"{dataset} (test)", form.convert_test or form.convert)
         test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
     # 4. Split them. A part has rows that `convert` drops, and becomes the test part.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
     if part:
-        of_part = draw(read(others, f"{source} ({part})", form.parts[part], limit=most)[0], held_out, seed)
+        of_part = draw(read(others, f"{dataset} ({part})", form.parts[part])[0], held_out, seed)
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     told = {"chats": chats, "said": chat.said if chats else {}, "unused": unused, "unused_splits": tuple(splits)}
@@ -135,11 +127,10 @@ def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Ch
 
 
 def _words(rows: Iterable[dict], column: str) -> set[str]:
-    """Return the values of a column as words: of all rows, and of a stream those of the first ones."""
+    """Return the values of a column as words."""
     if isinstance(rows, datasets.Dataset):
         rows = rows.select_columns([name for name in rows.column_names if name == column])
-    first = islice(rows, SHUFFLE_BUFFER if isinstance(rows, Stream) else None)
-    return {str(row.get(column, "")).strip().lower() for row in first}
+    return {str(row.get(column, "")).strip().lower() for row in rows}
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -153,12 +144,12 @@ def _of_texts(chat: Chat | None) -> str:
     return chat.choice if chat and chat.choice in ("text", "templated") else ""
 
 
-def _convert(rows, source: str, convert: Callable, limit: int | None = None, *, form: Form, template, bad_rows: str):
+def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_rows: str):
     """Convert rows; of a data set only the columns that the form uses are read: WebGPT's others take gigabytes."""
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
         used = {*form.columns, *form.optional, *(form.row or ())}
         rows = rows.select_columns([column for column in rows.column_names if column in used]).to_list()
-    return to_preferences(rows, source, bad_rows, replace(form, convert=partial(convert, template=template)), limit)
+    return to_preferences(rows, source, bad_rows, replace(form, convert=partial(convert, template=template)))
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
@@ -166,7 +157,7 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
     if not form.name:
         return ()
     used = {*form.columns, *form.optional, *(form.row or ())} - ({"system"} if not chats else set())
-    first = list(islice(rows, SHUFFLE_BUFFER))
+    first = list(islice(rows, FIRST))
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
     filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
     shown = [
@@ -181,7 +172,7 @@ def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
     """Return whether most rows are of messages: one odd row does not decide for all."""
-    first = list(islice(rows, SHUFFLE_BUFFER))
+    first = list(islice(rows, FIRST))
     chats = sum(any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first)
     return 2 * chats > len(first)
 
@@ -202,16 +193,12 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 # Where the rows are
 
 
-def find_rows(
-    dataset: str, stream_seed: int | None, columns: str = "", **where: str
-) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
+def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
     """Return the rows of `dataset`, those of its test set or None, and the names of splits and files that nobody
     asked for.
-
-    With a seed they are streamed; files and what was saved to disk never.
     """
     path = Path(os.path.expanduser(dataset))
-    load = partial(_load, dataset, stream_seed, columns, **where)
+    load = partial(_load, dataset, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
         if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
             _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
@@ -246,12 +233,11 @@ def _read_all(files: Sequence[Path | str]) -> list[dict]:
 
 
 def _load(
-    dataset: str, stream_seed: int | None, names: str, load: Callable, name: str, *,
+    dataset: str, names: str, load: Callable, name: str, *,
     split: str = "", dataset_config: str = "", data_dir: str = "", **arguments,
 ):  # fmt: skip
     shown = f"{dataset} (a folder)" if os.path.isdir(name) else dataset
     arguments |= {key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value}
-    arguments |= {"streaming": True} if stream_seed is not None else {}
     try:
         loaded = load(name, **arguments)
         if isinstance(loaded, datasets.Dataset):
@@ -259,22 +245,19 @@ def _load(
             return rename(loaded, names), None, []
         train, test = _splits(loaded, split or "train", shown)
         others = [] if split else [part for part in loaded if part not in (train, test)]
-        parts = [rename(loaded[part], names) if part else None for part in (train, test)]
-        if isinstance(parts[0], datasets.IterableDataset):
-            parts = [part and Stream(part, shown, stream_seed) for part in parts]
-        return *parts, others
+        return *(rename(loaded[part], names) if part else None for part in (train, test)), others
     except InputError:
         raise
     except Exception as error:
         raise _fault(error, shown, name) from None
 
 
-def _load_folder(path: str, streaming: bool = False, **arguments) -> Mapping:
+def _load_folder(path: str, **arguments) -> Mapping:
     """Load a folder of files; those of CSV are read as a single file is: cells stay text, though they say NA or 007."""
     config = datasets.load_dataset_builder(path, **arguments).config
     if isinstance(config, CsvConfig):
         return {split: _read_all(files) for split, files in config.data_files.items()}
-    return datasets.load_dataset(path, streaming=streaming, **arguments)
+    return datasets.load_dataset(path, **arguments)
 
 
 def _files_left(folder: Path) -> list[str]:
@@ -312,22 +295,3 @@ def _file_at_fault(folder: Path) -> str:
         return _read_all([file for file in files if file.name.lower().endswith(SUFFIXES)]) and ""
     except InputError as error:
         return str(error)
-
-
-class Stream:
-    """Iterate over rows that are read as they are used, in an order drawn by `seed`.
-
-    Parquet row groups come in random order, one at a time; rows are shuffled in a buffer of `SHUFFLE_BUFFER`.
-    """
-
-    def __init__(self, split: datasets.IterableDataset, source: str, seed: int):
-        self.source = source
-        self.column_names = split.column_names or list(next(iter(split), {}))
-        self._rows = split.reshard().shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER, max_buffer_input_shards=1)
-
-    def __iter__(self) -> Iterator[dict]:
-        try:
-            yield from tqdm(self._rows, desc=self.source, unit=" rows", leave=False)
-        except Exception as error:
-            cause, hint = one_line(error.__cause__ or error), "run it again, or without --dataset_streaming"
-            raise InputError(f"--dataset {self.source}: cannot be read ({cause}): {hint}") from None

@@ -286,9 +286,9 @@ def rename(rows, columns: str):
 
 
 def to_preferences(
-    rows: Iterable[dict], source: str, bad_rows: str = "error", form: Form | None = None, limit: int | None = None
+    rows: Iterable[dict], source: str, bad_rows: str = "error", form: Form | None = None
 ) -> tuple[list[dict], Counter]:
-    """Convert rows to `(rows of a task, counts)`; with `limit`, read only until there are that many.
+    """Convert rows to `(rows of a task, counts)`.
 
     Without `form`, the rows' columns choose the shape (see `SHAPES`). Pairs become `{"prompt", "chosen", "rejected"}`
     dicts of strings, answers for SFT `{"prompt", "chosen"}`, prompts alone `{"prompt"}`. White space at the end of a
@@ -315,7 +315,7 @@ def to_preferences(
             if bad_rows == "error" and bad.reason not in (*DROPPED, *form.known):
                 text = re.sub(r"'(\w+)'", lambda name: repr(form.names.get(name[1], name[1])), str(bad))
                 fault = fault or f"row {number}: {text}: correct or delete the row"
-        if len(kept) == limit or (fault and (kept or number > _REST)):
+        if fault and (kept or number > _REST):
             break
     if fault:
         raise InputError(f"{source}: {fault}{', or drop such rows with --bad_rows drop' if kept else ''}")

@@ -17,7 +17,6 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.seals import seal
 from marlhf_lite.utils.tables import number
-from marlhf_lite.utils.threads import FreeCores
 
 DISTANCES = ("kl_k1", "kl_k3", "log_ratio_chosen", "log_ratio_rejected")  # to the reference, in nats a response
 SHOWN = ("score_mean", "gold_mean", "kl_k1", "kl_k3", "accuracy")
@@ -33,16 +32,13 @@ class ProgressBar(TrainerCallback):
     """
 
     def __init__(self, name: str, asked_to_stop: Callable[[], bool] = lambda: False, saves: bool = True):
-        self.name, self.bar, self.free_cores, self.at_start = name, None, FreeCores(), None
+        self.name, self.bar, self.at_start = name, None, None
         self.asked_to_stop, self.saves = asked_to_stop, saves
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self.at_start = some_weights({"model": trainable(model)})
         hidden = not state.is_local_process_zero
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, disable=hidden)
-
-    def on_step_begin(self, args, state, control, **kwargs):
-        self.free_cores.use()
 
     def on_log(self, args, state, control, logs=None, model=None, **kwargs):
         if "loss" in logs:  # the summary at the end has none

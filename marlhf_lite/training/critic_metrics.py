@@ -1,4 +1,4 @@
-"""What PPO's critic knows of the final score (`--diagnose_critic_every`)."""
+"""What PPO's critic knows of the final score."""
 
 from collections.abc import Mapping
 

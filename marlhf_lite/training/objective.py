@@ -31,6 +31,8 @@ class Objective:
     config: PPOTrainerConfig
 
     mean = "token"  # in the losses: over all tokens (or macro actions), or over each response first
+    kl_estimator = "k1"  # of the penalty: the log-ratio itself
+    most_sampler_weight = 3.0  # of --vllm_importance_sampling_mode
     user_name = ""  # the value of --objective, where it names a class of the user's own
 
     # -- the equations ------------------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ class Objective:
         """R_τ [B, S]: r_t = −β (log π_old − log π_ref) of a step's tokens, and the score on the last step (3.2.2)."""
         config, rollout = self.config, batch.rollout
         token_rewards = macro.kl_rewards(
-            outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, config.kl_estimator
+            outputs.logprobs, rollout.ref_logprobs, rollout.mask, config.kl_coef, self.kl_estimator
         )
         scores = shape_scores(rollout, config)
         return macro.macro_rewards(token_rewards, scores, batch.steps, config.reward_pooling, config.rho, config.sigma)
@@ -94,8 +96,7 @@ class Objective:
         level, sampled = self.config.vllm_importance_sampling_mode, batch.rollout.sampled_logprobs
         if level == "none" or sampled is None:
             return None
-        most = self.config.vllm_importance_sampling_clip_max
-        return macro.sampler_weights(old.logprobs, sampled, batch.macro_actions, level, most)
+        return macro.sampler_weights(old.logprobs, sampled, batch.macro_actions, level, self.most_sampler_weight)
 
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
         """The responses with the steps that are counted, which are the macro actions."""

@@ -4,6 +4,7 @@ sae       every token has its own value, and λ stands at the borders of macro a
 vapo      λ of the advantages grows with the number of macro actions                      arXiv 2504.05118
 vc_ppo    the critic learns from returns with a λ of its own                              arXiv 2503.01491
 released  losses are means over each response first                                       the released code
+k3        the KL penalty is the estimate that is never negative                            joschu.net/blog/kl-approx
 
 Each changes another equation, so several of them go together: `--objective vapo,vc_ppo` is VAPO's estimator.
 """
@@ -19,6 +20,7 @@ from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rollout import Rollout
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_errors
 
 
@@ -59,7 +61,13 @@ class Released(Objective):
     mean = "response"
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vapo": VAPO, "vc_ppo": VCPPO}
+class K3(Objective):
+    """The KL penalty of a token is exp(−d) − 1 + d of its log-ratio d, not d itself."""
+
+    kl_estimator = "k3"
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"released": Released, "sae": SAE, "vapo": VAPO, "vc_ppo": VCPPO, "k3": K3}
 NUMBERS = {"vapo": ("alpha", math.inf), "vc_ppo": ("critic_lam", 1.0)}  # name=number: what it sets, and its upper bound
 # Options that have no effect: steps of one token need no pooling, and λ is vapo's own.
 UNUSED = {"sae": ("sigma", "rho", "ratio", "value_target", "reward_pooling"), "vapo": ("lam",)}
@@ -75,6 +83,13 @@ def make_objective(config: PPOTrainerConfig) -> Objective:
         _check_used(config, name)
     with named_errors("objective", config.objective):
         return kind(config)
+
+
+@check
+def check_objectives(options) -> None:
+    """Raise `InputError` for an `--objective` that cannot be used; see `make_objective`."""
+    for method in options.methods.values():
+        make_objective(method)
 
 
 def combined(names: str) -> type[Objective]:

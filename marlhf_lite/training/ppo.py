@@ -173,11 +173,9 @@ class PPOTrainer(Runner):
             steps.append(self.optimizer_step(stats))
 
         row = update_metrics(batch, old, config, self.accelerator)
-        every = config.diagnose_critic_every
-        if every and (self.updates_done + 1) % every == 0:
-            from marlhf_lite.training.critic_metrics import diagnose_critic
+        from marlhf_lite.training.critic_metrics import diagnose_critic
 
-            row |= diagnose_critic(old.values, shape_scores(rollout, config), rollout.mask, self.accelerator)
+        row |= diagnose_critic(old.values, shape_scores(rollout, config), rollout.mask, self.accelerator)
         row |= {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]} | checked
         self.finish_update(row, at_start)
         return row
@@ -202,8 +200,7 @@ class PPOTrainer(Runner):
             return {}
         from marlhf_lite.training.sampler_checks import check_sampled
 
-        bound = self.config.vllm_importance_sampling_clip_max
-        return check_sampled(rollout, logprobs, self.models.policy, self.accelerator, bound=bound)
+        return check_sampled(rollout, logprobs, self.models.policy, self.accelerator)
 
     # -- 2. scoring ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from marlhf_lite.training.rollout import Rollout, longest_response, prompt_batch
 from marlhf_lite.utils.errors import InputError, ServerError
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
-from marlhf_lite.utils.threads import FreeCores
 
 if TYPE_CHECKING:
     from marlhf_lite.training.checkpoint import Checkpoints
@@ -69,7 +68,6 @@ class Runner:
         for size in BATCH_SIZES:
             setattr(self, size, getattr(config, size))
             setattr(self, f"asked_{size}", getattr(config, size))
-        self.free_cores = FreeCores()
         self.logger = RunLogger(run, name, self.accelerator)
         self.checkpoints = self._checkpoints_of(run) if run else None
 
@@ -114,7 +112,6 @@ class Runner:
         """An update; if a server or environment fails, a checkpoint is written from which the run continues."""
         states = random_states()
         try:
-            self.free_cores.use()
             return self.update(prompts)
         except ServerError as error:
             saved = ""

@@ -17,8 +17,6 @@ START_KL = 0.05  # nats per token: beyond this at the first update, the policy d
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
     """The number of updates of a run on so many prompts. Raises `InputError` where a batch cannot be divided."""
     processes = accelerator.num_processes
-    if accelerator.distributed_type == "DEEPSPEED":  # its engine steps by itself: nothing could be clipped or left out
-        raise InputError("PPO does not run under DeepSpeed: use FSDP2, which shards as ZeRO-3 does, or DDP for LoRA")
     if not prompts:
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
     divisor = config.rollouts * processes

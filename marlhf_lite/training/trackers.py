@@ -7,11 +7,13 @@ from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.preflight import check
 
 # accelerate also knows aim, which transformers, that reports for DPO, RLOO and GRPO, does not.
 TRACKERS = tuple(sorted({*LOGGER_TYPE_TO_CLASS} - {"aim"}))
 
 
+@check
 def tracker_names(report_to: str) -> list[str]:
     """The trackers that `--report_to` names. Raises `InputError` for an unknown one or one whose package is missing."""
     names = [word.strip() for word in report_to.split(",") if word.strip()]

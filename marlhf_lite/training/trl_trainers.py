@@ -16,13 +16,14 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
 from marlhf_lite.config import options as o
-from marlhf_lite.models.shards import is_sharded_folder
+from marlhf_lite.models.adapters import is_sharded_folder
 from marlhf_lite.training.callbacks import ProgressBar
 from marlhf_lite.training.checkpoint import check_processes
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.interrupts import stops_behind_a_step
+from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
+from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.seals import SEAL, broken
 
 
@@ -153,6 +154,14 @@ def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     return rows, share // rows
 
 
+@check
+def check_batches(options) -> None:
+    """Raise `InputError` where processes cannot share a batch of SFT, reward model or DPO."""
+    for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
+        if size := getattr(options, flag, None):
+            split_batch(size, options.per_device_train_batch_size, f"--{flag}")
+
+
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
     """Train, save what was trained, and return the rows of the log that belong to a step; see `train_sft`."""
     # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
@@ -161,7 +170,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     sum_in_each_pass(trainer)
     checkpoint = checkpoint_of_stop(output) if resume else None
     read_as_written(trainer, checkpoint)
-    with stops_behind_a_step() as asked_to_stop:
+    with graceful_stop() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
         trainer.add_callback(bar)
         try:

@@ -2,6 +2,9 @@
 
 import errno
 import re
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 # Faults of a disk or folder -> the mend.
 DISK_FAULTS = {
@@ -31,6 +34,41 @@ class InputError(ValueError):
 
     def __init__(self, message: str = ""):
         super().__init__(re.sub(r"\s*[\r\n]\s*", " ", message))
+        self.kind = sys._getframe(1).f_code.co_name  # the function that found it
+
+    @property
+    def problems(self) -> "list[Problem]":
+        """The problem that the message tells; several of `Problems`."""
+        field, _, rest = str(self).partition(": ")
+        what, _, fix = rest.rpartition(": ")
+        return [Problem(field, what or fix, fix if what else "", self.kind)]
+
+
+class Problem(NamedTuple):
+    """What is wrong with which option, file or row, how to fix it, and the name of the check that found it."""
+
+    field: str
+    what: str
+    fix: str
+    kind: str = ""
+
+
+class Problems(InputError):
+    """Several problems, a line each."""
+
+    def __init__(self, errors: Sequence[InputError]):
+        ValueError.__init__(self, "\n".join(map(str, errors)))
+        self.errors = errors
+
+    @property
+    def problems(self) -> list[Problem]:
+        return [problem for error in self.errors for problem in error.problems]
+
+
+def raise_all(errors: Sequence[InputError]) -> None:
+    """Raise these errors as one, if there are any."""
+    if errors:
+        raise Problems(errors) if len(errors) > 1 else errors[0]
 
 
 class ServerError(InputError):

@@ -1,22 +1,21 @@
-"""Ctrl-C, SIGTERM (Slurm, Kaggle, spot machines) and SIGHUP (a terminal that is closed): training ends behind the step
+"""Ctrl-C, SIGTERM (Slurm, Kaggle, spot machines) and SIGHUP (a terminal that is closed) end training after the step
 under way.
 """
 
 import os
 import signal
-import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 AGAIN = 2.0  # seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once more
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
-NOTE = b"\nmarlhf: stopping behind this step, with a checkpoint; another Ctrl-C stops at once\n"
+NOTE = b"\nmarlhf: stopping after this step, with a checkpoint; another Ctrl-C stops at once\n"
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was asked to stop, and did so in all processes behind the same step, with a checkpoint."""
+    """Training was asked to stop, and did so in all processes after the same step, with a checkpoint."""
 
 
 @contextmanager
@@ -27,8 +26,6 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame) -> None:
-    if number == HANGUP:
-        _leave_terminal()
     raise KeyboardInterrupt
 
 
@@ -37,17 +34,8 @@ def _unless_ignored(*numbers: int) -> list[int]:
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
-def _leave_terminal() -> None:
-    """Print nowhere, where that was a terminal: it is closed, and printing to it would be an error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
-
-
 class StopRequest:
-    """Whether a signal has asked training to stop; called behind every step, by all processes together."""
+    """Whether a signal has asked training to stop; called after every step, by all processes together."""
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -60,17 +48,16 @@ class StopRequest:
 
     def remember(self, number: int, frame) -> None:
         """Take a signal. Raises `KeyboardInterrupt` at a second Ctrl-C."""
-        if number == HANGUP:
-            _leave_terminal()
         first, self.since = self.since, self.since or time.monotonic()
         if first is None and os.environ.get("LOCAL_RANK", "0") == "0":
-            os.write(2, NOTE)  # print may be at work where the signal came
+            with suppress(OSError):  # the terminal may be closed
+                os.write(2, NOTE)  # print may be at work where the signal came
         if number == signal.SIGINT and first is not None and time.monotonic() - first > AGAIN:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def stops_behind_a_step() -> Iterator[StopRequest]:
+def graceful_stop() -> Iterator[StopRequest]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered; at the end of the block it raises `Stopped`.
 
     The block ends its training when the request says so. Outside the main thread, which alone gets signals, and for

@@ -39,19 +39,8 @@ LOCK = ".lock"
 
 
 def split_paths(text: str) -> list[str]:
-    """Return comma-separated paths, also `name=path`; a comma that belongs to a path that is there parts nothing."""
-    paths, parts = [], text.split(",")
-    while parts:
-        texts = [",".join(parts[:count]).strip() for count in range(len(parts), 0, -1)]
-        path = next(filter(_is_there, texts), texts[-1])
-        paths, parts = [*paths, path], parts[len(texts) - texts.index(path) :]
-    return [path for path in paths if path]
-
-
-def _is_there(path: str) -> bool:
-    """Whether there is a path, or that behind `name=`; a name holds no comma."""
-    name, _, named = path.partition("=")
-    return any(os.path.exists(os.path.expanduser(p)) for p in (path, named * ("," not in name)) if p)
+    """Return comma-separated paths, also `name=path`; a path holds no comma."""
+    return [path.strip() for path in text.split(",") if path.strip()]
 
 
 class RunLock:
@@ -150,7 +139,7 @@ class RunFolder:
         path = Path(path)
         if not is_run(path):
             reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
-            raise InputError(f"{path} is not a run ({reason}): give the --output_dir of a training run")
+            raise InputError(f"{path}: not a run ({reason}): give the --output_dir of a training run")
         manifest = _read_manifest(path)
         if not manifest:
             what = "is damaged" if (path / MANIFEST).exists() else "is missing"
@@ -230,9 +219,9 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
     if not path.exists() or not _content(path):
         return
     if not is_run(path):
-        raise InputError(f"--output_dir {path} holds something that is not a run: choose another name, or empty it")
+        raise InputError(f"--output_dir {path}: holds something that is not a run: choose another name, or empty it")
     if not overwrite:
-        raise InputError(f"--output_dir {path} exists already: choose another name, or add --overwrite")
+        raise InputError(f"--output_dir {path}: exists already: choose another name, or add --overwrite")
     for needed in map(Path, inputs):
         if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
             raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
@@ -247,12 +236,12 @@ def check_writable(option: str, path: Path) -> None:
     """Raise `InputError` where the folder `path`, which `option` names, cannot be created or written to."""
     parent = next(p for p in (path, *path.parents) if p.exists())
     if not parent.is_dir():
-        raise InputError(f"{option} {path} cannot be made ({parent} is a file): choose another name")
+        raise InputError(f"{option} {path}: cannot be made ({parent} is a file): choose another name")
     try:
         tempfile.TemporaryFile(dir=parent).close()  # rights alone do not tell, as for the administrator and in /proc
     except OSError as error:
         fix = DISK_FAULTS.get(error.errno, "choose another folder")
-        raise InputError(f"{option} {path} cannot be made (nothing can be written in {parent}): {fix}") from None
+        raise InputError(f"{option} {path}: cannot be made (nothing can be written in {parent}): {fix}") from None
 
 
 def is_run(path: Path) -> bool:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from marlhf_lite.config.commands import COMMANDS, option_names
+from marlhf_lite.config.support import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("marlhf_lite/config/presets/**/*.yaml", "marlhf_lab/studies/protocols/*.yaml")
@@ -19,3 +20,7 @@ def test_every_option_is_used_or_known():
     options = {name for command in COMMANDS.values() for name in option_names(command)}
     assert options and not options - used - OF_TRL
     assert options >= OF_TRL and not OF_TRL & used
+
+
+def test_the_page_has_the_support_matrix():
+    assert TABLE in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -276,11 +276,11 @@ def test_a_changed_option_is_shown_and_refused_and_nothing_runs(small, tmp_path,
 
 
 def test_an_option_that_an_older_result_has_not_stored_had_its_default(small):
-    asked = {"n": 1, "kl_estimator": "k3"}
+    asked = {"n": 1, "objective": "k3"}
     run = next(run for run in plan(load_study(small(methods={"PPO": {"command": "ppo", "options": asked}}))))
-    older = {name: value for name, value in run.options.items() if name not in ("kl_estimator", "min_response_length")}
-    assert changed_option(run, {"options": older}) == "kl_estimator was k1, now k3"
-    assert not changed_option(run, {"options": older | {"kl_estimator": "k3"}})
+    older = {name: value for name, value in run.options.items() if name not in ("objective", "min_response_length")}
+    assert changed_option(run, {"options": older}) == "objective was , now k3"
+    assert not changed_option(run, {"options": older | {"objective": "k3"}})
 
 
 def test_different_prompts_are_counted_and_not_rows(small, tmp_path):

@@ -42,18 +42,6 @@ NAMES = {
 } | {name: name for name in ("score_mean", "score_std", "gold_mean", "eos_rate", *SHARES)}
 
 
-def check_groups(config: GroupConfig, processes: int = 1) -> None:
-    """Raises `InputError` where an update cannot be made of complete groups."""
-    size, group = config.batch_size, config.num_generations
-    if size % group:
-        raise InputError(
-            f"--num_generations {group}: --batch_size {size} is not a number of complete groups: give a multiple of "
-            f"{group}"
-        )
-    if size % processes:
-        raise InputError(f"--batch_size {size}: {processes} processes cannot share it: make it a multiple of that")
-
-
 class SampledReward:
     """A reward of ours in the form that TRL calls. It scores the very tokens that were sampled, EOS included.
 
@@ -150,7 +138,6 @@ def group_trainer(
     optimizer step. Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
     processes = PartialState().num_processes
-    check_groups(config, processes)
     check_head(model)
     if not len(prompts):
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
@@ -166,7 +153,7 @@ def group_trainer(
     else:
         trainer_class, config_class = _GRPO, GRPOConfig
         # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
-        method_arguments = {"loss_type": config.loss_type, "scale_rewards": "group", "use_bias_correction_kl": True}
+        method_arguments = {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
     rows = {ROW: [prompt.row for prompt in drawn]} if isinstance(drawn[0], Prompt) else {}

@@ -11,7 +11,7 @@ from marlhf_lite.config.commands import JudgeCommand
 from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import win_rate
-from marlhf_lite.extras.judges.judges import EndpointJudge, HumanJudge
+from marlhf_lite.extras.judges.judges import EndpointJudge
 from marlhf_lite.extras.judges.judgments import (
     combine,
     few_verdicts,
@@ -44,7 +44,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
     criteria = CRITERIA[options.judge_criteria]
-    judge = EndpointJudge(options, criteria) if options.judge == "endpoint" else HumanJudge("annotator-1", criteria)
+    judge = EndpointJudge(options, criteria)
     if identical := sum(pair.first == pair.second for pair in pairs):
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
     with RunLock() as lock:

@@ -1,12 +1,10 @@
 """Judges: which of two responses to a prompt is better? (paper, section 4.1, Appendix F)
 
-Scores (gold, or a reward model), a model behind an endpoint, a person.
+Scores (gold, or a reward model), or a model behind an endpoint.
 """
 
 import json
 import os
-import shutil
-import textwrap
 from collections.abc import Callable, Sequence
 from multiprocessing import TimeoutError as NoAnswerYet
 from urllib.parse import urlsplit
@@ -15,11 +13,10 @@ from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged, StopJudging
+from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged
 from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, parse_judgment
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.printable import printable
 
 
 class ScoreJudge(Judge):
@@ -41,7 +38,7 @@ class ScoreJudge(Judge):
 
 PATIENCE = 600.0  # seconds for one judgment, with all that is tried again
 # Statuses that end a run, and what the user should check.
-CHECKS = {401: "--judge_key_env", 402: "the account", 403: "--judge_key_env", 404: "--judge_model and --judge_url"}
+CHECKS = {401: "OPENAI_API_KEY", 402: "the account", 403: "OPENAI_API_KEY", 404: "--judge_model and --judge_url"}
 
 
 class EndpointJudge(Judge):
@@ -58,23 +55,21 @@ class EndpointJudge(Judge):
         try:
             import openai  # noqa: F401
         except ImportError:
-            raise InputError("--judge endpoint needs the openai package: pip install 'marlhf-lite[judge]'") from None
+            raise InputError("marlhf judge needs the openai package: pip install 'marlhf-lite[judge]'") from None
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that the endpoint is to judge with")
-        key, key_name = os.environ.get(options.judge_key_env, "").strip(), f"--judge_key_env {options.judge_key_env}"
-        if options.judge_key_env and not key:
-            raise InputError(f"{key_name}: not set: export the endpoint's key")
+        key = os.environ.get("OPENAI_API_KEY", "").strip()  # a server of your own needs none
         try:
             url = urlsplit(options.judge_url)
             plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
-            self.client = connect(options.judge_url, key, key_name, max_retries=retries, timeout=60.0)
+            self.client = connect(options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0)
         except InputError:
             raise
         except Exception:  # of urllib for a port that cannot be, of the client for what is no address
             plain = False
         if not plain:  # the URL is stored and printed
             what = "give an address such as http://localhost:8000/v1, without user, password or query"
-            raise InputError(f"--judge_url: {what}; the key comes from --judge_key_env")
+            raise InputError(f"--judge_url: {what}; the key comes from OPENAI_API_KEY")
         self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
         self.system_role, self.request = True, {"model": options.judge_model, "temperature": 0.0}
@@ -144,44 +139,3 @@ class EndpointJudge(Judge):
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")
-
-
-KEYS = {"1": "A", "2": "B", "t": "tie", "s": "skipped"}
-
-
-class HumanJudge(Judge):
-    """A person in a terminal, who sees neither names nor ids. Each annotator has a file and an order of their own.
-
-    `ask` reads a line and `show` writes one.
-    """
-
-    progress_bar = False
-
-    def __init__(self, annotator: str, criteria: Criteria, ask=input, show=print):
-        self.name, self.criteria = f"human-{annotator}", criteria.name
-        self._criteria, self.ask, self.show = criteria, ask, show
-        self.identity = json.dumps([self.name, criteria.question()])
-
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        self.show(f"{wrap(self._criteria.question())}\n\n{len(comparisons)} pairs. Type a letter, then Enter.")
-
-    def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `StopJudging` at q and at the end of the input."""
-        titles = (self._criteria.prompt, f"{self._criteria.response} 1", f"{self._criteria.response} 2")
-        for title, text in zip(titles, (prompt, a, b), strict=True):
-            self.show(f"\n{title}\n{'-' * len(title)}\n{wrap(text)}")
-        while True:
-            try:
-                key = self.ask("\nbetter: 1 or 2, t: tie, s: skip, q: stop and go on later > ").strip().lower()
-            except EOFError:
-                raise StopJudging from None
-            if key == "q":
-                raise StopJudging
-            if key in KEYS:
-                return Judgment(KEYS[key])
-
-
-def wrap(text: str) -> str:
-    """Printable text, wrapped at words to the width of the terminal."""
-    width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, width) for line in printable(text.strip()).splitlines())

@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -94,18 +93,14 @@ class Judge:
     """
 
     name, criteria, identity = "judge", "", ""
-    ordered, workers, progress_bar = True, 1, True
+    ordered, workers = True, 1
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
         """Called once before the first comparison is judged. Raises `InputError` if the judge cannot work."""
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` to end the run, `StopJudging` to leave it for later, `NotJudged` for this one alone."""
+        """Raises `InputError` to end the run, `NotJudged` to leave this one for later."""
         raise NotImplementedError
-
-
-class StopJudging(Exception):
-    """The judge stops here; its judgments so far count."""
 
 
 class NotJudged(Exception):
@@ -132,7 +127,7 @@ def judge_pairs(
 
     Returns:
         One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
-        shown first), criteria, scores, raw. Pairs that a person who stopped early has not reached are missing.
+        shown first), criteria, scores, raw.
 
     Raises:
         InputError: no pairs, or a judge that cannot go on; judgments until then are kept.
@@ -141,8 +136,7 @@ def judge_pairs(
     waiting = store.waiting()
     if waiting:
         judge.prepare(waiting)
-        with suppress(StopJudging):
-            _ask(store, waiting)
+        _ask(store, waiting)
     return store.rows()
 
 
@@ -158,10 +152,10 @@ def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
         store.add(comparison, judgment)
         return judgment
 
-    bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}", disable=not judge.progress_bar)
+    bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}")
     # At its end the pool waits for requests under way: they are paid for. An error cancels those that wait.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
-        ask_all = map if judge.workers == 1 else pool.map  # a person is asked in the main thread
+        ask_all = map if judge.workers == 1 else pool.map  # one at a time: nothing is asked after an error
         for part in (waiting[:1], waiting[1:]):  # the first one alone: if it is refused, no other is sent
             for outcome in ask_all(ask, part):
                 bar.update()

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from marlhf_lite.config.commands import MemoryCommand
+from marlhf_lite.config.support import refuse
 from marlhf_lite.extras.memory.estimate import GIB, estimate_memory, estimate_stage, is_spread, memory_table
-from marlhf_lite.models.checks import check_four_bits
 from marlhf_lite.utils.less_memory import rows_a_pass
 
 CARDS = tuple(2**power for power in range(11))  # numbers of cards that are tried
@@ -16,7 +16,7 @@ def memory_report(options: MemoryCommand) -> str:
 
     Raises `InputError` for weights that training refuses.
     """
-    check_four_bits(options)
+    refuse({"finetune": options.finetune, "4 bits": "yes" if options.load_in_4bit else "no", "stage": "ppo"})
     text = f"PPO{_launch(options)}\n{memory_table(estimate_memory(options), options.gpu)}\n\n{stages_table(options)}"
     if options.gpu:
         text += f"\n\n{least_cards_line(options)}"

@@ -38,7 +38,7 @@ from marlhf_lite.utils.jsonl import share_weights
 try:
     import openai
 except ImportError:
-    raise InputError("--rollout_engine vllm: needs the package openai: pip install 'marlhf-lite[vllm]'") from None
+    raise InputError("--vllm_url: needs the package openai: pip install 'marlhf-lite[vllm]'") from None
 
 AT_ONCE = 256  # requests under way; the servers batch them
 PATIENCE = 30.0  # seconds without an answer before the servers are asked whether they are well
