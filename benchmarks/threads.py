@@ -1,4 +1,4 @@
-"""Seconds of an update on an idle machine and beside one busy process: the number of threads follows the free cores.
+"""Seconds of an update on an idle machine and beside one busy process, with the threads that are chosen at the start.
 
 Updates of MA-PPO (n=5) on a random Gemma of the embedded model's size, in turn with and without the other process; the
 least of each counts, since other programs can only slow an update down. Prints a Markdown table and writes JSON. Run it
@@ -12,16 +12,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from cells import RESULTS, Cells
 from synthetic import SHAPES, options, shaped_trainer, write_model
 
 from marlhf_lite.utils.tables import markdown
+from marlhf_lite.utils.threads import choose_threads
 
 SETTINGS = ("idle", "beside a busy process")
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Seconds of every update, by setting; the one in which the other process starts or ends is left out."""
+    torch.set_num_threads(choose_threads())
     trainer, prompts = shaped_trainer(args, folder, "2M", 5, options(args))
     trainer.update(prompts)  # warms up
     seconds: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
