@@ -140,7 +140,7 @@ class OptionParser(TrlParser):
 def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     """Return the options of `marlhf <name>` as an object of `command`, a class of `config.commands`.
 
-    Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and where an option
+    Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and if an option
     contradicts the run that a model comes from or that goes on.
     """
     return parse_and_name_presets(name, argv, command)[0]
@@ -248,7 +248,7 @@ def merge(layers: Sequence[dict]) -> dict:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question with the known name that is nearest to a word; empty where none is near."""
+    """Return a question with the known name that is nearest to a word; empty if none is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -257,7 +257,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _resumed_config(folder: str, flags: dict) -> dict:
-    """Return the options of the run that `--resume` names. Raises `InputError` where that is no run."""
+    """Return the options of the run that `--resume` names. Raises `InputError` if that is no run."""
     config = RunFolder.open(folder).config
     if (Path(folder) / "checkpoints").is_dir():
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it stands in")
@@ -268,7 +268,7 @@ def _resumed_config(folder: str, flags: dict) -> dict:
 
 
 def _check_unchanged(options: StageCommand, stored: dict) -> None:
-    """Raise `InputError` where an option that changes results differs from that of the run that goes on.
+    """Raise `InputError` if an option that changes results differs from that of the run that goes on.
 
     An option that the run has not stored, because it is newer, had its default.
     """
@@ -280,9 +280,9 @@ def _check_unchanged(options: StageCommand, stored: dict) -> None:
 
 
 def _inherit(parser: OptionParser, values: dict) -> dict:
-    """Return data and model options of the runs that a command's models come from, where `values` do not have them.
+    """Return data and model options of the runs that a command's models come from, if `values` do not have them.
 
-    A command may have data of its own; then theirs do not count. Raises `InputError` where such a run contradicts
+    A command may have data of its own; then theirs do not count. Raises `InputError` if such a run contradicts
     another one, or `values`.
     """
     known, origin = dict(values), dict.fromkeys(values, "this command")
@@ -307,7 +307,7 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
 
 
 def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
-    """Return whether the command's data are others than a run's. Raises `InputError` where two runs leave it open."""
+    """Return whether the command's data are others than a run's. Raises `InputError` if two runs leave it open."""
     if not set(ROW_SOURCE) & known.keys() or same_data({**theirs, **_rows_of(known)}, theirs):
         return False
     first = origin[next(name for name in ROW_SOURCE if name in known)]
@@ -346,7 +346,7 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
 
 
 def named_folders(policies: str) -> list[tuple[str, str]]:
-    """Return the name (empty where none is given) and the folder of each policy in `--policies`.
+    """Return the name (empty if none is given) and the folder of each policy in `--policies`.
 
     A name holds no "=": what follows the first one is the folder.
     """

@@ -23,9 +23,9 @@ TABLE = """
 | ppo | - | code turns | yes | no yes | no yes | no | adapter | lora | generate | one ddp |
 | ppo | - | code turns | yes | no | no yes | no | - | full | generate | one ddp fsdp2 |
 | dpo | pairs | - | no | no yes | - | - | adapter | lora | generate | one ddp |
-| dpo | pairs | - | no | no | - | - | adapter model | full | generate | one ddp fsdp2 |
+| dpo | pairs | - | no | no | - | - | model | full | generate | one ddp fsdp2 |
 | rloo grpo | pairs answers prompts | rm code | no | no yes | - | - | adapter | lora | generate | one ddp |
-| rloo grpo | pairs answers prompts | rm code | no | no | - | - | adapter model | full | generate | one ddp fsdp2 |
+| rloo grpo | pairs answers prompts | rm code | no | no | - | - | model | full | generate | one ddp fsdp2 |
 | evaluate | - | - | no | no yes | - | - | - | lora | generate vllm | one ddp fsdp2 |
 | evaluate | - | - | no | no | - | - | - | full | generate vllm | one ddp fsdp2 |
 | evaluate | - | - | yes | no yes | - | - | - | lora | generate | one ddp fsdp2 |
@@ -53,7 +53,7 @@ scaled | yes | --logprobs_at_temperature |
 weighted | no | | leave it out
 weighted | yes | --vllm_importance_sampling_mode |
 sft | adapter | --sft {sft} (an adapter) | give it as --model, and as --sft what marlhf sft --model {sft} makes
-sft | model | --sft {sft} (a whole model) | join it by marlhf export --finetune full --policy {sft} --output_dir NEW, and give --sft NEW
+sft | model | --sft {sft} (a whole model) | make one by marlhf export --finetune full --policy {sft} --output_dir NEW
 sft | shards | --sft {sft} (a checkpoint by shards) |
 finetune | lora | --finetune lora | use --finetune lora
 finetune | full | --finetune full | use --finetune full

@@ -172,7 +172,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
 @check
 def check_folder(options: StageCommand, inputs: Inputs, path: Path, reopens: bool, lock: RunLock | None) -> None:
-    """Raise `InputError` where the run cannot have its folder, or another process works in it."""
+    """Raise `InputError` if the run cannot have its folder, or another process works in it."""
     if reopens:
         check_writable("--resume" if options.resume else "--output_dir", path)
     else:
@@ -233,7 +233,7 @@ def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
 
 
 def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
-    """Return the reward that `--reward` names; None for a reward model, or where none is asked for."""
+    """Return the reward that `--reward` names; None for a reward model, or if none is asked for."""
     if options.environment and options.reward in ("", "environment"):
         return EnvironmentReward(options.environment)
     function = text_reward(options.reward, task)
@@ -241,7 +241,7 @@ def _open_reward(options: StageCommand, task: Task) -> FunctionReward | Environm
 
 
 def _take(lock: RunLock, path: Path) -> None:
-    """Lock the run's folder by the main process. Raises `InputError` in all of them where another run has it."""
+    """Lock the run's folder by the main process. Raises `InputError` in all of them if another run has it."""
     refusal = ""
     if PartialState().is_main_process:
         try:
@@ -255,7 +255,7 @@ def _take(lock: RunLock, path: Path) -> None:
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data.
 
-    A whole run trains a reward model where there are pairs, whatever its reward is.
+    A whole run trains a reward model if there are pairs, whatever its reward is.
     """
     sides = {}
     if "sft" in options.stages and not inputs.sft:

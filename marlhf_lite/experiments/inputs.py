@@ -124,7 +124,7 @@ def _form(options: StageCommand, stage: str, task: "Task") -> str:
 
 
 def check_dataset(dataset: str) -> None:
-    """Raise `InputError` where `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
+    """Raise `InputError` if `--dataset` looks like a path, or a pattern of paths, and nothing is there."""
     place = os.path.expanduser(dataset)
     looks_local = (dataset.startswith(("/", ".", "~")) or dataset.endswith(FILES)) and "://" not in dataset
     if looks_local and not os.path.exists(place) and not glob.glob(place, recursive=True):

@@ -1,4 +1,4 @@
-"""What a base model must be able to do, tried before anything trains: one line where it cannot."""
+"""What a base model must be able to do, tried before anything trains: one line if it cannot."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,7 +42,7 @@ def shared_rope_limit(base: PreTrainedModel) -> int | None:
 
 
 def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
-    """Raise `InputError` where the longest prompt with the longest response has more tokens than positions."""
+    """Raise `InputError` if the longest prompt with the longest response has more tokens than positions."""
     limit = position_limit(base)
     if limit and prompt + response > limit:
         room = limit - response
@@ -74,7 +74,7 @@ def check_base(options, inputs, base: PreTrainedModel) -> None:
 
 
 def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:
-    """Raise `InputError` where a base cannot train here: its adapter, padding before prompts, a scalar head.
+    """Raise `InputError` if a base cannot train here: its adapter, padding before prompts, a scalar head.
 
     The adapter is a new one, or that of the folder `sft`. An empty base, that of full fine-tuning, is not tried.
     """
