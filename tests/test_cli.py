@@ -312,7 +312,7 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
             raise KeyboardInterrupt
         return generate(*args)
 
-    monkeypatch.setattr(ppo, "generate", interrupted)
+    monkeypatch.setattr(context, "generate", interrupted)
     argv = ["ppo", *shared, "--sft", str(sft), "--rm", str(rm), *budget("ppo"), "--output_dir", "out"]
     assert main(argv) == 130
     shown = capsys.readouterr()
