@@ -356,11 +356,11 @@ def test_folders_of_a_study_are_tried_before_it_runs(small, tmp_path, monkeypatc
     name, file = small(), tmp_path / "file"
     file.touch()
     fails(
-        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")), f"--output_dir {file}/results cannot"
+        lambda: run_study(StudyCommand(name=name, output_dir=f"{file}/results")), f"--output_dir {file}/results: cannot"
     )
     for folder, what in (("runs", "runs of the study: runs/study-small"), ("figures", "figures: figures/small")):
         file.rename(folder)
-        fails(lambda: run_study(StudyCommand(name=name)), f"{what} cannot be made ({folder} is a file)")
+        fails(lambda: run_study(StudyCommand(name=name)), f"{what}: cannot be made ({folder} is a file)")
         Path(folder).rename(file)
     run_study(StudyCommand(name=name, output_dir=f"{file}/results", dry_run=True))
 
