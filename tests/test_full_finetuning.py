@@ -92,7 +92,11 @@ def test_a_checkpoint_by_shards_is_joined_before_trl_reads_it(command, folders, 
         patch.delattr("marlhf_lite.experiments.context.load_base")
         assert main([command, *words, "--sft", str(shards), "--output_dir", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert f"--sft {shards} (a checkpoint by shards): " in error and error.count("\n") == 1 and not (tmp_path / "run").exists()
+    assert (
+        f"--sft {shards} (a checkpoint by shards): " in error
+        and error.count("\n") == 1
+        and not (tmp_path / "run").exists()
+    )
     advised = re.search("marlhf (export .*) --output_dir NEW", error)[1].split()
     assert main([*advised, "--model", tiny.model, "--output_dir", str(tmp_path / "joined")]) == 0
     joined = load_file(tmp_path / "joined" / "model.safetensors")

@@ -218,7 +218,6 @@ class JudgeCommand(o.OutputConfig, o.EndpointConfig, o.SeedConfig):
     judge_methods: str = option("", "Two methods, comma-separated; NAME T=0.4 for another temperature.")
     size: int | None = option(None, "Number of rows, or of pairs to judge, drawn at random. Default: all.", least=1)
     judge_criteria: Literal["tldr", "hh", "webgpt"] = option("tldr", "Criteria (section 4.1, Appendix F).")
-    judge_order: Literal["random", "both"] = option("random", "Order of the responses: random, or both orders.")
 
 
 class GenerateCommand(

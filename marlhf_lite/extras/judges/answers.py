@@ -49,8 +49,8 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
         print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
     with RunLock() as lock:
         lock.take(folder)  # two processes would ask, and pay, for the same pairs
-        judgments = judge_pairs(judge, pairs, folder, options.judge_order, seed)
-    counts = summary(judgments) | {"criteria": judge.criteria, "order": options.judge_order, "seed": seed}
+        judgments = judge_pairs(judge, pairs, folder, seed=seed)
+    counts = summary(judgments) | {"criteria": judge.criteria, "seed": seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
     if judgments:  # else the counts of an earlier sitting stay
