@@ -32,6 +32,7 @@ from marlhf_lite.training.safeguards import check_start
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.seals import seal
 
 METHODS = ("rloo", "grpo")
 GROUP_KEYS = set(
@@ -432,6 +433,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
     for process in (0, 1):  # as two processes name theirs
         shutil.copy(state, state.with_name(f"rng_state_{process}.pth"))
     state.unlink()
+    seal(state.parent)
     again = work(**options | {"updates": 2, "resume": "work"})
     fails(
         lambda: pipeline.group_stage(again, sft, reward),
@@ -452,7 +454,7 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
         STAGES[method](work(method=method, **options), sft, model_reward)
     assert [path.name for path in run.path.glob("checkpoints/checkpoint-*")] == ["checkpoint-1"]
     assert timeless(run.metrics()) == whole[:1]
-    (run.path / "checkpoints" / "checkpoint-1" / "logs.json").unlink()  # killed while it was written
+    (run.path / "checkpoints" / "checkpoint-1" / "hashes.json").unlink()  # killed while it was written
     STAGES[method](work(method=method, **options | {"from_checkpoint": 0}), sft, model_reward)
     assert timeless(run.metrics()) == whole
 

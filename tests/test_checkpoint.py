@@ -20,6 +20,7 @@ from marlhf_lite.training.rollout import generate
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.random_states import random_states, set_random_states
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.seals import seal
 
 
 @pytest.fixture
@@ -268,6 +269,7 @@ def test_one_of_another_number_of_processes(make, copied):
     path = copied.path / "checkpoints" / "update-000003.pt"
     saved = torch.load(path, weights_only=True)
     torch.save(saved | {"random": saved["random"] * 2}, path)
+    seal(path)
     resume = partial(make(copied).train, resume=True)
     fails(resume, "update-000003.pt: made by 2 processes, not 1: launch it with --num_processes 2")
 

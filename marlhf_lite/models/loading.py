@@ -269,14 +269,15 @@ def _load_full_model(
     base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
 ) -> PreTrainedModel:
     """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
-    check_seal(Path(folder))
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
     if is_sharded_folder(folder):
         config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), join_model(Path(folder))
+        check_seal(Path(folder))  # after what names the shard
         with torch.device("meta"):
             family = type(kind.from_config(config, **NO_CODE))
         model = without_own_sampling(family.from_pretrained(None, config=config, state_dict=weights, **settings))
     else:
+        check_seal(Path(folder))
         place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
         model = _load(kind, str(folder), place, **settings)
     _check_finite(folder, model.parameters())

@@ -161,7 +161,7 @@ class Checkpoints:
         """A checkpoint, checked; without its shards. Raises `InputError` with the reason where it cannot be used."""
         is_folder = path.is_dir()
         try:
-            if broken(path):
+            if not is_folder and broken(path):
                 raise ValueError
             state = torch.load(path / STATE if is_folder else path, weights_only=True)  # runs no code of its writer
         except (OSError, RuntimeError, UnpicklingError, EOFError, ValueError, KeyError):
@@ -169,6 +169,8 @@ class Checkpoints:
         shapes = _weight_shapes(path) if is_folder else {name: tuple(w.shape) for name, w in state["weights"].items()}
         if shapes != {name: tuple(p.shape) for name, p in _trainable(actor_critic).items()}:
             raise InputError("its weights are those of another model or other adapters")
+        if is_folder and broken(path):  # after what names the shard
+            raise InputError("it is damaged")
         self.run.check_logs(state["logs"])
         return state
 

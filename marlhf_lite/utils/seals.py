@@ -21,19 +21,19 @@ LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block 
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
 
 
-def file_hash(path: Path, whole: bool = False) -> str:
+def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file, once a process for each path, size and time of change.
 
-    Unless it must be `whole`, a file beyond 2 GB counts by its size and its blocks.
+    A file beyond 2 GB counts by its size and its blocks, so that 54 GB of weights, or of shards, cost a second.
     """
     stat = path.stat()
-    return _file_hash(path.absolute(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, whole)
+    return _file_hash(path.absolute(), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @cache
-def _file_hash(path: Path, size: int, changed: int, moved: int, whole: bool) -> str:
+def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
     with open(path, "rb") as file:
-        if whole or size <= LARGE:
+        if size <= LARGE:
             return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256(str(size).encode())
         for start in (0, *((size - BLOCK) * i // BLOCKS for i in range(1, BLOCKS + 1))):
@@ -48,8 +48,9 @@ def seal(path: Path) -> None:
         files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in (SEAL, "README.md")]
         write_json(path / SEAL, {file.relative_to(path).as_posix(): _synced_hash(file) for file in files})
         return
-    digest = _synced_hash(path)
-    with open(path, "ab") as file:
+    with open(path, "r+b") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0, os.SEEK_END)
         file.write(_MARK + digest.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -74,7 +75,7 @@ def written_as_a_whole(final: Path) -> Iterator[Path]:
 def _synced_hash(path: Path) -> str:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-    return file_hash(path, whole=True)
+    return file_hash(path)
 
 
 def broken(path: Path) -> str:
@@ -83,7 +84,7 @@ def broken(path: Path) -> str:
         return "" if _is_sealed(path) else path.name
     try:
         hashes = json.loads((path / SEAL).read_bytes())
-        wrong = (n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n, whole=True) != x)
+        wrong = (n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n) != x)
         return next(wrong, "")
     except FileNotFoundError:  # from elsewhere
         return ""
