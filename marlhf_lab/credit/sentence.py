@@ -4,8 +4,11 @@ A game of six words (lesson 01): wanted is *the cat sat on the mat*, and each ri
 quarter of a point. The policy is a table of logits [6, 5], one row for each place and one column for each word.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 WORDS = "the cat sat on mat".split()
 WANTED, WRITTEN = "the cat sat on the mat".split(), "the cat sat on cat the".split()
@@ -25,3 +28,20 @@ def table(logprobs: list[float]) -> Tensor:
 def of_sentence(logits: Tensor) -> Tensor:
     """Log-probabilities of the words that were written [1, 6]."""
     return logits.log_softmax(-1)[range(6), [WORDS.index(word) for word in WRITTEN]][None]
+
+
+def linear_critic(heard: Tensor, scores: Tensor) -> Callable[[Tensor], Tensor]:
+    """Fit a critic to the scores [N] of sentences [N, 6]; it takes sentences [B, 6] to values [B, 6].
+
+    A value is a linear function of the place and of the words before it, by least squares.
+    """
+    goals = scores[:, None, None].expand(-1, 6, 1).flatten(0, 1)
+    weights = torch.linalg.lstsq(_features(heard).flatten(0, 1), goals, driver="gelsd").solution
+    return lambda sentences: (_features(sentences) @ weights).squeeze(-1)
+
+
+def _features(sentences: Tensor) -> Tensor:
+    """What a critic may look at before each word: the words so far, and the place [B, 6, 36]."""
+    before = torch.arange(30) // 5 < torch.arange(6)[:, None]
+    seen = one_hot(sentences, 5).float().flatten(1)[:, None] * before
+    return torch.cat([seen, torch.eye(6).expand(len(sentences), 6, 6)], dim=2)
