@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from base64 import b64decode
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_the_spine_is_read_in_ninety_minutes():
     headings = [text for kind, text in pieces if kind == "markdown" and text.startswith("## ")]
     assert len(headings) == sum(map(len, times.SPINE.values()))
     assert times.words(pieces) <= 6000 and 60 <= times.minutes(pieces) <= 95
+
+
+def test_each_stop_of_the_spine_leads_to_the_next():
+    """A stop is a run of sections of one lesson that follow each other."""
+    stops = [
+        (number, section)
+        for number, sections in times.SPINE.items()
+        for i, section in enumerate(sections)
+        if i == 0 or int(section) != int(sections[i - 1]) + 1
+    ]
+    links = re.findall(r"^\*Spine: next → (.*)\*$", "\n".join(text for _, text in times.spine()), re.M)
+    for link, ((before, _), (number, section)) in zip(links, pairwise(stops), strict=True):
+        (name,) = (path.name for path in times.LESSONS if path.name.startswith(number))
+        assert link == (f"section {section}" if number == before else f"[{number}, section {section}]({name})")
 
 
 def test_what_counts_as_code_of_figures():
