@@ -51,13 +51,13 @@ from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refuse
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.training.trl_trainers import read_as_written, sum_in_each_pass
+from marlhf_lite.utils.content import name_function
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import read_json, share_weights, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.seals import SEAL, broken, seal, written_as_a_whole
-from marlhf_lite.utils.user_code import name_function
 
 Reward = Callable[[Rollout], Tensor]
 DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`

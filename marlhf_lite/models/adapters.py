@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+from marlhf_lite.models.shards import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.errors import InputError, one_line
 
 # Option -> the command that makes its folder, what peft calls such an adapter, and where in a run it may stand.
@@ -13,8 +14,6 @@ ADAPTERS = {
     "policies": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
     "policy": ("ppo", "CAUSAL_LM", ("policy", "*/policy")),
 }
-METADATA = ".metadata"  # beside the shards of several processes
-TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
 # What peft calls an adapter -> how transformers names its tables of such models with all weights, and most of these.
 FULL_MODEL = {
     "CAUSAL_LM": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForCausalLM"),

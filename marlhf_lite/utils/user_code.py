@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from marlhf_lite.utils.content import code_hash
 from marlhf_lite.utils.errors import InputError, one_line
 
 
@@ -61,8 +60,3 @@ def line_of(name: str, error: Exception) -> str:
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""
-
-
-def name_function(name: str) -> str:
-    """Return `module:function`, which was imported, with a hash of its code: an edited one scores again."""
-    return f"{name} {code_hash(name)[:12]}".rstrip()
