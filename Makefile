@@ -3,7 +3,7 @@
 # Variables, given as `make test ARGS="-k macro"`:
 #   PYTHON       the interpreter that creates the environment
 #   VENV         the environment's folder
-#   ARGS         more arguments for demo, quick and test
+#   ARGS         more arguments for demo, lab, quick and test
 #   WORKERS      test processes, each on one thread; "logical" is one for every core, 0 is none beside pytest's own
 #   NOTEBOOKS    the notebooks to execute
 #   CHECK        if 1, `make notebooks` changes no notebook and names what left the committed outputs
@@ -48,12 +48,14 @@ help: ## List the targets
 
 install: $(STAMP) ## Create the environment with the tested versions (again only if they change)
 
-demo: $(STAMP) ## SFT, reward model, PPO and MA-PPO on the embedded task, with a picture
+demo: $(STAMP) ## Train PPO and MA-PPO on two tasks, four minutes; with ACT=1 on the first only, one minute
 	$(BIN)/marlhf demo $(ARGS)
 
+# The server's root is the repository, so that links from lessons to other pages lead there.
 lab: $(STAMP) ## Open the first lesson in JupyterLab, which shows all figures of notebooks that are trusted
 	$(BIN)/jupyter trust notebooks/*.ipynb notebooks/solutions/*.ipynb
-	$(BIN)/jupyter lab notebooks/00_quickstart.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 quick: $(STAMP) ## Test equations, one update and one small run: what one runs while working, at most 2 minutes
 	$(PYTEST) $(QUICK) $(ARGS)

@@ -145,6 +145,17 @@ def test_the_first_cells_of_a_lesson(execute):
     assert line.startswith("AssertionError: marlhf_lite is missing. Type") and "%pip install git+https://" in line
 
 
+def test_the_first_cell_installs_in_colab_and_only_from_an_address(tmp_path):
+    first = next(cell.source for cell in nbformat.read(NOTEBOOKS[0], 4).cells if cell.cell_type == "code")
+    (tmp_path / "pip").write_text("#!/bin/sh\necho pip $@\n")
+    (tmp_path / "pip").chmod(0o755)
+    in_colab = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "COLAB_RELEASE_TAG": "release"}
+    pointed = first.replace("OWNER/REPO", "ann/copy")
+    for command, shown in ((first, ""), (pointed, "pip install -q git+https://github.com/ann/copy\n")):
+        done = subprocess.run(["bash", "-c", command[1:]], env=in_colab, capture_output=True, text=True)
+        assert (done.stdout, done.stderr) == (shown, "")
+
+
 def test_a_package_that_was_imported_before_its_replacement_asks_for_a_new_kernel(monkeypatch):
     notebook.check_restart()
     import pyarrow
