@@ -3,6 +3,7 @@
 Heavy imports wait until the options and all named files are checked, so that `--help` and a wrong path answer at once.
 """
 
+import io
 import os
 import sys
 import time
@@ -100,7 +101,9 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
     if is_stage and not options.output_dir:
         options = replace(options, output_dir=str(Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
-        if is_stage:
+        if kind is commands.DemoCommand:
+            run_demo(options, presets, words)
+        elif is_stage:
             run_stages(options, presets)
         elif name in OTHERS:
             OTHERS[name](options)
@@ -128,7 +131,7 @@ def _how_to_go_on(name: str, options: commands.Checked) -> str:
     if not is_run(folder):
         return ""
     whole = ("checkpoints/update-*.pt", f"checkpoints/*/{SEAL}", f"checkpoint-*/{SEAL}")
-    there = any(path for place in whole for path in folder.glob(f"*/{place}"))
+    there = any(path for place in whole for path in folder.glob(f"**/{place}"))  # at any depth: the demo has two acts
     goes_on = "goes on" if there or not options.stages else "begins this stage again"
     why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"
     return f"; what was recorded so far in {folder} is whole{why}: marlhf {name} --resume {folder} {goes_on}"
@@ -145,23 +148,89 @@ def print_presets(names: Sequence[str]) -> None:
     print("\n".join(file.read_text(encoding="utf-8").rstrip("\n") for file in files) if files else list_presets())
 
 
+# The demo's two acts
+
+
+FIRST_ACT = """
+Act 1 of 2: one word decides. A small model begins a story with Take or Leave the umbrella and writes 64 more tokens.
+Then comes the score: +1 for Take, -1 for Leave. Three methods start from the same model: PPO; PPO with λ = 0.99, which
+loses less of the score on its way back to the first word; and MA-PPO, which goes back in blocks of tokens.
+"""
+AFTER_FIRST = """In a study with 30 seeds, λ = 0.99 and MA-PPO each needed about 0.6 times as many updates as PPO.
+Next. Look at {folder}/figures/reward_curves.png, then open figures/interactive/one_update.html in a browser.
+"""
+SECOND_ACT = """
+Act 2 of 2: the whole pipeline on summaries, shortened: SFT, reward model, PPO and MA-PPO.
+"""
+AFTER_SECOND = """
+Here many words decide. In a study with 5 seeds neither method was clearly faster: docs/results.md.
+Next. Look at {folder}/figures/reward_curves.png. `make lab` opens the first lesson.
+"""
+
+
 # The work
 
 
 def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
     """Check what the options name, open the run, say where it is, and train or evaluate."""
-    from marlhf_lite.experiments.inputs import find_inputs
-
-    inputs = find_inputs(options)
-    from marlhf_lite.experiments import context, pipeline
     from marlhf_lite.utils.run_folder import RunLock
 
     with RunLock() as lock:
-        opened = context.open_context(options, inputs, lock)
-        for line in preset_lines(options, presets):
-            context.print_main(line)
-        context.print_main(f"run folder: {opened.path}")
+        opened = _open(options, presets, lock)
+        from marlhf_lite.experiments import pipeline
+
         pipeline.run_command(opened)
+
+
+def _open(options: commands.StageCommand, presets: Sequence[str], lock):
+    """Check what the options name, open the run, say where it is; its context."""
+    from marlhf_lite.experiments.inputs import find_inputs
+
+    inputs = find_inputs(options)
+    from marlhf_lite.experiments import context
+
+    opened = context.open_context(options, inputs, lock)
+    for line in preset_lines(options, presets):
+        context.print_main(line)
+    context.print_main(f"run folder: {opened.path}")
+    return opened
+
+
+def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Sequence[str]) -> None:
+    """The first act in a folder of the run, then the run itself; without a first act if the words name data or models.
+
+    A run that goes on has a first act if that folder is there. With ACT=1 in the environment the second act waits for
+    `--resume`.
+    """
+    from marlhf_lite.config.parser import given, parse_and_name_presets
+    from marlhf_lite.utils.run_folder import RunLock, is_run
+
+    named = given("demo", words, commands.DemoCommand)
+    is_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"} & named.keys()
+    has_first = (Path(options.resume) / "umbrella").is_dir() if options.resume else not is_own
+    if not has_first:
+        return run_stages(options, presets)
+    with RunLock() as lock:
+        with redirect_stdout(io.StringIO()) as start:  # shown when the second act begins
+            opened = _open(options, presets, lock)
+        from marlhf_lite.experiments import pipeline
+        from marlhf_lite.experiments.context import print_main
+
+        first = opened.path / "umbrella"
+        first.mkdir(exist_ok=True)
+        if is_run(first):
+            again = ["--resume", str(first)]
+        else:
+            preset = ",".join(filter(None, ["demo/umbrella", named.get("preset")]))
+            again = [*words, "--resume", "", "--preset", preset, "--output_dir", str(first)]
+        print_main(FIRST_ACT)
+        run_stages(*parse_and_name_presets("demo", again, commands.FirstAct))
+        print_main(AFTER_FIRST.format(folder=first))
+        if os.environ.get("ACT") == "1":
+            return
+        print_main(f"{SECOND_ACT}\n{start.getvalue()}")
+        pipeline.run_command(opened)
+        print_main(AFTER_SECOND.format(folder=opened.path))
 
 
 def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:

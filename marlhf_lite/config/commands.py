@@ -24,6 +24,8 @@ class CommandTraits:
     own_part: the part of the data that takes all rows of a file that no run before has read; "": the file is split.
     runs_programs: whether unit tests may judge answers.
     methods: its PPO runs, which have termination rules: names, and the options of each.
+    judges_with_rm: whether a whole run trains a reward model to judge answers, if there are pairs and another reward.
+    shows_sft: whether tables of a whole run have the SFT model; else the first method is what others are compared with.
     """
 
     stages = ()
@@ -31,6 +33,7 @@ class CommandTraits:
     own_part = ""
     runs_programs = False
     methods = MappingProxyType({})
+    judges_with_rm, shows_sft = True, True
     # What a command has of options that it does not take.
     environment, reward, report_to, vllm_urls, micro_batch_size = "", "", "", (), 0
 
@@ -169,7 +172,8 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
 class DemoCommand(RunCommand):
     """SFT, reward model, PPO and MA-PPO from one start, compared: minutes on two cores.
 
-    To be quick it has a preset of its own: --sft_epochs 1 --rm_epochs 0.5 --updates 18 --eval_prompts 128.
+    Without --dataset and --model there is a first act, of one minute: stories in which one word decides the score. With
+    ACT=1 in the environment the demo stops after it. To be quick it has its own preset: see marlhf presets demo.
 
     example: marlhf demo --updates 60 --seed 1
     """
@@ -178,6 +182,18 @@ class DemoCommand(RunCommand):
     def methods(self) -> dict[str, PPOCommand]:
         """Two runs: single tokens, and macro actions."""
         return {"PPO": replace(self, termination="fixed", n="1"), "MA-PPO": self}
+
+
+class FirstAct(DemoCommand):
+    """First act of the demo (preset demo/umbrella): true scores as reward, and PPO with λ = 0.99 as a third run."""
+
+    judges_with_rm, shows_sft = False, False
+
+    @property
+    def methods(self) -> dict[str, PPOCommand]:
+        """Three runs: single tokens with two lambdas, and macro actions."""
+        both = super().methods
+        return {"PPO": both["PPO"], "PPO λ=0.99": replace(both["PPO"], lam=0.99), "MA-PPO": self}
 
 
 # Other commands

@@ -170,6 +170,14 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     return options, [*automatic, *named]
 
 
+def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
+    """Return what `marlhf <name>` is given: options of flags, of the file of --config and of named presets."""
+    parser = _make_parser(name, command)
+    flags = parser.read_flags(argv)
+    named = flags["preset"].split(",") if "preset" in flags else []
+    return merge([*_read_presets(parser, named, f"--preset {flags.get('preset')}"), _read_file(parser, flags), flags])
+
+
 def _read_file(parser: "OptionParser", flags: dict) -> dict:
     """Return the options of the file that `--config` names, if it is given."""
     if "config" not in flags:

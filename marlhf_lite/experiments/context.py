@@ -260,7 +260,7 @@ def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str,
     sides = {}
     if "sft" in options.stages and not inputs.sft:
         sides["sft"] = ("chosen",)
-    if _needs_pairs(options, inputs) or (len(options.stages) > 1 and not inputs.rm):
+    if _needs_pairs(options, inputs) or (len(options.stages) > 1 and options.judges_with_rm and not inputs.rm):
         sides["rm"] = ("chosen", "rejected")
     return sides
 

@@ -29,7 +29,7 @@ from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import check_resumed, input_contents
 from marlhf_lite.experiments.other_tokenizers import TextModelReward, reader_of
-from marlhf_lite.experiments.reports import caption, details, example_answers, pass_report, run_report
+from marlhf_lite.experiments.reports import caption, details, differences, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -96,7 +96,8 @@ def run_command(context: RunContext) -> None:
 def run_all(context: RunContext[commands.RunCommand]) -> None:
     """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
     options, inputs = context.options, context.inputs
-    trains_rm = not inputs.rm and (len(context.task.splits["rm"]) or options.reward == "rm")
+    judges = options.judges_with_rm and len(context.task.splits["rm"])
+    trains_rm = not inputs.rm and (judges or options.reward == "rm")
     stages = ["SFT"] * (not inputs.sft) + ["reward model"] * bool(trains_rm) + [*options.methods, "evaluation"]
     print_main(f"stages: {', '.join(stages)}")
     sft = inputs.sft or sft_stage(context)
@@ -180,10 +181,10 @@ def _to_train(model, options: ModelConfig):
 
 def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
     """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
-    options = context.options.methods[name]
-    if trained := _trained_already(context, name.lower(), options):
+    options, folder = context.options.methods[name], re.sub(r"[^a-z0-9.]+", "-", name.lower())
+    if trained := _trained_already(context, folder, options):
         return trained
-    run, checkpoints = _open_stage(context, name.lower(), "update-*", options, sft, rm)
+    run, checkpoints = _open_stage(context, folder, "update-*", options, sft, rm)
     models = build_models(
         context.base,
         sft,
@@ -506,9 +507,12 @@ def evaluate(
         model=", ".join([options.model, *content, *number_format]),
     )
     write_rows(context.path / SAMPLES, rows)
+    rows = rows if options.shows_sft else rows[rows["method"] != "SFT"]
     histories = {name: done.history for name, done in (trained or {}).items()}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
+    if text := differences(rows, list(histories)):
+        print(f"{text}\n")
     if not trained or options.temperatures or options.eval_samples > 1:
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
     print(pass_report(context.path, rows, context.task) + example_answers(rows, 3 if trained else 0), end="")

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import matplotlib
@@ -12,13 +13,14 @@ from matplotlib import pyplot as plt
 from marlhf_lite.evaluation.best_of_n import best_of_n
 from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary
 from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
-from marlhf_lite.evaluation.scores import SCORES, name_temperatures, summarise, table
+from marlhf_lite.evaluation.scores import HEADINGS, SCORES, name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import few_prompts, final_score, updates_to_reach
 from marlhf_lite.evaluation.text_metrics import COLUMNS, text_metrics
 from marlhf_lite.plotting import evaluation, training
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
+from marlhf_lite.utils.tables import interval
 
 # Every run
 
@@ -76,6 +78,31 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
     always = ", at every temperature" * (responses["temperature"].nunique() > 1)
     return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
+
+
+def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
+    """Say of each two of these methods how much higher the later one scores, paired by prompt.
+
+    Empty for one method, and if there are several temperatures. The score is the gold score, if there is one.
+    """
+    if len(methods) < 2 or rows["temperature"].nunique() > 1:
+        return ""
+    name = "gold" if "gold" in rows else "rm_score"
+    count = rows["id"].nunique()
+    sentences = []
+    for base, method in combinations(methods, 2):
+        gain = summarise(rows[rows["method"].isin([base, method])], base)[1][f"{name}_gain"]
+        sentences.append(_difference(method, base, gain))
+    text = f"What you saw. {' '.join(sentences)}"
+    what = f"brackets: 95 % over {count} held-out prompts, {HEADINGS[name]}"
+    return f"{text}\nHow sure. One seed: a demonstration, not a result ({what})."
+
+
+def _difference(method: str, base: str, gain: Mapping) -> str:
+    if gain["low"] <= 0 <= gain["high"]:
+        return f"{method} could not be told apart from {base}: {interval(gain, '+.2f')}."
+    size = gain if gain["low"] > 0 else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
+    return f"{method} scored {interval(size)} {'higher' if size is gain else 'lower'} than {base}."
 
 
 # What `marlhf evaluate` adds: distributions, shifts, text measures, best-of-N, and their figures
