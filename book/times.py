@@ -1,4 +1,4 @@
-"""Write study times and processor times at the top of the lessons, and in the tables of README and docs:
+"""Write study times and processor times at the top of the lessons, and in the tables of docs:
 `python book/times.py`.
 
 A lesson's core is all that stands before "For the careful reader"; exercises and symbols are not counted.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLES = (ROOT / "README.md", ROOT / "docs" / "start.md", ROOT / "docs" / "teaching.md")
+TABLES = (ROOT / "docs" / "start.md", ROOT / "docs" / "teaching.md")
 LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
 WORDS, LINES = 200, 18  # of prose and of code (at most 88 columns wide) that a student reads in a minute
 
@@ -163,7 +163,7 @@ def with_tables(path: Path, times: dict[str, Times]) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """What lessons, README and the pages of docs with study times should be."""
+    """What lessons and the pages of docs with study times should be."""
     times = {path.name[:2]: measure(path) for path in LESSONS}
     lessons = {path: lesson_page(path, times[path.name[:2]]) for path in LESSONS}
     return lessons | {path: with_tables(path, times) for path in TABLES}

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -220,6 +221,34 @@ def test_demo_compares_token_and_macro(tiny, tmp_path, capsys):
     assert token["macro_length"] == 1 < macro["macro_length"] <= 5
     assert token["score_mean"] == pytest.approx(macro["score_mean"])  # the same start and the same first rollout
     assert (tmp_path / "out" / "figures" / "gold_curves.png").is_file()
+
+
+def test_demo_has_two_acts_and_the_second_can_wait(tmp_path, capsys, monkeypatch):
+    """Without data and models of its own; in small."""
+    monkeypatch.setenv("ACT", "1")
+    assert main(["demo", "--size", "60", *SMALL, "--output_dir", "out"]) == 0
+    first, out = tmp_path / "out" / "umbrella", tmp_path / "out"
+    arms = json.loads((first / "summary.json").read_text())["methods"]
+    assert [row["method"] for row in arms] == ["PPO", "PPO λ=0.99", "MA-PPO"] and "gold_gain" in arms[2]
+    configs = [RunFolder.open(first / name).config for name in ("ppo", "ppo-0.99", "ma-ppo")]
+    assert [(c["n"], c["lam"], c["reward"]) for c in configs] == [
+        ("1", 0.95, "gold"),
+        ("1", 0.99, "gold"),
+        ("5", 0.95, "gold"),
+    ]
+    assert (first / "figures" / "reward_curves.png").is_file() and not (first / "rm").exists()
+    shown = capsys.readouterr().out
+    for method in ("PPO λ=0.99 ", "MA-PPO "):
+        assert re.search(rf"{method}(scored|could not be told apart from)", shown)
+    assert "One seed: a demonstration" in shown and "tiny-tldr" not in shown and not (out / "sft").exists()
+    monkeypatch.delenv("ACT")
+    assert main(["demo", "--resume", "out"]) == 0
+    again, _, second = capsys.readouterr().out.partition("Act 2 of 2")
+    assert again.count("done already") == 4 and "MA-PPO update" not in again
+    assert "tiny-tldr" in second and re.search("MA-PPO (scored|could not be told apart from)", second)
+    methods = json.loads((out / "summary.json").read_text())["methods"]
+    assert [row["method"] for row in methods] == ["SFT", "PPO", "MA-PPO"]
+    assert [len(RunFolder.open(out / name).metrics()) for name in ("ppo", "ma-ppo")] == [2, 2]
 
 
 def stage(name, out, *argv):
