@@ -41,7 +41,7 @@ HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book handout pdf badges clean distclean
+.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book handout pdf badges dist clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -123,6 +123,22 @@ badges: ## Point all badges and links to the repository at one on GitHub: REPO=o
 	{ echo "REPO='$(REPO)': give the repository as REPO=owner/name" >&2; exit 2; }
 	sed -E -i.bak 's#($(SITES))[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+#\1$(REPO)#g; s#(\(https://github\.com/)$(HOME_PAGE)#\1$(REPO)\2#g' $(BADGED)
 	rm -f $(BADGED:=.bak)
+
+# The sdist is installed last: what it lacks is missed then. The command runs in a folder where no checkout is near.
+dist: $(STAMP) ## Build wheel and sdist in dist/, and try both in an empty environment
+	rm -rf dist build/dist && mkdir -p build/dist
+	$(BIN)/python -m hatchling build
+	$(PYTHON) -m venv build/dist/venv
+ifneq ($(strip $(TORCH_INDEX)),)
+	build/dist/venv/bin/python -m pip install -q --no-deps --index-url $(TORCH_INDEX) -c constraints.txt torch
+endif
+	for file in dist/*.whl dist/*.tar.gz; do \
+	    build/dist/venv/bin/python -m pip install -q --force-reinstall --no-deps $$file && \
+	    build/dist/venv/bin/python -m pip install -q -c constraints.txt $$file && \
+	    (cd build/dist && PYTHONPATH= ACT=1 venv/bin/marlhf demo --size 60 --updates 1 --eval_prompts 4 --overwrite \
+	        --output_dir run) || exit 1; \
+	done
+	@ls -l dist
 
 clean: ## Remove caches and builds; keep the environment and the runs
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

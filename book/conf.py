@@ -44,7 +44,7 @@ mathjax_path = MATHJAX.name  # draws formulas as SVG: no fonts to load
 BADGE = re.compile(r"\[(?:!\[Open in \w+\]\([^)]*\)|All lessons[^\]]*)\]\([^)]*\)(\\n)?")
 SECTION = re.compile(r"\]\(#((?:\d+|[A-Z])-·-[^)\s]*)\)")  # JupyterLab's link to a section, in an output
 ANSWERS = re.compile(r"\[([^][]*)\]\([^)\s]*(?:solutions/|exam_answers)[^)\s]*\)")  # a link to what students lack
-PAGE = re.compile(r"\[([^][]*)\]\(([^):\s]+\.html)\)")  # a link to a page that plays by itself
+PAGE = re.compile(r"\[(!\[[^]]*\]\([^)]*\)|[^][]*)\]\(([^):\s]+\.html)\)")  # a link to a page that plays
 CONTENTS = """
 ```{{toctree}}
 :hidden:
@@ -70,6 +70,7 @@ def contents() -> str:
         "tasks",
         "scaling",
         "troubleshooting",
+        "release",
     )
     reference = [f"docs/{page}" for page in documents]
     reference += ["benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
