@@ -156,7 +156,7 @@ Act 1 of 2: one word decides. A small model begins a story with Take or Leave th
 Then comes the score: +1 for Take, -1 for Leave. Three methods start from the same model: PPO; PPO with λ = 0.99, which
 loses less of the score on its way back to the first word; and MA-PPO, which goes back in blocks of tokens.
 """
-AFTER_FIRST = """In a study with 30 seeds, λ = 0.99 and MA-PPO each needed about 0.6 times as many updates as PPO.
+AFTER_FIRST = """With a noisy score and 30 seeds, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO.
 Next. Look at {folder}/figures/reward_curves.png, then open figures/interactive/one_update.html in a browser.
 """
 SECOND_ACT = """
@@ -210,6 +210,13 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     has_first = (Path(options.resume) / "umbrella").is_dir() if options.resume else not is_own
     if not has_first:
         return run_stages(options, presets)
+
+    def begin(act: str, folder: str | Path) -> list[str]:
+        preset = ",".join(filter(None, [f"demo/{act}", named.get("preset")]))
+        return [*words, "--resume", "", "--preset", preset, "--output_dir", str(folder)]
+
+    if not options.resume:
+        options, presets = parse_and_name_presets("demo", begin("summaries", options.output_dir), commands.DemoCommand)
     with RunLock() as lock:
         with redirect_stdout(io.StringIO()) as start:  # shown when the second act begins
             opened = _open(options, presets, lock)
@@ -218,13 +225,9 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
 
         first = opened.path / "umbrella"
         first.mkdir(exist_ok=True)
-        if is_run(first):
-            again = ["--resume", str(first)]
-        else:
-            preset = ",".join(filter(None, ["demo/umbrella", named.get("preset")]))
-            again = [*words, "--resume", "", "--preset", preset, "--output_dir", str(first)]
+        asked = ["--resume", str(first)] if is_run(first) else begin("umbrella", first)
         print_main(FIRST_ACT)
-        run_stages(*parse_and_name_presets("demo", again, commands.FirstAct))
+        run_stages(*parse_and_name_presets("demo", asked, commands.FirstAct))
         print_main(AFTER_FIRST.format(folder=first))
         if os.environ.get("ACT") == "1":
             return

@@ -50,7 +50,7 @@ def given(name: str) -> dict:
 
 
 def test_the_presets_are_the_papers_columns_the_methods_the_cards_and_the_ladder():
-    own = {"demo", "demo/umbrella", "pretrained", *(f"embedded/{name}" for name in EMBEDDED)}  # nobody names them
+    own = {"demo", "demo/umbrella", "demo/summaries", "pretrained"} | {f"embedded/{name}" for name in EMBEDDED}
     assert set(presets()) == {*PAPER, *CARDS, *LADDER, "paper", "released", *own} and len(PAPER) == 12
     _, *lines = list_presets().splitlines()
     shown = [(name, given(name).get("model", "-"), given(name).get("dataset", "-")) for name in presets()]
