@@ -8,18 +8,15 @@ from marlhf_lite.config.support import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = ("marlhf_lite/config/presets/**/*.yaml", "marlhf_lab/studies/protocols/*.yaml")
-# Users of TRL look for them by these names.
-OF_TRL = {"lora_target_modules"}
 
 
 def test_every_option_is_used_or_known():
-    """By a preset, a protocol, a lesson, a guide or README; or it is one of TRL's."""
+    """By a preset, a protocol, a lesson, a guide or README."""
     files = [file for place in PLACES for file in ROOT.glob(place)]
     files += [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "notebooks").rglob("*.ipynb")]
     used = set(re.findall(r"\w+", " ".join(file.read_text(encoding="utf-8") for file in files)))
     options = {name for command in COMMANDS.values() for name in option_names(command)}
     assert options and not options - used - OF_TRL
-    assert options >= OF_TRL and not OF_TRL & used
 
 
 def test_the_page_has_the_support_matrix():
