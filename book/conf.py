@@ -19,10 +19,10 @@ MATHJAX = next(f for f in metadata.files("sphinx-mathjax-offline") if f.name == 
 project = "marlhf_lite"
 copyright = "marlhf_lite contributors; MIT licence, for text and code"
 html_title = "MA-RLHF, taught and reproduced"
-extensions = ["myst_nb", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "book/*.md", "benchmarks/*.md", "data/results/**/*.md", "data/pandalm/*.md"]
-include_patterns += ["notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
+include_patterns += ["book/api.rst", "notebooks/*.ipynb", "notebooks/solutions/*.ipynb", f"{PLAY}/*.md"]
 exclude_patterns = [".*", "**/.*", "build", "runs", "marlhf_lite", "tests"]
 exclude_patterns += ["docs/exam_answers.md", "notebooks/solutions"] if STUDENTS else []
 suppress_warnings = ["toc.not_included"]  # result tables and the note of the data are reached by links
@@ -33,6 +33,13 @@ nb_ipywidgets_js = {}  # widgets need a kernel; their scripts would be fetched
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 highlight_language = "none"  # of blocks that name no language: commands
+
+# The API page, from docstrings.
+default_role = "code"
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # shapes stand in the docstrings
+autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_static_path = ["static", str(MATHJAX.locate())]
@@ -73,7 +80,7 @@ def contents() -> str:
         "release",
     )
     reference = [f"docs/{page}" for page in documents]
-    reference += ["benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
+    reference += ["book/api", "benchmarks/README", f"{PLAY}/README", "GLOSSARY", "book/README", "CHANGELOG"]
     parts = {"Lessons": lessons, "Reference": reference, "Solutions": solutions}
     if STUDENTS:
         reference.remove("docs/exam_answers")

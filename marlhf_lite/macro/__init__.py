@@ -3,7 +3,7 @@
 actions      what a macro action is                          §3.1, §3.2
 termination  ζ, where one ends; by a number of tokens         §3.2.1
 lengths      ζ by a list of lengths, also in a random order   §3.2.1
-turns        each turn as a row, where an environment speaks in between
+turns        each turn as a row, if an environment speaks in between
 perplexity   ζ by the reference model's perplexity           §3.2.1, Appendix B.4
 largest_change  ζ where the critic or the policy is least sure  arXiv 2505.23564
 summary      lengths of a segmentation, agreement of two

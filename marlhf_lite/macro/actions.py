@@ -2,7 +2,7 @@
 
 Shapes throughout this package: ``B`` responses, ``T`` response tokens, ``S`` macro actions, both right-padded.
 
-A mask [B,T] is True on valid tokens, those that the policy sampled. It may have holes: where an environment speaks
+A mask [B,T] is True on valid tokens, those that the policy sampled. It may have holes: if an environment speaks
 between the policy's turns, its tokens are False like padding, and no macro action reaches over them. A turn is a run
 of valid tokens without a hole; a response without holes is one turn.
 """
@@ -25,14 +25,14 @@ SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 class MacroActions:
     """The segmentation of a batch, a different one for each response.
 
-    Every valid token lies in exactly one macro action; none is empty; they are in order; none reaches over a hole;
-    padding and holes lie in none.
+    Every valid token is in exactly one macro action; padding and holes are in none. Macro actions have at least one
+    token, are in order, and end before a hole.
     Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
-    bad response, or with a termination rule. `check_segmentation` checks one that was built from ids alone.
+    bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
 
-    ids: Tensor  # [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding, holes
-    width: int = -1  # S of the [B,S] tensors; -1: what these ids need
+    ids: Tensor  #: [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding, holes
+    width: int = -1  #: S of the [B,S] tensors; -1: what these ids need
 
     def __post_init__(self) -> None:
         if self.width < 0:
@@ -49,8 +49,8 @@ class MacroActions:
         """From a flag per token: does a macro action begin here?
 
         Args:
-            starts: [B,T] bool. The first token of a turn begins one whatever its flag; flags elsewhere than on valid
-                tokens are ignored.
+            starts: [B,T] bool. The first token of a turn begins one whatever its flag; flags on padding and holes are
+                ignored.
             mask: [B,T] bool, True on valid tokens.
         """
         check_matrix("mask", mask, torch.bool)
@@ -79,12 +79,12 @@ class MacroActions:
     def from_lengths(
         cls, lengths: Sequence[Sequence[int]], T: int | None = None, mask: Tensor | None = None
     ) -> "MacroActions":
-        """From lists of lengths in tokens, one list a response ([] for an empty response).
+        """From lists of lengths in tokens, one list per response ([] for an empty response).
 
         Args:
             lengths: e.g. ``[[2, 3], [4], []]``.
             T: width of the padded batch, in tokens; None takes the longest response.
-            mask: [B,T] bool, True on the tokens that the lengths count; None: each response's first ones.
+            mask: [B,T] bool, True on the tokens that the lengths count; None: the first tokens of each response.
         """
         for row, one in enumerate(lengths):
             for step, n in enumerate(one):
@@ -140,7 +140,7 @@ class MacroActions:
         return [[(a, b) for a, b in row if b > a] for row in pairs]
 
     def select(self, rows: Tensor | slice | Sequence[int]) -> "MacroActions":
-        """Some of the responses, T and S kept, so that [B,S] tensors can be indexed alike."""
+        """Select some of the responses. T and S stay, so that the same index selects from [B,S] tensors."""
         return MacroActions(self.ids[rows], self.width)
 
     def to(self, device: torch.device | str) -> "MacroActions":
@@ -159,7 +159,7 @@ class MacroActions:
         return MacroActions.from_starts(torch.zeros_like(self.token_mask), self.token_mask)
 
     def split_last_token(self) -> "MacroActions":
-        """The same, but the last token of each response is always a macro action of its own (the released code)."""
+        """The same, with the last token of each response always as a separate macro action (the released code)."""
         place = self.token_mask.cumsum(1)
         return MacroActions.from_starts((self._offset == 0) | (place == place[:, -1:]), self.token_mask)
 
@@ -174,9 +174,10 @@ class MacroActions:
         """Σ_i σ_i x_i over each macro action (Appendix D.1): x [B,T] floating → [B,S] float32. Differentiable.
 
         Args:
-            sigma: "equal" 1/|ω|; "unit" the last token alone; "start" the first token alone, so that the value does not
-                depend on the macro action's own tokens; "position" σ_i = 1/((|ω|−i)·H), the last token weighs most;
-                "position_reversed" σ_i = 1/((i+1)·H), the first weighs most (the released code).
+            sigma: weights of the n tokens of a macro action, i = 0 … n − 1. "equal" 1/n; "unit" only the last token;
+                "start" only the first token, so that the value does not depend on the macro action's own tokens;
+                "position" 1/((n−i)·H), the last token weighs most; "position_reversed" 1/((i+1)·H), the first weighs
+                most (the released code). H makes their sum 1.
         """
         if sigma == "equal":
             return self.sum(x) / self.lengths.clamp(min=1)

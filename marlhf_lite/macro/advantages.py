@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over steps, be they tokens or macro actions (§2, Appendix E)."""
+"""Generalised advantage estimation over steps, which are tokens or macro actions (§2, Appendix E)."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ def gae(
     With one λ for all steps this is Â_τ = Σ_k (γλ)^k δ_{τ+k}.
 
     The value after the last step is 0. γ and λ count per step: per macro action if the steps are macro actions. Over
-    tokens, a mask may have holes: a step then follows the next valid token, and what lies between counts nothing.
+    tokens, a mask may have holes: the step after a token is then the next valid token, and holes have no effect.
 
     Args:
         rewards, values: [B,S] floating.
@@ -43,12 +43,12 @@ def gae(
 def whiten(x: Tensor, mask: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Shift and scale the valid elements to mean 0 and (population) standard deviation 1.
 
-    Where all valid elements are equal up to rounding, or there is only one, the result is 0.
+    If all valid elements are equal up to rounding, or if there is only one, the result is 0.
 
     Args:
         x: [B,S] floating.
         mask: [B,S] bool, True on valid elements.
-        reduce: sums a tensor over all processes, to whiten by the statistics of the whole update; None: this one only.
+        reduce: sums a tensor over all processes, to whiten by the statistics of the whole update; None: only this one.
 
     Returns:
         [B,S] float32, 0 on padding.

@@ -57,7 +57,7 @@ def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule
 
 @dataclass(frozen=True)
 class NamedRule(macro.TerminationRule):
-    """A rule of the user's own, by the name that `--termination` gives it: its errors are one line with that name."""
+    """A user's rule, by the name that `--termination` gives it: its errors are one line with that name."""
 
     name: str
     rule: macro.TerminationRule

@@ -1,4 +1,4 @@
-"""Weights of tokens that another policy than the one that trains has sampled."""
+"""Weights of tokens that were sampled by another policy than the one that trains."""
 
 import math
 
@@ -13,9 +13,9 @@ LEVELS = ("token", "macro")
 def sampler_weights(
     old_logprobs: Tensor, sampled_logprobs: Tensor, macro: MacroActions, level: str = "token", most: float = 3.0
 ) -> Tensor:
-    """min(π_old / μ, C) of each token [B,T], where μ sampled in place of π_old: truncated importance sampling.
+    """min(π_old / μ, C) of each token [B,T], if μ sampled instead of π_old: truncated importance sampling.
 
-    A server that samples in another number format, or with weights of before, is another policy μ; this factor of the
+    A server that samples in another number format, or with older weights, is another policy μ; this factor of the
     policy's loss corrects for it, and C bounds its variance (as in TRL, OpenRLHF and verl). With equal
     log-probabilities all are 1. No gradient flows.
 

@@ -7,14 +7,14 @@ from marlhf_lite.macro.actions import MacroActions
 
 
 def border_lam(macro: MacroActions, lam: float | Tensor) -> Tensor:
-    """λ of each token where credit fades at borders alone: λ at the last token of a macro action, 1 at all others.
+    """λ of each token if credit fades only between macro actions: λ at the last token of each, 1 at all others.
 
     This is segment-level advantage estimation, SAE (arXiv 2601.07320): GAE over tokens with this λ counts macro
     actions, yet each token keeps its own value as baseline.
 
     Args:
         macro: the segmentation.
-        lam: λ at a border, from 0 to 1; or one for each response [B,1].
+        lam: λ at the last token of a macro action, from 0 to 1; or one for each response [B,1].
 
     Returns:
         [B,T] float32; 1 on padding and holes.

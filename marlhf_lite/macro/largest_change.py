@@ -18,15 +18,17 @@ SIGNALS = ("values", "logprobs")
 class LargestChange(TerminationRule):
     """⌈length / n⌉ macro actions a response, as many as `FixedNGram(n)` makes, which begin where a signal jumps most.
 
-    of:
-        "values"    a macro action begins behind the token that changes the critic's V(s_t) most: credit then falls on
-                    the macro action that holds this token.
-        "logprobs"  a macro action begins at the tokens that the policy was least sure of, where it made a choice: the
-                    cutpoints of SPO (arXiv 2505.23564).
-    n: mean tokens per macro action; math.inf makes one of the whole response.
+    It reads the context value that `of` names, [B,T] of the policy that sampled; the trainer makes both with one more
+    forward pass (`needs_outputs`).
 
-    It reads the context value of that name, [B,T] of the policy that sampled; the trainer makes both with one forward
-    pass more (`needs_outputs`). Raises InputError where it is missing.
+    Args:
+        of: "values": a macro action begins after the token that changes the critic's V(s_t) most; credit then falls on
+            the macro action that holds this token. "logprobs": a macro action begins at the tokens that the policy was
+            least sure of, where it made a choice: the cutpoints of SPO (arXiv 2505.23564).
+        n: mean tokens per macro action; math.inf makes one of the whole response.
+
+    Raises:
+        InputError: the context value is missing.
     """
 
     of: str = "values"

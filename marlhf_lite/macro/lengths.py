@@ -42,7 +42,7 @@ class RandomizedNGram(TerminationRule):
 
 @dataclass(frozen=True)
 class Listed(TerminationRule):
-    """Lengths in the order of a list, the last one again and again: (1, 11, 8) cuts behind tokens 1, 12, 20, 28, ..."""
+    """Lengths in the order of a list, the last one repeated: (1, 11, 8) cuts after tokens 1, 12, 20, 28, …"""
 
     lengths: tuple[int, ...]
 
@@ -56,7 +56,7 @@ class Listed(TerminationRule):
 
 @dataclass(frozen=True)
 class Shuffled(TerminationRule):
-    """The lengths of another rule in a random order within each response: a control for where its boundaries lie.
+    """The lengths of another rule in a random order within each response: a control that moves only the boundaries.
 
     The number of macro actions and their lengths stay; the order depends on ``seed``, ``step``, ``process``
     and the row, as in `RandomizedNGram`.
@@ -95,7 +95,7 @@ def _check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
-    """[B,K]: each row of lengths [B,K] in an order of its own, by sorting a random key per entry; zeros last."""
+    """[B,K]: each row of lengths [B,K] in its own order, by sorting a random key per entry; zeros last."""
     name = f"{seed} {step} {process}" if process else f"{seed} {step}"  # the first process draws what one alone does
     generator = torch.Generator().manual_seed(random.Random(name).getrandbits(63))
     keys = torch.rand(lengths.shape, generator=generator).to(lengths.device)
@@ -103,7 +103,7 @@ def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
 
 
 def _cut_behind(ends: Tensor, mask: Tensor) -> MacroActions:
-    """Macro actions that end behind so many tokens, ``ends`` [B,K]; those behind the whole width do not count."""
+    """Macro actions that end after that many tokens, ``ends`` [B,K]; ends beyond the width are ignored."""
     T = mask.shape[1]
     starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)
     return MacroActions.from_starts(starts.scatter_(1, ends.clamp(max=T), True)[:, :T], mask)

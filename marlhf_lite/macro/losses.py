@@ -4,7 +4,7 @@ Both sum over terms (tokens or macro actions) and divide by a count, or average 
 count of the whole update as ``normalizer`` and the gradients do not depend on how it is split into micro-batches or
 over processes.
 Stats are detached 0-d float32 tensors: means over this batch's own ``count`` terms.
-Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once an update.
+Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once per update.
 """
 
 import torch
@@ -31,7 +31,7 @@ def policy_loss(
     mean: str = "token",
     weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow to ``logprobs`` alone.
+    """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow only to ``logprobs``.
 
     Args:
         logprobs, old_logprobs: [B,T] floating, natural logarithms, under the policy and the one that sampled.
@@ -41,7 +41,7 @@ def policy_loss(
         ratio: "token": each token's own ratio against its macro action's advantage, mean over tokens (Appendix E).
             "macro": the ratio of joint probabilities exp Σ_{t∈ω}(log π − log π_old), one term for each macro action,
             mean over macro actions (the objective of §3.2.2). "macro_mean": the same with the mean log-ratio of its
-            tokens in place of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
+            tokens instead of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
             form, arXiv 2507.18071).
         normalizer, mean: see `average`.
         weights: [B,T] floating, factors of the tokens' terms, without gradient (`sampler_weights`); a macro action's
@@ -49,7 +49,7 @@ def policy_loss(
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
-        where the clipped one was taken), approx_kl (mean of ratio − 1 − log ratio), count.
+        that took the clipped value), approx_kl (mean of ratio − 1 − log ratio), count.
     """
     check_choice("ratio", ratio, RATIOS)
     valid = macro.token_mask
@@ -88,7 +88,7 @@ def value_loss(
     normalizer: float | Tensor | None = None,
     mean: str = "token",
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """½·max((V − Q̂_τ)², (V_clipped − Q̂_τ)²), averaged. Gradients flow to ``values`` alone.
+    """½·max((V − Q̂_τ)², (V_clipped − Q̂_τ)²), averaged. Gradients flow only to ``values``.
 
     V_clipped is V kept within ±clip of the old value.
 
@@ -134,7 +134,7 @@ def average(
         valid: [B,S] bool, True on terms.
         normalizer: the number to divide the sum by; None: the terms here, with mean "response" the responses.
         mean: "token": each term counts the same. "response": the mean over each response's own terms comes first, so
-            each response counts the same however long it is (the released code, which has one response a device).
+            each response counts the same however long it is (the released code, which has one response per device).
     """
     check_choice("mean", mean, MEANS)
     count = valid.sum().float()

@@ -22,13 +22,14 @@ class Perplexity(TerminationRule):
     It reads the context value ``ref_logprobs`` [B,T], each token's log-probability under the reference model, which a
     rollout holds already. As exp is monotone, perplexities are compared by their mean negative log-probabilities (NLL).
 
-    rule:
-        "macro"   (§3.2.1) the perplexity of the macro action so far: a token joins unless its NLL exceeds their mean.
-        "prefix"  (Appendix B.4) the perplexity of the response so far, y≤t.
-        "token"   (the released code) the token's own perplexity.
-    early: every macro action begins one token before the one that raised the perplexity, as in the released code.
+    Args:
+        rule: "macro" (§3.2.1): the perplexity of the macro action so far; a token joins unless its NLL exceeds their
+            mean. "prefix" (Appendix B.4): the perplexity of the response so far, y≤t. "token" (the released code): the
+            token's own perplexity.
+        early: every macro action begins one token before the one that raised the perplexity, as in the released code.
 
-    Raises InputError if ref_logprobs are missing.
+    Raises:
+        InputError: ref_logprobs are missing.
     """
 
     rule: str = "macro"

@@ -14,6 +14,7 @@ def describe(macro: MacroActions) -> dict:
         mean_length: tokens per macro action.
         single_share: share of macro actions that are a single token.
         histogram: {length: macro actions of that length}, by length.
+
     Means and shares of nothing are 0.
     """
     lengths, counts = macro.lengths[macro.mask].unique(return_counts=True)
@@ -33,9 +34,9 @@ def describe(macro: MacroActions) -> dict:
 def boundary_f1(a: MacroActions, b: MacroActions) -> float:
     """Agreement of two segmentations of the same responses: F1 over inner boundaries, pooled over all responses.
 
-    An inner boundary lies between two neighbouring tokens of a turn; those at holes are in every segmentation and do
-    not count. 1 where both have the same ones (or none), 0 where they
-    share none; symmetric. Raises InputError, naming the response, if the two do not cover the same tokens.
+    An inner boundary is between two neighbouring tokens of a turn; those at holes are in every segmentation and do not
+    count. The agreement is symmetric: 1 if both have the same inner boundaries (or none), 0 if they share none.
+    Raises InputError, which names the response, if the two do not cover the same tokens.
     """
     if a.ids.shape != b.ids.shape:
         raise InputError(f"b: expected shape {tuple(a.ids.shape)} as in a, got {tuple(b.ids.shape)}")

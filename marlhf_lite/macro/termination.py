@@ -1,8 +1,8 @@
 """Termination conditions ζ: where a macro action ends (§3.2.1).
 
-A rule is a small frozen object, called as ``rule(mask, **context)``. It segments each turn as if it were a response of
-its own, so a macro action never reaches over a hole. All rules take the same context, and each reads what it needs:
-``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``, ``process``.
+A rule is a small frozen object, called as ``rule(mask, **context)``. It segments each turn as if it were a
+separate response, so a macro action never reaches over a hole. All rules take the same context, and each reads what it
+needs: ``token_ids`` [B,T], ``ref_logprobs`` [B,T], ``tokenizer``, ``step``, ``process``.
 """
 
 import math
@@ -20,34 +20,36 @@ from marlhf_lite.utils.errors import InputError
 
 
 class TerminationRule:
-    """What segments a batch of responses. The rules here are subclasses; a function of the user's own needs no class::
+    """Segments a batch of responses. The rules here are subclasses; your own may also be a function::
 
         def at_full_stops(mask, *, token_ids, tokenizer, **context):
             stop = token_ids == tokenizer.convert_tokens_to_ids(".")
-            after = torch.nn.functional.pad(stop[:, :-1], (1, 0))  # a macro action begins behind each full stop
+            after = torch.nn.functional.pad(stop[:, :-1], (1, 0))  # a macro action begins after each full stop
             return MacroActions.from_starts(after, mask)
 
-    A subclass has `segment`, and may do something in the other methods, which the trainer calls. Where an environment
-    speaks between turns, both see each turn as a row of its own, so no rule has to know of holes.
+    A subclass implements `segment`, and may implement the other methods, which the trainer also calls. If an
+    environment speaks between turns, each row that a rule gets is one turn, without holes.
     """
 
-    needs_outputs = False  # whether the context has ``logprobs`` and ``values`` [B,T] too: one forward pass more
+    #: Whether the context also has ``logprobs``, ``entropy`` (in nats) and ``values`` [B,T] of the policy that sampled
+    #: and of the critic: one more forward pass.
+    needs_outputs = False
 
     def __call__(self, mask: Tensor, **context: Any) -> MacroActions:
-        """mask: [B,T] bool, True on valid tokens, with holes or not. Context that a rule does not use is ignored."""
+        """Segment ``mask`` [B,T] bool, True on valid tokens, with or without holes. Other context is ignored."""
         rows, context = turns_as_rows(mask, context)
         macro = self.segment(rows, **context)
         return macro if rows is mask else from_rows(check_segmentation(macro, rows), mask)
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
-        """The macro actions of responses without holes, ``mask`` [B,T] bool right-padded, or of turns as such."""
+        """Return macro actions for rows without holes (responses or turns); ``mask`` [B,T] bool is right-padded."""
         raise NotImplementedError
 
     def prepare(self, mask: Tensor, **context: Any) -> None:
-        """Begin slow work on the CPU, before the models score; ``ref_logprobs`` is None yet."""
+        """Begin slow work on the CPU, before the models score; ``ref_logprobs`` is still None."""
 
     def check(self) -> None:
-        """Raise InputError where the first call shows that the rule does not work on these responses."""
+        """Raise InputError if the first call shows that the rule does not work on these responses."""
 
     def metrics(self) -> dict[str, float]:
         """Return numbers about the last call, recorded with every update."""
@@ -65,13 +67,13 @@ class FunctionRule(TerminationRule):
 
 
 def as_rule(rule: TerminationRule | Callable[..., MacroActions]) -> TerminationRule:
-    """The rule itself, or a function as one."""
+    """Return the rule itself, or a function as a rule."""
     return rule if isinstance(rule, TerminationRule) else FunctionRule(rule)
 
 
 @dataclass(frozen=True)
 class FixedNGram(TerminationRule):
-    """Every n tokens, the last macro action may be shorter (§3.2.1, the default rule; n=5 in the paper's runs).
+    """Cut after every n tokens; the last macro action may be shorter (§3.2.1, the default; n=5 in the paper's runs).
 
     n=1 is token-level PPO; n=math.inf makes one macro action of each response, the contextual bandit (§3.2.3).
     """
@@ -90,21 +92,21 @@ class FixedNGram(TerminationRule):
 
 @dataclass(frozen=True)
 class Whole(FixedNGram):
-    """One macro action for the whole response; where an environment speaks in between, one for each turn."""
+    """One macro action for the whole response; if an environment speaks in between, one for each turn."""
 
     n: int | float = math.inf
 
 
 @dataclass(frozen=True)
 class Turn(Whole):
-    """One macro action for each turn: the environment decides where it ends, by its answer."""
+    """One macro action for each turn: the environment's answer ends it."""
 
 
 def check_segmentation(macro: MacroActions, mask: Tensor) -> MacroActions:
-    """``macro`` on the mask's device, if it segments ``mask`` [B,T]; what a trainer asks of a rule of the user's own.
+    """Return ``macro`` on the mask's device if it segments ``mask`` [B,T]; the trainer checks every rule so.
 
     Raises:
-        InputError: not `MacroActions`, no partition, or not of these tokens; it names the first bad response.
+        InputError: ``macro`` is of another type, not a partition, or of other tokens; names the first bad response.
     """
     if not isinstance(macro, MacroActions):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The turns of a batch as rows of their own, so that a termination rule segments each like a response."""
+"""The turns of a batch as separate rows, so that a termination rule segments each like a response."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from marlhf_lite.macro.actions import MacroActions
 
 def turns_as_rows(mask: Tensor, context: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """N turns of ``mask`` [B,T] bool, the longest of W tokens, as a mask [N,W], and the context of a rule with [N,W]
-    in place of every [B,T]. A mask without holes comes back as it is, with its context.
+    instead of every [B,T]. A mask without holes comes back unchanged, with its context.
     """
     check_matrix("mask", mask, torch.bool)
     if not (mask[:, 1:] & ~mask[:, :-1]).any():

@@ -23,17 +23,17 @@ OUR_STATS = ("clip_fraction", "approx_kl", "count")  # of `macro.policy_loss` an
 
 @dataclass(frozen=True)
 class Objective:
-    """MA-PPO's equations, for steps 4 and 5 of an update. It knows no model and no process.
+    """MA-PPO's equations, for steps 4 and 5 of an update: functions of tensors, without models and processes.
 
     Shapes: B responses, T response tokens, S steps. A step is a macro action; with n = 1 it is a token.
     """
 
     config: PPOTrainerConfig
 
-    mean = "token"  # in the losses: over all tokens (or macro actions), or over each response first
-    kl_estimator = "k1"  # of the penalty: the log-ratio itself
-    most_sampler_weight = 3.0  # of --vllm_importance_sampling_mode
-    user_name = ""  # the value of --objective, where it names a class of the user's own
+    mean = "token"  #: in the losses: over all tokens (or macro actions), or over each response first
+    kl_estimator = "k1"  #: of the penalty: the log-ratio itself
+    most_sampler_weight = 3.0  #: of --vllm_importance_sampling_mode
+    user_name = ""  #: the value of --objective, if it names a user's class
 
     # -- the equations ------------------------------------------------------------------------------------------------
 
@@ -56,9 +56,9 @@ class Objective:
     def policy_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
         """−min(ρ Â, clip(ρ, 1−ε, 1+ε) Â), with ρ = π / π_old of a token or of a macro action (Appendix E, 3.2.2).
 
-        Returns the sum of the micro-batch's terms divided by `count`, which is how many there are in the whole
-        optimizer step; and stats, {} or those of `macro.policy_loss`. Others are numbers, means over the micro-batch:
-        "ratio" is recorded as policy_ratio, as a mean over responses.
+        Return a loss and stats. The loss is the sum of the micro-batch's terms divided by `count`, the number of terms
+        in the whole optimizer step. Stats are {}, those of `macro.policy_loss`, or other numbers, each a mean over the
+        micro-batch: "ratio" is recorded as policy_ratio, the mean over responses.
         """
         return macro.policy_loss(
             outputs.logprobs,
@@ -75,7 +75,7 @@ class Objective:
     def value_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
         """½ max((V − Q̂)², (V_clipped − Q̂)²), of a token or of a macro action (Appendix E, Algorithm 1).
 
-        It returns what `policy_loss` returns.
+        Return a loss and stats, as `policy_loss` does.
         """
         return macro.value_loss(
             outputs.values,
@@ -92,7 +92,7 @@ class Objective:
     # -- their parts --------------------------------------------------------------------------------------------------
 
     def sampler_weights(self, batch: Batch, old: Experience) -> Tensor | None:
-        """Factors [B, T] of the policy's loss that correct for servers as samplers; None where they are off."""
+        """Factors [B, T] of the policy's loss that correct for servers as samplers; None if they are off."""
         level, sampled = self.config.vllm_importance_sampling_mode, batch.rollout.sampled_logprobs
         if level == "none" or sampled is None:
             return None
@@ -116,7 +116,7 @@ class Objective:
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> Experience:
         """These outputs as old ones, with advantages and returns of the steps.
 
-        Raises `InputError` where an equation of the user's own gives another shape.
+        Raises `InputError` if a user's equation gives another shape.
         """
         values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)  # V(ω_τ) (Appendix D.1)
         with named_errors("objective", self.user_name):
@@ -159,7 +159,7 @@ class Objective:
 
 
 def _check_shapes(method: str, returned: tuple, batch: Batch, names: tuple[str, ...] = ("rewards",)) -> None:
-    """Raise `InputError` where what a method returned are no tensors [B, S] of these names."""
+    """Raise `InputError` if a method returned anything but tensors [B, S] of these names."""
     shape, fix = tuple(batch.steps.mask.shape), "one number for each response and macro action"
     if not isinstance(returned, tuple) or len(returned) != len(names):
         raise InputError(f"{method}: it returned {type(returned).__name__}: return {' and '.join(names)}")
@@ -170,7 +170,7 @@ def _check_shapes(method: str, returned: tuple, batch: Batch, names: tuple[str, 
 
 
 def _check_loss(name: str, returned: LossAndStats) -> LossAndStats:
-    """`returned`, if it is a loss and its stats. Raises `InputError` where it is not."""
+    """Return `returned` if it is a loss and its stats, else raise `InputError`."""
     fix = "return a tensor of one number, and a dict of stats, which may be empty"
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
         raise InputError(f"{name}_loss: it returned {type(returned).__name__}: {fix}")

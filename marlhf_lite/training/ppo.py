@@ -108,7 +108,7 @@ class PPOTrainer(Runner):
         self.loss_scale = loss_scale(models.policy)
 
     def update(self, prompts: list[str]) -> dict[str, float]:
-        """One update of Algorithm 1 on these prompts; returns its metrics."""
+        """Make one update of Algorithm 1 on these prompts; return its metrics."""
         clock = Clock()
 
         # 1. Rollout: the current policy answers each prompt (section 2.2).
@@ -138,8 +138,8 @@ class PPOTrainer(Runner):
     def learn(self, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
         """Steps 4 and 5 of an update: train on a scored and segmented rollout; returns the metrics.
 
-        They describe policy and critic before the update, and are means over its optimizer steps. Where each process
-        has different responses, gradients and metrics are those of all of them together.
+        They describe policy and critic before the update, and are means over its optimizer steps. Gradients and metrics
+        are those of all processes together.
 
         Raises:
             InputError: too many updates in a row were not finite, or the first one shows that something is wrong.
@@ -239,7 +239,7 @@ class PPOTrainer(Runner):
     ) -> macro.MacroActions:
         """Macro actions of every response, by the trainer's own rule and options unless others are given.
 
-        Raises `InputError` where the rule gives no segmentation of them.
+        Raises `InputError` if the rule does not segment them.
         """
         rule, config = rule or self.termination, config or self.config
         copy = rollout.copy()  # a rule may be a user's, and change what it gets
@@ -289,7 +289,7 @@ class PPOTrainer(Runner):
         return ModelOutputs(*(torch.cat(x) for x in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def compute_outputs(self, rollout: Rollout) -> ModelOutputs:
-        """One forward pass of policy and critic, with gradients where they are on."""
+        """One forward pass of policy and critic, with gradients if they are on."""
         part = rollout.trim()
         logprobs, entropy, scores = self.actor_critic(*self._inputs(part))
         # The critic's score at a token is the value of the state in which the next token is chosen.
@@ -312,7 +312,7 @@ class PPOTrainer(Runner):
         return torch.randperm(count).tensor_split(min(self.config.num_mini_batches, count))
 
     def optimizer_step(self, stats: dict[str, Tensor]) -> dict[str, float]:
-        """Clip gradients, policy and critic apart, and step where losses and gradients are finite; returns metrics."""
+        """Clip gradients of policy and critic separately; step if losses and gradients are finite; return metrics."""
         self.accelerator.unscale_gradients()
         if self.loss_scale != 1.0:
             for parameter in chain(*self.parameters.values()):

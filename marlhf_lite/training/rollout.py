@@ -30,7 +30,7 @@ class Sampling:
     """How responses are drawn. `temperature` 0 is greedy; `top_k` 0 turns top-k off (transformers' default is 50).
 
     Before `min_new_tokens` tokens no end token is drawn, as if it had no probability. Log-probabilities of the policy
-    do not know of this, as they do not know of top-k and top-p: they are over all tokens, the end token among them.
+    ignore this, as they ignore top-k and top-p: they are over all tokens, the end token among them.
     """
 
     max_new_tokens: int
@@ -38,14 +38,14 @@ class Sampling:
     top_k: int = 50
     top_p: float = 1.0
     min_new_tokens: int = 0
-    names: tuple[str, ...] = ()  # [B] of the responses, for samplers that seed each one by itself
+    names: tuple[str, ...] = ()  #: [B] of the responses, for samplers that seed each one by itself
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "Sampling":
         """How turn number `turn` is drawn in these dialogues of the batch."""
         return self
 
     def arguments(self) -> dict:
-        """Arguments of transformers' `generate`; the four models have no other settings of their own."""
+        """Arguments of transformers' `generate`; the four models have no other settings."""
         common = {"max_new_tokens": self.max_new_tokens, "use_cache": True}
         common |= {"min_new_tokens": self.min_new_tokens} if self.min_new_tokens else {}
         if self.temperature == 0:
@@ -57,20 +57,20 @@ class Sampling:
 class Rollout:
     """B prompts with their responses. L = P + T: prompts padded on the left to P, responses on the right to T."""
 
-    prompts: list[str]  # each a `Prompt` with its row, if a reward takes columns
-    responses: list[str]  # without special tokens
-    tokens: Tensor  # [B, L] token ids
-    attention_mask: Tensor  # [B, L] 1 on tokens
-    # [B, T] True on the policy's own tokens, the generated EOS included; from lengths, never from ids. Where an
-    # environment answers in between (`environments`), its tokens are holes: they are read, and nobody's action.
+    prompts: list[str]  #: each a `Prompt` with its row, if a reward takes columns
+    responses: list[str]  #: without special tokens
+    tokens: Tensor  #: [B, L] token ids
+    attention_mask: Tensor  #: [B, L] 1 on tokens
+    #: [B, T] True on the policy's own tokens, the generated EOS included; from lengths, never from ids. If an
+    #: environment answers in between (`environments`), its tokens are holes: the models read them, nobody chose them.
     mask: Tensor
-    ended: Tensor  # [B] True where the response ends with EOS, or the environment ended it
-    sampled_logprobs: Tensor | None = None  # [B, T] log π of the sampled tokens, where a server sampled them
-    ref_logprobs: Tensor | None = None  # [B, T] log π_ref, in nats
-    scores: Tensor | None = None  # [B] the reward of each response, as it was given
-    gold: Tensor | None = None  # [B] true scores, where they are known; never trained on
-    turn_rewards: Tensor | None = None  # [B, K] of an environment, a number for each turn; 0 on padding
-    turns: list[list[dict]] | None = None  # what was said in each, see `environments.Dialogue`
+    ended: Tensor  #: [B] True if the response ends with EOS, or if the environment ended it
+    sampled_logprobs: Tensor | None = None  #: [B, T] log π of the sampled tokens, if a server sampled them
+    ref_logprobs: Tensor | None = None  #: [B, T] log π_ref, in nats
+    scores: Tensor | None = None  #: [B] the reward of each response, as it was given
+    gold: Tensor | None = None  #: [B] true scores, if they are known; never trained on
+    turn_rewards: Tensor | None = None  #: [B, K] of an environment, a number for each turn; 0 on padding
+    turns: list[list[dict]] | None = None  #: what was said in each, see `environments.Dialogue`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -92,12 +92,12 @@ class Rollout:
 
     @property
     def ends(self) -> Tensor:
-        """[B] columns up to and with the last of them."""
+        """[B] number of columns up to the policy's last token, included."""
         places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device) * self.mask
         return torch.nn.functional.pad(places, (1, 0)).amax(1)
 
     def select(self, rows: slice | Tensor) -> "Rollout":
-        """Select some of the responses; T stays, so that [B, S] tensors of macro actions can be indexed alike."""
+        """Select some of the responses; T stays, so that the same index selects from [B, S] tensors."""
         rows = torch.arange(len(self), device=self.tokens.device)[rows]
 
         def pick(x):
@@ -106,7 +106,7 @@ class Rollout:
         return Rollout(**{name: pick(x) for name, x in vars(self).items()})
 
     def copy(self) -> "Rollout":
-        """The same rollout in lists and tensors of its own, for what may change them: a user's function."""
+        """The same rollout in new lists and tensors, for a user's function, which may change them."""
         return self.select(slice(None))  # an index of tensors copies
 
     def to(self, device) -> "Rollout":
@@ -129,11 +129,11 @@ class Rollout:
         return torch.nn.functional.pad(x, (0, self.mask.shape[1] - x.shape[1]))
 
     def sort_by_length(self) -> "Rollout":
-        """Sort the rows by tokens, so that micro-batches hold rows of like length and little padding."""
+        """Sort the rows by tokens, so that micro-batches hold rows of similar length and little padding."""
         return self.select(self.attention_mask.sum(1).argsort(stable=True))
 
     def at_last_token(self, scores: Tensor) -> Tensor:
-        """Read scores [B, L] at the last of the policy's tokens, which is EOS where there is one: [B]."""
+        """Read scores [B, L] at the last of the policy's tokens, which is EOS if there is one: [B]."""
         last = self.prompt_width + (self.ends - 1).clamp(min=0)
         return scores.gather(1, last[:, None].to(scores.device)).squeeze(1)
 
@@ -146,12 +146,12 @@ class Sampler(Protocol):
     """What answers prompts: `generate`, `Dialogues` with an environment, `VLLMEngine`, or your own function.
 
     A sampler whose answers are stored by evaluation has a `key` that says what they depend on. One that is `remote`
-    takes the policy's weights over by itself, and gives `Rollout.sampled_logprobs`, which are checked. One whose
-    responses hold more than `max_new_tokens` tokens says how many by `longest_response(tokenizer, max_new_tokens)`.
+    fetches the policy's weights itself, and gives `Rollout.sampled_logprobs`, which are checked. One whose responses
+    can hold more than `max_new_tokens` tokens has `longest_response(tokenizer, max_new_tokens)`, their number.
     """
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-        """One response to each prompt."""
+        """Sample one response to each prompt."""
 
 
 def is_remote(sampler: Sampler) -> bool:
@@ -239,8 +239,8 @@ def generate_in_batches(
 ) -> tuple[Rollout, int]:
     """Sample `size` responses at a time (0: all at once); on this machine with the model's adapter merged.
 
-    Returns them and the size, which is halved where memory ends: they are those that the smaller size gives.
-    Raises `InputError` where memory does not hold one, and where the policy's probabilities are not finite.
+    Returns them and the size. If memory ends, the size is halved and the responses are those of the smaller size.
+    Raises `InputError` if memory does not hold one, or if the policy's probabilities are not finite.
     """
 
     def attempt(rows: slice) -> Rollout:
@@ -299,7 +299,7 @@ def _merge_limit(device: torch.device) -> int:
 
 @contextmanager
 def nonfinite_probabilities_refused() -> Iterator[None]:
-    """Raises `InputError` where torch, about to draw a token, finds that the policy's probabilities are no numbers.
+    """Raises `InputError` if torch, about to draw a token, finds that the policy's probabilities are not finite.
 
     CUDA finds it as a "device-side assert", which does not say what failed, and after which this process cannot use the
     GPU any more.
@@ -353,7 +353,7 @@ def from_texts(tokenizer, prompts: Sequence[str], responses: Sequence[str], limi
 def from_tokens(
     tokenizer, prompts: Sequence[str], response_ids: Sequence[Sequence[int]], ends: Sequence[int]
 ) -> Rollout:
-    """A rollout of given response tokens; a response has ended where its last token is one of `ends`."""
+    """A rollout of given response tokens; a response has ended if its last token is one of `ends`."""
     ids, attention_mask = pad(encode_prompts(tokenizer, prompts), tokenizer.pad_token_id, left=True)
     tokens, mask = pad(response_ids, tokenizer.pad_token_id, left=False)
     ended = torch.tensor([len(ids) > 0 and int(ids[-1]) in ends for ids in response_ids])

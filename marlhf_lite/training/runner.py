@@ -1,6 +1,6 @@
 """What keeps a run of PPO alive: its loop, memory that ends, checkpoints, held-out tests, records and safeguards.
 
-`Runner` is the base of `PPOTrainer` and knows nothing of the method: it calls `update(prompts)`, which the trainer has.
+`Runner` is the base of `PPOTrainer` and calls the trainer's `update(prompts)`, which holds the method.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ class Runner:
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def train(self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False) -> list[dict]:
-        """Make all updates; returns the metrics of each, which are in the run's metrics.jsonl too.
+        """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
 
         With `resume` the run continues from its last checkpoint (or from `config.from_checkpoint`), bit by bit as if it
         had not been stopped. It stops early if the KL passes `config.kl_ceiling`, and with a checkpoint after the
@@ -122,7 +122,7 @@ class Runner:
             raise InputError(f"update {self.updates_done + 1}: {error}{saved}") from error
 
     def _is_due(self, every: int, last: bool) -> bool:
-        """Whether something that is done every so many updates, and after the last one, is due."""
+        """Whether something that is done every `every` updates, and after the last one, is due."""
         return bool(every) and (self.updates_done % every == 0 or last or self.updates_done == self.total_updates)
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
@@ -205,7 +205,7 @@ class Runner:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def with_less_memory(self, work: Callable, *args, alone: bool = False):
-        """`work(*args)`, again with half the micro-batch each time memory runs out; gradients stay the same.
+        """Call `work(*args)`, again with half the micro-batch each time memory runs out; gradients stay the same.
 
         `alone`: no other process waits for this one in the middle of it.
         """
@@ -238,7 +238,7 @@ class Runner:
     def _dry_run(self, share: int) -> None:
         """Two micro-batches of the longest possible responses, the second on top of the first one's gradients.
 
-        Beside them lies what the optimizer will hold: Adam's two moments of each weight.
+        Beside them is what the optimizer will hold: Adam's two moments of each weight.
         """
         moments = [torch.empty_like(p) for p in [*chain(*self.parameters.values())] * 2]
         rollout = longest_rollout(
