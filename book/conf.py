@@ -36,6 +36,7 @@ highlight_language = "none"  # of blocks that name no language: commands
 
 # The API page, from docstrings.
 default_role = "code"
+smartquotes = False  # "equal" is text that you type
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # shapes stand in the docstrings

@@ -31,8 +31,8 @@ class MacroActions:
     bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
 
-    ids: Tensor  #: [B,T] int64: the macro action of each token, counted from 0 in each response; -1 on padding, holes
-    width: int = -1  #: S of the [B,S] tensors; -1: what these ids need
+    ids: Tensor  #: [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding, holes
+    width: int = -1  #: S of the [B,S] tensors; -1 is what these ids need
 
     def __post_init__(self) -> None:
         if self.width < 0:
@@ -105,18 +105,18 @@ class MacroActions:
 
     @cached_property
     def token_mask(self) -> Tensor:
-        """[B,T] bool: True on valid tokens."""
+        """[B,T] bool, True on valid tokens."""
         return self.ids >= 0
 
     @cached_property
     def lengths(self) -> Tensor:
-        """[B,S] int64: tokens in each macro action; 0 on padding."""
+        """[B,S] int64, tokens in each macro action; 0 on padding."""
         counts = self.ids.new_zeros(len(self.ids), self.width + 1)
         return counts.scatter_add_(1, self._slot, torch.ones_like(self.ids))[:, :-1]
 
     @cached_property
     def mask(self) -> Tensor:
-        """[B,S] bool: True where there is a macro action."""
+        """[B,S] bool, True on macro actions."""
         return self.lengths > 0
 
     @cached_property
@@ -149,7 +149,7 @@ class MacroActions:
 
     @cached_property
     def single_tokens(self) -> "MacroActions":
-        """The segmentation of the same responses in which every token is a macro action: token-level PPO."""
+        """The segmentation of the same responses in which every token is a macro action, as in token-level PPO."""
         ids = (self.token_mask.cumsum(1) - 1).masked_fill(~self.token_mask, -1)
         return MacroActions(ids, self.ids.shape[1])
 

@@ -16,7 +16,7 @@ SIGNALS = ("values", "logprobs")
 
 @dataclass(frozen=True)
 class LargestChange(TerminationRule):
-    """⌈length / n⌉ macro actions a response, as many as `FixedNGram(n)` makes, which begin where a signal jumps most.
+    """⌈length / n⌉ macro actions per response, as many as `FixedNGram(n)` makes, which begin where a signal jumps most.
 
     It reads the context value that `of` names, [B,T] of the policy that sampled; the trainer makes both with one more
     forward pass (`needs_outputs`).

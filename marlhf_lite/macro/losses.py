@@ -48,8 +48,8 @@ def policy_loss(
             term takes the mean of its tokens' factors. None: 1.
 
     Returns:
-        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats: clip_fraction (share of terms
-        that took the clipped value), approx_kl (mean of ratio − 1 − log ratio), count.
+        The loss (0-d float32; 0 with zero gradients when no token is valid), and stats. They are clip_fraction (share
+        of terms that took the clipped value), approx_kl (mean of ratio − 1 − log ratio) and count.
     """
     check_choice("ratio", ratio, RATIOS)
     valid = macro.token_mask

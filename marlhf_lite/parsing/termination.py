@@ -47,7 +47,7 @@ def _segmentation(rows: Sequence[Sequence[bool]], mask: Tensor) -> MacroActions:
 
 
 class Sentence(_TextRule):
-    """One macro action a sentence, found by rule (see `split_sentences`).
+    """One macro action per sentence, found by rule (see `split_sentences`).
 
     White space before a sentence belongs to it; a token that straddles two belongs to the first. EOS and other tokens
     without text join the sentence before them.
@@ -65,19 +65,19 @@ class Sentence(_TextRule):
 
 
 class Parsing(_TextRule):
-    """Phrases of at most so many tokens, from the constituency trees of a response's sentences, depth-first.
+    """Phrases of at most `cutoff` tokens, from the constituency trees of a response's sentences, depth-first.
 
     A node with fewer than ``cutoff`` model tokens is one macro action (``inclusive``: at most ``cutoff``, as in
     §3.2.1); of a larger one, the children are visited. A node with a single leaf (a word or mark, however many tokens)
     joins the macro action before it, so that punctuation never stands alone; the first of a response begins one.
 
-    A token belongs to the first leaf that it has a character of, white space to the leaf behind it. Tokens without
+    A token belongs to the first leaf that it has a character of, white space to the leaf after it. Tokens without
     text, such as EOS, are in no tree: they are not counted, and join the macro action before them. A sentence without
-    a tree falls back to one macro action a token; the share of such sentences is `fallback_rate`.
+    a tree falls back to one macro action per token; the share of such sentences is `fallback_rate`.
 
     Args:
-        parser: one of this package's, or any function from a text to `ParsedSentence`s, see `Parser`.
-        background: parse in a thread while the models score (see `prepare`); None does so where the parser asks for it.
+        parser: one of this package's, or any function from a text to a list of `ParsedSentence`, see `Parser`.
+        background: parse in a thread while the models score (see `prepare`); None does so if the parser asks for it.
     """
 
     def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False, background: bool | None = None):
@@ -112,7 +112,7 @@ class Parsing(_TextRule):
             self._begun = texts, self._pool.submit(self._parse, texts)
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of sentences that fell back, and the parser's milliseconds a response, of the last call.
+        """Return the share of sentences that fell back, and the parser's milliseconds per response, of the last call.
 
         All processes are counted, so all must ask.
         """
@@ -128,7 +128,7 @@ class Parsing(_TextRule):
         return _fallback_rate(self._counts)
 
     def check(self) -> None:
-        """Raise `InputError` where more than half of the last call's sentences had no tree; all processes do."""
+        """Raise `InputError` if more than half of the last call's sentences had no tree; all processes do."""
         if (share := self.metrics().get("fallback_rate", 0.0)) > FALLBACK_LIMIT:
             parser, rate = type(self.parser).__name__, f"{share:.0%}"
             raise InputError(

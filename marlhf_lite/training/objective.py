@@ -30,10 +30,10 @@ class Objective:
 
     config: PPOTrainerConfig
 
-    mean = "token"  #: in the losses: over all tokens (or macro actions), or over each response first
-    kl_estimator = "k1"  #: of the penalty: the log-ratio itself
-    most_sampler_weight = 3.0  #: of --vllm_importance_sampling_mode
-    user_name = ""  #: the value of --objective, if it names a user's class
+    mean = "token"  #: in the losses, over all tokens (or macro actions), or over each response first
+    kl_estimator = "k1"  #: of the KL penalty; k1 is the log-ratio itself
+    most_sampler_weight = 3.0  #: of `--vllm_importance_sampling_mode`
+    user_name = ""  #: the value of `--objective`, if it names a user's class
 
     # -- the equations ------------------------------------------------------------------------------------------------
 

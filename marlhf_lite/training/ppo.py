@@ -61,6 +61,7 @@ class PPOTrainer(Runner):
         run: folder for records and checkpoints; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
         held_out: models -> scores on held-out prompts, called every `config.eval_every` updates.
+        name: what progress bar and printed lines call this trainer.
         accelerator: where the models run; made with `log_with` if there are trackers.
         sampler: what answers the prompts; see `rollout.Sampler`.
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.

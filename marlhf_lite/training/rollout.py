@@ -77,7 +77,7 @@ class Rollout:
 
     @property
     def prompt_width(self) -> int:
-        """P."""
+        """The width P of the prompts."""
         return self.tokens.shape[1] - self.mask.shape[1]
 
     @property
