@@ -6,12 +6,14 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from small_tokenizers import small_tokenizer
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
+from marlhf_lite import macro
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import PPOCommand
 from marlhf_lite.training.environments import Dialogues
@@ -124,3 +126,12 @@ def test_a_classifier_of_the_hub_is_a_reward(folder, tiny, monkeypatch):
         ids = tokenizer(row["response"], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             assert row["score"] == pytest.approx(model(ids).logits[0, 1].item(), abs=1e-4)
+
+
+def test_the_api_page_names_all_that_the_macro_package_offers():
+    page = (ROOT / "book" / "api.rst").read_text(encoding="utf-8")
+    named = re.findall(r"auto(?:class|function):: (\S+)", page)
+    shown = [resolve_name(name if "." in name else f"marlhf_lite.macro:{name}") for name in named]
+    assert all(thing.__doc__ for thing in shown)
+    own = [name for name, x in vars(macro).items() if getattr(x, "__module__", "").startswith("marlhf_lite.macro.")]
+    assert {*own, *macro._ON_DEMAND} <= set(named)
