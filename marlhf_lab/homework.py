@@ -1,15 +1,17 @@
-"""Check part 1 of the graded homework (docs/homework.md): `python -m marlhf_lab.homework answers.py`.
+"""Check the graded homework or the assignment (docs/homework.md): `python -m marlhf_lab.homework answers.py`.
 
 The library computes what is right, on numbers that are new each time: a copied number earns nothing.
 """
 
 import argparse
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from marlhf_lab import build_it
 from marlhf_lite.macro import FixedNGram, gae, macro_rewards, macro_values, policy_loss
 
 POINTS = {"spans": 3, "rewards": 3, "values": 2, "advantages": 5, "to_tokens": 2, "loss": 5}
@@ -62,20 +64,28 @@ def grade(answers: Any, cases: int = 20) -> dict[str, str]:
 
 
 def main(path: Path) -> None:
-    """Print the points of a file of answers, which is run for this."""
+    """Print the points of a file of answers, which is run for this; a file with an `update` is the assignment."""
     spec = importlib.util.spec_from_file_location("answers", path)
     answers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(answers)
-    faults = grade(answers)
-    for name, points in POINTS.items():
-        print(f"{name:10} {0 if faults[name] else points} of {points}  {faults[name]}".rstrip())
-    print(f"sum        {sum(POINTS[name] for name in POINTS if not faults[name])} of {sum(POINTS.values())}")
+    part = build_it if hasattr(answers, "update") else sys.modules[__name__]
+    faults = part.grade(answers)
+    for name, points in part.POINTS.items():
+        print(f"{name:13} {0 if faults[name] else points} of {points}  {faults[name]}".rstrip())
+    earned = sum(points for name, points in part.POINTS.items() if not faults[name])
+    print(f"{'sum':13} {earned} of {sum(part.POINTS.values())}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("answers", type=Path, help="file with the six functions")
-    path = parser.parse_args().answers
-    if not path.is_file():
-        parser.error(f"{path}: no such file")
-    main(path)
+    parser.add_argument("answers", type=Path, help="file with your functions")
+    parser.add_argument("--start", action="store_true", help="write this file: the assignment without its functions")
+    args = parser.parse_args()
+    if args.start:
+        if args.answers.exists():
+            parser.error(f"{args.answers}: there is a file already: choose another name")
+        args.answers.write_text(build_it.starter(build_it.WHOLE.read_text(encoding="utf-8")), encoding="utf-8")
+    elif not args.answers.is_file():
+        parser.error(f"{args.answers}: no such file")
+    else:
+        main(args.answers)

@@ -51,6 +51,8 @@ def pick(smoke: T, cpu: T, gpu: T | None = None) -> T:
 def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     """Seed all random generators, choose the number of threads, set the style of figures and bars, print versions.
 
+    From then on the checks of exercises take NumPy arrays, and show an answer that they refuse.
+
     profile: the notebook's parameter, as papermill sets it; empty: what MARLHF_PROFILE says.
     sharpness: pixels of a figure for each pixel of the page; less where many figures would make a file large.
 
@@ -63,6 +65,7 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     from matplotlib import pyplot as plt
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
+    from marlhf_lab import exercises
     from marlhf_lite.plotting.training import STYLE
 
     os.environ["MARLHF_PROFILE"] = profile or os.environ.get("MARLHF_PROFILE", "")
@@ -78,6 +81,7 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     plt.rcParams.update(STYLE | grid)
     set_matplotlib_formats()  # none of its own: see the next line
     _show_figures_as_pictures(sharpness)
+    exercises.watch()
     print(
         f"marlhf_lite {__version__} · torch {torch.__version__} · Python {platform.python_version()}"
         f" · profile {profile_name()} · seed {seed}"
