@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from marlhf_lab.exercises import taken
+from marlhf_lab.figures.exercises import taken
 
 ANSWERS = yaml.safe_load((Path(__file__).parent / "data" / "exercise_answers.yaml").read_text(encoding="utf-8"))
 

@@ -65,7 +65,7 @@ def setup(seed: int = 0, profile: str = "", sharpness: float = 1.5) -> None:
     from matplotlib import pyplot as plt
     from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-    from marlhf_lab import exercises
+    from marlhf_lab.figures import exercises
     from marlhf_lite.plotting.training import STYLE
 
     os.environ["MARLHF_PROFILE"] = profile or os.environ.get("MARLHF_PROFILE", "")

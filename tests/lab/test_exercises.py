@@ -5,7 +5,7 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
-from marlhf_lab import exercises
+from marlhf_lab.figures import exercises
 
 CHECK = """
 if twice is ...:
