@@ -156,14 +156,14 @@ Act 1 of 2: one word decides. A small model begins a story with Take or Leave th
 Then comes the score: +1 for Take, -1 for Leave. Three methods start from the same model: PPO; PPO with λ = 0.99, which
 loses less of the score on its way back to the first word; and MA-PPO, which goes back in blocks of tokens.
 """
-AFTER_FIRST = """With a noisy score and 30 seeds, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO.
+
+AFTER_FIRST = """With 30 seeds and a noisy score, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO: docs/results.md.
 Next. Look at {folder}/figures/reward_curves.png, then open figures/interactive/one_update.html in a browser.
 """
 SECOND_ACT = """
 Act 2 of 2: the whole pipeline on summaries, shortened: SFT, reward model, PPO and MA-PPO.
 """
-AFTER_SECOND = """
-Here many words decide. In a study with 5 seeds neither method was clearly faster: docs/results.md.
+AFTER_SECOND = """Here many words decide. In a study with 5 seeds neither method was clearly faster: docs/results.md.
 Next. Look at {folder}/figures/reward_curves.png. `make lab` opens the first lesson.
 """
 

@@ -511,11 +511,10 @@ def evaluate(
     histories = {name: done.history for name, done in (trained or {}).items()}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
-    if text := differences(rows, list(histories)):
-        print(f"{text}\n")
     if not trained or options.temperatures or options.eval_samples > 1:
         print(f"{details(context.path, rows, options.sizes, figures)}\n")
-    print(pass_report(context.path, rows, context.task) + example_answers(rows, 3 if trained else 0), end="")
+    examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
+    print(pass_report(context.path, rows, context.task) + examples + differences(rows, list(histories)), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
 
 

@@ -95,10 +95,12 @@ def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
         sentences.append(_difference(method, base, gain))
     text = f"What you saw. {' '.join(sentences)}"
     what = f"brackets: 95 % over {count} held-out prompts, {HEADINGS[name]}"
-    return f"{text}\nHow sure. One seed: a demonstration, not a result ({what})."
+    return f"{text}\nHow sure. One seed: a demonstration, not a result ({what}).\n\n"
 
 
 def _difference(method: str, base: str, gain: Mapping) -> str:
+    if gain["low"] == gain["high"] == 0:
+        return f"{method} scored the same as {base}."
     if gain["low"] <= 0 <= gain["high"]:
         return f"{method} could not be told apart from {base}: {interval(gain, '+.2f')}."
     size = gain if gain["low"] > 0 else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
