@@ -157,7 +157,8 @@ Then comes the score: +1 for Take, -1 for Leave. Three methods start from the sa
 loses less of the score on its way back to the first word; and MA-PPO, which goes back in blocks of tokens.
 """
 
-AFTER_FIRST = """With 30 seeds and a noisy score, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO: docs/results.md.
+AFTER_FIRST = """With 30 seeds and a noisy score, λ = 0.99 and MA-PPO each needed 0.6 times as many updates as PPO
+(docs/results.md): a longer λ does as much.
 Next. Look at {folder}/figures/reward_curves.png, then open figures/interactive/one_update.html in a browser.
 """
 SECOND_ACT = """
