@@ -31,7 +31,7 @@ nb_execution_mode = "off"
 nb_render_markdown_format = "myst"  # tables and formulas in outputs
 nb_ipywidgets_js = {}  # widgets need a kernel; their scripts would be fetched
 myst_enable_extensions = ["dollarmath"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 highlight_language = "none"  # of blocks that name no language: commands
 
 # The API page, from docstrings.

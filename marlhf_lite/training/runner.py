@@ -38,7 +38,7 @@ BATCH_SIZES = ("micro_batch_size", "generation_batch_size")  # halved if memory 
 class Runner:
     """Runs the updates of a trainer; see `PPOTrainer` for the arguments.
 
-    What changes while training, besides weights, optimizer and random generators, is in `counters`.
+    What changes while training, other than weights, optimizer and random generators, is in `counters`.
     """
 
     # What the trainer has besides its `update`.
@@ -179,7 +179,7 @@ class Runner:
 
     @property
     def counters(self) -> dict[str, float]:
-        """What changes while training besides weights, optimizer and random generators."""
+        """What changes while training, other than weights, optimizer and random generators."""
         sizes = [f"{asked}{name}" for asked in ("", "asked_") for name in BATCH_SIZES]
         return {name: getattr(self, name) for name in ("updates_done", "generated_tokens", "nonfinite_in_row", *sizes)}
 
