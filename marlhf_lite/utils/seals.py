@@ -93,8 +93,8 @@ def broken(path: Path) -> str:
 
 
 def check_seal(folder: Path) -> None:
-    """Raise `InputError` if a saved model is not as it was saved."""
-    if name := broken(folder):
+    """Raise `InputError` if a saved model is not as it was saved; a name that is no folder is a model of the hub."""
+    if folder.is_dir() and (name := broken(folder)):
         fix = f"train it again, or delete {SEAL} there to take it as it is"
         raise InputError(f"{folder}: {name} is not as it was saved: {fix}")
 
