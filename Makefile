@@ -41,7 +41,7 @@ HOME_PAGE := [A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/tree/main/notebooks\))
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book handout pdf badges dist clean distclean
+.PHONY: help install demo lab quick test lowest newest lint format bench gpu diagnosis tables notebooks book slides handout pdf badges dist clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -112,7 +112,11 @@ book: $(VENV)/.book ## Build the site of lessons, solutions and glossary in buil
 	$(BIN)/sphinx-build -q -E -j auto -c book . build/book
 	@echo "open build/book/index.html"
 
-handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with empty answer cells
+slides: $(VENV)/.book ## Build the deck for ninety minutes with lesson 01 in build/slides, with notes for the teacher
+	$(BIN)/sphinx-build -q -E -b revealjs book/slides build/slides
+	@echo "open build/slides/lesson_01.html"
+
+handout: $(STAMP) ## Copy the lessons to build/handout without outputs, with cheat sheet, homework and the page to play
 	$(BIN)/python book/handout.py notebooks build/handout
 
 pdf: book ## Print the site's lessons and the cheat sheet to build/pdf with Chromium or Chrome (see BROWSER)

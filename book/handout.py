@@ -1,7 +1,7 @@
 """Copy the lessons for a class, without outputs and solutions: `python book/handout.py notebooks build/handout`.
 
-Under every exercise stands an empty cell for the answer. Glossary and examples are copied along;
-diagrams come from the installed package.
+Under every exercise stands an empty cell for the answer. Glossary, examples, cheat sheet, homework and the page of one
+update are copied along, the single file without what the assignment asks for. Diagrams come from the installed package.
 """
 
 import re
@@ -13,9 +13,19 @@ import nbformat
 from nbconvert import NotebookExporter
 from nbconvert.preprocessors import ClearOutputPreprocessor, Preprocessor
 
+from marlhf_lab.build_it import WHOLE, starter
+
 EXERCISES = re.compile(r"^## .*Exercises", re.M)
 EXERCISE = re.compile(r"^(?=\*\*\d+ · |\d+\. \*)", re.M)
 NOT_EXERCISES = re.compile(r"^(?=## (?!.*Exercises))", re.M)
+LINK = re.compile(r"\[([^][]*)\]\(([^)#\s]*)(?:#[^)]*)?\)")
+ALONG = (
+    "examples/*.py",
+    "GLOSSARY.md",
+    "docs/cheat_sheet.html",
+    "docs/homework.md",
+    "figures/interactive/one_update.*",
+)
 WHERE_SOLUTIONS_ARE = re.compile(r"Solutions\b(?:(?!\.\s).)*?solutions/(?:(?!\.\s).)*\.(?:\s|$)", re.S)
 
 
@@ -45,6 +55,12 @@ def split(cell, after) -> list:
     return cells
 
 
+def linked(page: Path) -> str:
+    """The text of a page of Markdown, without links to pages that are not in the handout."""
+    there = lambda link: not link[2] or "://" in link[2] or (page.parent / link[2]).exists()  # noqa: E731
+    return LINK.sub(lambda link: link[0] if there(link) else link[1], page.read_text(encoding="utf-8"))
+
+
 def main(notebooks: Path, target: Path) -> None:
     exporter = NotebookExporter(preprocessors=[ClearOutputPreprocessor, AnswerCells])
     shutil.rmtree(target, ignore_errors=True)
@@ -52,11 +68,15 @@ def main(notebooks: Path, target: Path) -> None:
     for path in sorted(notebooks.glob("*.ipynb")):
         (target / "notebooks" / path.name).write_text(exporter.from_filename(str(path))[0], encoding="utf-8")
     root = notebooks.resolve().parent
-    for pattern in ("examples/*.py", "GLOSSARY.md"):
+    for pattern in ALONG:
         for path in root.glob(pattern):
             copy = target / path.relative_to(root)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
+    whole = target / WHOLE.relative_to(root)
+    whole.write_text(starter(whole.read_text(encoding="utf-8")), encoding="utf-8")
+    page = target / "docs" / "homework.md"
+    page.write_text(linked(page), encoding="utf-8")
     print(f"{target}: {len(list(target.glob('notebooks/*')))} notebooks")
 
 

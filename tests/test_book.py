@@ -86,6 +86,32 @@ def test_handout_has_lessons_with_answer_cells_but_no_outputs_and_no_solutions(t
             assert (tmp_path / "notebooks" / place).is_file(), f"{path.name}: {place}"
 
 
+def test_handout_has_cheat_sheet_homework_and_one_update_and_no_solution_of_the_assignment(tmp_path):
+    handout.main(ROOT / "notebooks", tmp_path)
+    assert (tmp_path / "docs" / "cheat_sheet.html").is_file()
+    homework = (tmp_path / "docs" / "homework.md").read_text(encoding="utf-8")
+    links = [link[2] for link in handout.LINK.finditer(homework) if link[2]]
+    assert "study `turns` in results" in homework and all((tmp_path / "docs" / link).is_file() for link in links)
+    page = tmp_path / "figures" / "interactive" / "one_update.html"
+    for place in re.findall(r'href="([^"#]+)"', page.read_text(encoding="utf-8")):
+        assert (page.parent / place).is_file(), place
+    assert "NotImplementedError" in (tmp_path / "examples" / "ma_ppo_single_file.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
+def test_slides_have_figures_notes_and_a_plan_and_nothing_from_the_network(tmp_path):
+    pytest.importorskip("sphinx_revealjs", reason="the extra `book` is not installed: `make slides` installs it")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "revealjs", str(BOOK / "slides"), str(tmp_path)]
+    subprocess.run(command, check=True, timeout=300)
+    deck = (tmp_path / "lesson_01.html").read_text(encoding="utf-8")
+    needed = [place.partition("?")[0] for place in re.findall(r'<(?:img|script|link)[^>]*(?:src|href)="([^"]*)"', deck)]
+    assert len(needed) > 8 and all((tmp_path / place).is_file() for place in needed)
+    notes = " ".join(re.findall(r'<aside class="notes">(.*?)</aside>', deck, re.S))
+    plan = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8").partition("## Ninety minutes with lesson 01")[2]
+    minutes = re.findall(r"^\| (\d+–\d+) \|", plan.partition("## ")[0], re.M)
+    assert len(minutes) > 6 and all(time in notes for time in minutes)
+
+
 def test_pdf_without_a_browser_says_what_to_do(tmp_path):
     command = [sys.executable, str(BOOK / "print_pdf.py"), str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, env={"BROWSER": "no-such-browser"}, capture_output=True, text=True)
