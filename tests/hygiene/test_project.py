@@ -12,10 +12,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+import marlhf_lite
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +89,18 @@ def test_the_wheel_carries_what_the_library_reads_from_data():
     files = {path for place in shipped for path in [place, *place.rglob("*")] if path.is_file()}
     lost = [path for path in files - set(repository().values()) if "__pycache__" not in path.parts]
     assert not lost, "the build leaves out what .gitignore names, without a word"
+
+
+def test_the_version_is_the_same_everywhere_and_the_site_that_is_built_is_the_one_published():
+    version = PROJECT["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == marlhf_lite.__version__ == version
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "site.yml").read_text(encoding="utf-8"))
+    steps = workflow["jobs"]["site"]["steps"]
+    (built,) = [step["run"].split()[1] for step in steps if "run" in step]
+    (published,) = [step["with"]["path"] for step in steps if "path" in step.get("with", {})]
+    recipe = re.search(rf"^{built}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1]
+    assert re.search(rf"-c \S+ \S+ {published}\n", recipe)
 
 
 def test_the_library_has_few_rooms():
