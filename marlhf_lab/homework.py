@@ -82,6 +82,8 @@ if __name__ == "__main__":
     parser.add_argument("--start", action="store_true", help="write this file: the assignment without its functions")
     args = parser.parse_args()
     if args.start:
+        if not build_it.WHOLE.is_file():
+            parser.error("--start: the single file is not in an installed package: use a copy of the repository")
         if args.answers.exists():
             parser.error(f"{args.answers}: there is a file already: choose another name")
         args.answers.write_text(build_it.starter(build_it.WHOLE.read_text(encoding="utf-8")), encoding="utf-8")
