@@ -32,7 +32,7 @@ SPINE = {
     "05": ["1", "2"],
     "08": ["2"],
     "15": ["1"],
-    "13": ["8"],
+    "13": ["8", "9"],
 }
 SESSION = 90  # minutes of a session in class, where a core takes twice its study time
 SESSIONS = {  # what is taught in class, and what is read at home before it: together the course "one day"

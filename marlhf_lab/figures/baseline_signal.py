@@ -38,24 +38,33 @@ def signal_table(record: Mapping) -> str:
 
 @plots.plt.rc_context(plots.STYLE)
 def response_figure(record: Mapping, n: int = 5) -> np.ndarray:
-    """Draw each critic's response to a choice as a share of the credit, and what pooling takes away; [2] Axes."""
-    axes = plots.subplots((1, 2), 0.42)[0]
-    for setting, style in plots.method_styles([*record["cells"]], marker=True).items():
+    """Draw each critic's response to a choice, the credit beside it, and what pooling takes away; returns the [2] Axes.
+
+    All in deviations of the setting's score, for a choice of slope 1.
+    """
+    axes, places = plots.subplots((1, 2), 0.5)[0], []
+    for rank, (setting, style) in enumerate(plots.method_styles([*record["cells"]], marker=True).items()):
         cell = record["cells"][setting]
-        credit, response = cell["credit"]["mean"], np.array([h["mean"] for h in cell["response"][:SHOWN]])
-        axes[0].plot(np.arange(1, SHOWN + 1), response / credit, label=setting, **style)
-        axes[1].plot(np.arange(n), np.array(taken_away(response, n)) / credit, **style)
+        unit, place = cell["score"]["deviation"], SHOWN + 1.5 + rank
+        response = np.array([h["mean"] for h in cell["response"][:SHOWN]]) / unit
+        credit = [cell["credit"][end] / unit for end in ("low", "mean", "high")]
+        axes[0].plot(np.arange(1, SHOWN + 1), response, label=setting, **style | {"markersize": 3})
+        axes[0].plot([place] * 2, credit[::2], color=style["color"], linewidth=1.2)
+        axes[0].plot(place, credit[1], color=style["color"], marker=style["marker"], markersize=4)
+        axes[1].plot(np.arange(n), taken_away(response, n), **style | {"markersize": 3})
+        places.append(place)
     for ax in axes:
         ax.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-    axes[0].axhline(1, color="0.6", linewidth=0.8, linestyle=":", zorder=0)
-    axes[0].set(xlabel="tokens after the choice", ylabel="the critic's response / credit")
-    axes[1].set(xlabel="place of the token in its macro action", ylabel="taken away by pooling / credit")
+    axes[0].axvline(SHOWN + 0.75, color="0.8", linewidth=0.8)
+    axes[0].set(xlabel="tokens after the choice", ylabel="response, in deviations of the score")
+    axes[0].set_xticks([1, 5, 10, SHOWN - 1, np.mean(places)], ["1", "5", "10", str(SHOWN - 1), "credit"])
+    axes[1].set(xlabel="place of the token in its macro action", ylabel="taken away, same unit")
     axes[1].set_xticks(range(n))
     axes[0].figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize="small")
     text = (
-        "Left: how far a choice along the improving direction moves V, by tokens afterwards, over the credit that the "
-        "choice earns (dotted: all of it). Right: what the mean of V over an action of five tokens subtracts from the "
-        "choice's advantage, by its place in the action, over the same credit."
+        "Left: how far a choice along the improving direction moves V, by tokens afterwards; then the credit that it "
+        "earns, with its 95 % interval over answers. Right: what the mean of V over an action of five tokens "
+        "subtracts from the choice's advantage, by its place in the action."
     )
     plots.caption(axes[0].figure, text)
     return axes
