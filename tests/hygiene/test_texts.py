@@ -113,7 +113,7 @@ def test_pictures_are_seen_where_nobody_trusts_the_notebook(path):
 @every_notebook
 def test_file_is_small_and_its_cells_are_short(path):
     text = path.read_text(encoding="utf-8")
-    assert len(text.encode()) <= 400_000
+    assert len(text.encode()) <= 420_000
     assert '"iopub.execute_input"' not in text, "execute without record_timing: times make noisy diffs"
     assert not re.search(r"(?<![\w.])/tmp/", text), "a path of the machine"
     for cell in cells(path, "code"):
