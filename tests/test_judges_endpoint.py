@@ -176,7 +176,7 @@ def test_a_judge_that_gives_no_verdicts_ends_the_run_before_all_pairs_are_paid_f
 def test_few_pairs_without_a_verdict_end_not_well_and_show_why(endpoint, tmp_path, capfd):
     answers = [{"prompt": f"p {i}", "method": name, "response": f"{name} {i}"} for i in range(3) for name in "xy"]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answers))
-    words = ["--judge_answers", str(tmp_path / "answers.jsonl"), "--judge_methods", "x,y", "--judge", "endpoint"]
+    words = ["--judge_answers", str(tmp_path / "answers.jsonl"), "--judge_methods", "x,y"]
     words += ["--judge_url", endpoint.url, "--judge_model", "m-1", "--output_dir", str(tmp_path / "judging")]
     endpoint.decide = lambda *_: "A!"
     for _ in range(2):  # the second time nothing is asked
