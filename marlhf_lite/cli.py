@@ -286,7 +286,7 @@ def _data(options: commands.DataCommand) -> None:
     check_dataset(options.dataset)
     from marlhf_lite.experiments.data_report import data_report
 
-    print(data_report(options))
+    sys.stdout.write_colours(data_report(options))
 
 
 def _generate(options: commands.GenerateCommand) -> None:

@@ -9,7 +9,13 @@ from test_architectures import WINDOW, save_family
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import actor_critic, last_layer
-from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
+from marlhf_lite.models.actor_critic import (
+    ActorCritic,
+    PolicyModel,
+    ScalarHeadModel,
+    checkpoint_activations,
+    without_dropout,
+)
 from marlhf_lite.models.last_layer import has_plain_last_layer, last_states
 from marlhf_lite.models.loading import load_base, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
@@ -33,6 +39,8 @@ def actors(request, family):
     policy = nudge(new_policy(base, options), 1, 0.02)
     policy.save_pretrained(sft)
     critic = nudge(new_reward_model(base, sft), 2, 0.02)
+    for model in (policy, critic):
+        without_dropout(model)
     return name, ActorCritic(PolicyModel(policy), ScalarHeadModel(critic))
 
 

@@ -182,7 +182,7 @@ def test_minibatches_are_optimizer_steps_over_every_response(moved, batch, num_m
     seen = []  # the responses of each pass: the one for old outputs, then the steps
 
     def keep(_, given):
-        seen.append([tuple(ids[attended.bool()].tolist()) for ids, attended in zip(*given)])
+        seen.append([tuple(ids[attended.bool()].tolist()) for ids, attended in zip(*given[:2])])
 
     made.models.critic.register_forward_pre_hook(keep)
     steps = record(made)

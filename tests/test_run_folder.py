@@ -153,7 +153,7 @@ def test_a_config_that_is_not_as_it_was_written_is_named_and_not_read(run, text,
 
 def test_a_run_without_its_manifest_is_refused(run, tmp_path):
     fails(lambda: RunFolder.open(tmp_path / "none"), "no such folder")
-    fails(lambda: RunFolder.open(tmp_path), "is not a run (it has no manifest.json)")
+    fails(lambda: RunFolder.open(tmp_path), "not a run (it has no manifest.json)")
     manifest = run.path / "manifest.json"
     whole = manifest.read_text()
     for text in ("", whole[: len(whole) // 2], "[]", '{"options": {}}'):

@@ -14,6 +14,7 @@ from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.utils.printable import printable
 
 COLOURS = {"prompt": "\x1b[44;97m", "answer": "\x1b[42;30m", "end": "\x1b[41;97m"}
 PLAIN = "\x1b[0m"
@@ -37,9 +38,9 @@ def data_report(options: DataCommand) -> str:
         "dropped: " + (", ".join(f"{n} {why.replace('_', ' ')}" for why, n in reasons.items()) or "none"),
         *(f"{column} in tokens: {text}" for column, text in lengths.items()),
         *(f"note: {note}" for note in (*notes, *more)),
-        *_rows(task, tokenizer, options),
     ]
-    return "\n".join(lines)
+    # The text of tokens is escaped already, and may have colours.
+    return "\n".join([*map(printable, lines), *_rows(task, tokenizer, options)])
 
 
 def _lengths(task: Task, tokenizer) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from marlhf_lite.models.shards import METADATA, TRAINER_SHARDS
+from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.errors import InputError, one_line
 
 # Option -> the command that makes its folder, what peft calls such an adapter, and where in a run it may stand.

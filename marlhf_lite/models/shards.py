@@ -15,10 +15,9 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 
+from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
 from marlhf_lite.utils.errors import InputError
 
-METADATA = ".metadata"  # beside the shards of several processes
-TRAINER_SHARDS = "pytorch_model_fsdp_0"  # the weights in a checkpoint of SFT or reward model, as Trainer names them
 MODELS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}  # folder in a checkpoint -> how its names begin
 # What the metadata are made of; a file of anything else may come from somebody who wants to run code here.
 CLASSES = {("torch", "Size"), ("torch.serialization", "_get_layout")}

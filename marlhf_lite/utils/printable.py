@@ -21,5 +21,9 @@ class PrintableStream:
     def write(self, text: str) -> int:
         return self._stream.write(printable(text))
 
+    def write_colours(self, text: str) -> None:
+        """Write a line with colours of our own, in which all else is printable."""
+        self._stream.write(f"{text}\n")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
