@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -20,9 +21,7 @@ from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.rollout import Sampling
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "examples"))
-from my_environment import Word  # noqa: E402
-
+Word = runpy.run_path(str(ROOT / "examples" / "my_environment.py"))["Word"]
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMALL = "--max_response_length 6 --batch_size 4 --micro_batch_size 4 --updates 1".split()
 

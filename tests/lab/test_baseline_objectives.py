@@ -1,8 +1,9 @@
 """PastMean and Fitted of examples/objectives.py, against float64 loops, and what macro actions are without a critic."""
 
 import itertools
-import sys
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,10 +25,7 @@ PAST = 5
 @pytest.fixture(scope="module")
 def ours():
     """Their module."""
-    sys.path.append(str(Path(__file__).parents[2] / "examples"))
-    import objectives
-
-    return objectives
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "examples" / "objectives.py")))
 
 
 def estimate(kind, rewards, values, mask, **options):
