@@ -128,7 +128,8 @@ def update_fault(answers: ModuleType, n: int, epochs: int, draw: torch.Generator
 
 def cut_fault(answers: ModuleType, draw: torch.Generator) -> str:
     """Return what is wrong with the student's macro actions, or an empty text."""
-    length, n = (int(torch.randint(1, 13, (), generator=draw)) for _ in range(2))
+    n, more = (int(torch.randint(1, 7, (), generator=draw)) for _ in range(2))
+    length = n + more  # more than one macro action, or another n would cut alike
     right = [t // n for t in range(length)]
     try:
         found = answers.macro_actions(torch.ones(2, length, dtype=torch.bool), n)
