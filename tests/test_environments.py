@@ -31,7 +31,7 @@ from marlhf_lite.macro import FixedNGram, MacroActions, TerminationRule, Turn, k
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import build_models, load_policy
 from marlhf_lite.parsing.termination import Sentence
-from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chats import expect_chats
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -135,7 +135,7 @@ def test_a_long_observation_is_cut_and_turns_are_limited(roles, tokenizer):
     text = " word" * 50
     long = Counter(lambda o, r, d: ([text] * len(o), r, d), at=1)
     rollout = Dialogues(long, max_turns=2, max_observation_length=7)(roles.policy.model, tokenizer, PROMPTS, SAMPLING)
-    ids = encode_behind(tokenizer, [text])[0]
+    ids = encode_continuation(tokenizer, [text])[0]
     for row, turns in enumerate(rollout.turns):
         assert len(turns) <= 2
         for a, b in itertools.pairwise(turns):
@@ -455,7 +455,7 @@ def chat_tokenizer(template):
 
 
 def message(tokenizer, text, before=()):
-    return make_message(tokenizer, encode_behind(tokenizer, [text])[0], before[-1:])
+    return make_message(tokenizer, encode_continuation(tokenizer, [text])[0], before[-1:])
 
 
 @pytest.mark.parametrize("template, role", [(CHATML, "tool"), (NO_TOOLS, "user")])

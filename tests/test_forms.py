@@ -159,7 +159,7 @@ def test_one_export_does_not_touch_what_another_makes(tiny, sft, tmp_path, monke
     assert before == {path.name: path.read_bytes() for path in out.iterdir()} and ".lock" not in before
     (tmp_path / "empty").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr("marlhf_lite.experiments.export.share_weights", interrupt)
+        patch.setattr("marlhf_lite.experiments.export.apply_umask", interrupt)
         for place in ("empty", "new"):
             with pytest.raises(KeyboardInterrupt):
                 export_policy(options, sft, tmp_path / place)

@@ -19,7 +19,7 @@ from marlhf_lite.utils import seals
 from marlhf_lite.utils.content import code_hash, model_hash
 from marlhf_lite.utils.jsonl import append_lines
 from marlhf_lite.utils.run_folder import RunFolder
-from marlhf_lite.utils.seals import broken, check_seal, file_hash, seal, written_as_a_whole
+from marlhf_lite.utils.seals import atomic_folder, broken, check_seal, file_hash, seal
 
 TEMPLATE = (
     "Date: {{ strftime_now('%d %b %Y') }}\n{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -262,7 +262,7 @@ def test_one_flipped_bit_of_a_checkpoint_is_found(tmp_path):
 def test_one_flipped_bit_of_a_saved_model_is_found(base, tiny, tmp_path, name):
     from marlhf_lite.models.loading import new_policy
 
-    with written_as_a_whole(tmp_path / "policy") as place:
+    with atomic_folder(tmp_path / "policy") as place:
         nudge(new_policy(base, tiny), 1).save_pretrained(place)
     folder = tmp_path / "policy"
     check_seal(folder)

@@ -39,7 +39,7 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.trl_trainers import read_as_written
+from marlhf_lite.training.trl_trainers import match_checkpoint_format
 from marlhf_lite.utils.run_folder import RunFolder
 
 HERE = Path(__file__).parent
@@ -346,8 +346,10 @@ def test_fsdp_takes_the_form_of_a_checkpoint(now, tmp_path):
     accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
     without, under = (SimpleNamespace(accelerator=accelerator, is_fsdp_enabled=fsdp) for fsdp in (False, True))
     (tmp_path / "rng_state.pth").touch()
-    read_as_written(without, tmp_path)
-    fails(lambda: read_as_written(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml")
+    match_checkpoint_format(without, tmp_path)
+    fails(
+        lambda: match_checkpoint_format(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml"
+    )
     for form, file in {"FULL_STATE_DICT": ".bin", "SHARDED_STATE_DICT": "_0/.metadata"}.items():
         checkpoint = tmp_path / form
         path = checkpoint / f"pytorch_model_fsdp{file}"
@@ -355,8 +357,8 @@ def test_fsdp_takes_the_form_of_a_checkpoint(now, tmp_path):
         path.touch()
         (checkpoint / "rng_state.pth").touch()
         error = f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml"
-        fails(lambda at=checkpoint: read_as_written(without, at), error)
-        read_as_written(under, checkpoint)
+        fails(lambda at=checkpoint: match_checkpoint_format(without, at), error)
+        match_checkpoint_format(under, checkpoint)
         expected = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=form)
         for name in ("state_dict_type", "state_dict_config", "optim_state_dict_config"):
             assert getattr(plugin, name) == getattr(expected, name)

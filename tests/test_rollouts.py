@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from marlhf_lite.models.loading import load_base, load_tokenizer, new_policy
-from marlhf_lite.tasks.answers import encode_answers, encode_behind, encode_responses
-from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
+from marlhf_lite.tasks.answers import encode_answers, encode_continuation, encode_responses
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.tasks.training_rows import pair_dataset, sft_dataset
 from marlhf_lite.training.rollout import (
     Sampling,
@@ -146,7 +146,7 @@ def test_no_space_comes_between_prompt_and_answer(name):
                 assert row[:-1] == whole[len(ids) :]
             (response,) = from_tokens(tokenizer, [prompt], [row], [tokenizer.eos_token_id]).responses
             assert response == answer or name == "merged_spaces"
-            assert encode_behind(tokenizer, [answer]) == [row[:-1]]  # what an environment says
+            assert encode_continuation(tokenizer, [answer]) == [row[:-1]]  # what an environment says
 
 
 def test_from_texts(either, texts):
@@ -254,4 +254,4 @@ def test_a_text_is_what_its_tokens_say():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", clean_up_tokenization_spaces=True)
     text = " print('a .b', ' ! ')"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert tokenizer.decode(ids) != text == decode_behind(tokenizer, [ids])[0]
+    assert tokenizer.decode(ids) != text == decode_continuation(tokenizer, [ids])[0]

@@ -16,7 +16,7 @@ from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.evaluation.statistics import few_prompts
 from marlhf_lite.experiments.reports import run_report
 from marlhf_lite.utils.libraries import check_versions
-from marlhf_lite.utils.seals import written_as_a_whole
+from marlhf_lite.utils.seals import atomic_folder
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
@@ -88,7 +88,7 @@ def test_a_folder_behind_a_link_is_written_to_where_it_is(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "policy").symlink_to(tmp_path / "elsewhere")
     for text in ("one", "two"):
-        with written_as_a_whole(tmp_path / "policy") as place:
+        with atomic_folder(tmp_path / "policy") as place:
             place.mkdir()
             (place / "file").write_text(text)
         assert (tmp_path / "elsewhere" / "file").read_text() == text and (tmp_path / "policy").is_symlink()

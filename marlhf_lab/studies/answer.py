@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 
 from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates
 from marlhf_lab.studies.paper import typeset
-from marlhf_lab.studies.results import by_method, stored_results, student
+from marlhf_lab.studies.results import by_method, stored_results, t_quantile
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.plotting import training as plots
 from marlhf_lite.plotting.styles import method_styles
@@ -100,7 +100,7 @@ def _draw(ax: plt.Axes, runs: Sequence[Mapping], style: Mapping) -> None:
     """The mean of smoothed curves over seeds, with the 95 % t-interval of this mean."""
     curves = np.array([trailing_mean([row["gold_mean"] for row in curve_of(run)], 3) for run in runs])
     updates, mean = np.arange(1, curves.shape[1] + 1), curves.mean(0)
-    half = student(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
+    half = t_quantile(len(runs) - 1) * curves.std(0, ddof=1) / len(runs) ** 0.5
     ax.plot(updates, mean, linewidth=1.6, **style)
     ax.fill_between(updates, mean - half, mean + half, color=style["color"], alpha=0.18, linewidth=0)
 

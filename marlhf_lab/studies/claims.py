@@ -10,11 +10,11 @@ import numpy as np
 
 from marlhf_lab.credit.gradient_signal import ratio_of_signals
 from marlhf_lab.figures.gradient_signal import gradient_record
-from marlhf_lab.studies.contrasts import curve_of, exp, ratio_of_updates, ratio_to_final_score
+from marlhf_lab.studies.contrasts import curve_of, ratio_of_updates, ratio_to_final_score, ratios_from_logs
 from marlhf_lab.studies.equal_kl import WINDOW, difference_at_kl
 from marlhf_lab.studies.mean_reward import difference_of_means, interaction, means_of
 from marlhf_lab.studies.paper import compare, say
-from marlhf_lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, student, t_interval
+from marlhf_lab.studies.results import EXPLAINED, by_method, crossed_interval, stored_results, t_interval, t_quantile
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.evaluation.statistics import trailing_mean
 from marlhf_lite.utils.tables import interval, markdown
@@ -63,7 +63,7 @@ def claims() -> dict[str, str]:
         texts[f"{study}: {' / '.join(methods)} to {threshold:g}, window {window}"] = interval(value, beside=1)
     pooled = [("critic", SEEING), ("umbrella_noise", ["L32 first noise E4", "L32 first noise E0"])]
     ratios = [ratio_of_updates(stored_results(study), methods, 0.8, 3)["by_seed"] for study, methods in pooled]
-    both = exp(t_interval(np.log(np.concatenate(ratios)).tolist()))
+    both = ratios_from_logs(t_interval(np.log(np.concatenate(ratios)).tolist()))
     texts["critic and umbrella_noise: MA-PPO / PPO, seeing"] = interval(both, beside=1)
     for study in ("main", "summaries", "size_small", "size_large", "tuned_tldr", "steps_confirm", "tuned_steps"):
         ratio = ratio_to_final_score(stored_results(study), ["PPO", "MA-PPO"])
@@ -260,7 +260,7 @@ def at_equal_kl(results: Sequence[Mapping], score: str, degree: int) -> dict:
     scores = np.array([np.mean(r["final"][score]) for r in results])
     fit, squares, *_ = np.linalg.lstsq(design, scores, rcond=None)
     freedom = len(scores) - design.shape[1]
-    half = student(freedom) * (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
+    half = t_quantile(freedom) * (squares[0] / freedom * np.linalg.inv(design.T @ design)[0, 0]) ** 0.5
     return {"mean": fit[0], "low": fit[0] - half, "high": fit[0] + half}
 
 

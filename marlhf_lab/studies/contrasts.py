@@ -46,7 +46,7 @@ def ratio_of_updates(results: Sequence[Mapping], ratio: Sequence[str], threshold
     signs = (1, -1, -1, 1)[: len(ratio)]
     gaps = [sum(sign * logs[method][seed] for sign, method in zip(signs, ratio, strict=True)) for seed in seeds]
     value = t_interval(gaps) if gaps else {"mean": None, "low": None, "high": None, "by_seed": []}
-    return exp(value) | {"seeds": seeds}
+    return ratios_from_logs(value) | {"seeds": seeds}
 
 
 def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], reference: str = "PPO") -> dict:
@@ -61,10 +61,10 @@ def ratio_to_final_score(results: Sequence[Mapping], ratio: Sequence[str], refer
         goal = final_score(curves[reference])
         reached = {name: updates_to_reach(curve, goal) or len(curve) for name, curve in curves.items()}
         logs.append(math.log(reached[ratio[0]] / reached[ratio[1]]))
-    return exp(t_interval(logs))
+    return ratios_from_logs(t_interval(logs))
 
 
-def exp(logs: Mapping) -> dict:
+def ratios_from_logs(logs: Mapping) -> dict:
     """Ratios from their logarithms."""
     return {key: None if value is None else np.exp(value).tolist() for key, value in logs.items()}
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from marlhf_lab.studies.contrasts import curve_of
 from marlhf_lab.studies.learning import learning_curves
-from marlhf_lab.studies.power import visible, visible_gap
+from marlhf_lab.studies.power import minimum_detectable, visible_gap
 from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lab.studies.results import EXPLAINED, by_method, stored_results, t_interval
 from marlhf_lite.utils import tables
@@ -63,7 +63,7 @@ def interaction(far: Sequence[float], near: Sequence[float]) -> dict:
     low, high = test.confidence_interval()
     error = (np.var(far, ddof=1) / len(far) + np.var(near, ddof=1) / len(near)) ** 0.5
     value = {"mean": float(np.mean(far) - np.mean(near)), "low": float(low), "high": float(high), "by_seed": []}
-    return value | {"visible": visible(error, test.df)}
+    return value | {"visible": minimum_detectable(error, test.df)}
 
 
 def contrasts_of(study, results: Sequence[Mapping]) -> dict[str, dict]:

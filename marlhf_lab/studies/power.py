@@ -12,7 +12,7 @@ from scipy import stats
 POWER, LEVEL = 0.9, 0.05
 
 
-def visible(error: float, freedom: float) -> float:
+def minimum_detectable(error: float, freedom: float) -> float:
     """The smallest effect that could be seen where a mean has this standard error: (t + z) times it.
 
     t and z are the quantiles of `LEVEL` and `POWER`. This usual approximation is a little low: by the noncentral t the
@@ -23,7 +23,7 @@ def visible(error: float, freedom: float) -> float:
 
 def visible_gap(gaps: Sequence[float]) -> float:
     """The smallest mean difference that a study with these differences by seed could have seen."""
-    return visible(float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5, len(gaps) - 1)
+    return minimum_detectable(float(np.std(gaps, ddof=1)) / len(gaps) ** 0.5, len(gaps) - 1)
 
 
 def visible_ratio(ratios: Sequence[float]) -> float:

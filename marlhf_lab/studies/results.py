@@ -310,11 +310,11 @@ def crossed_interval(gaps: np.ndarray) -> Interval:
     squares = np.divide(squares, freedom, out=np.zeros(3), where=freedom > 0)
     variance = max(squares[0] + squares[1] - squares[2], *squares[:2])  # below either, it would be chance
     weight = float((squares**2)[freedom > 0] @ (1 / freedom[freedom > 0]))
-    half = student(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
+    half = t_quantile(variance**2 / weight) * (variance / gaps.size) ** 0.5 if weight else 0.0
     return Interval(mean, mean - half, mean + half)
 
 
-def student(freedom: float) -> float:
+def t_quantile(freedom: float) -> float:
     """Student's t at 97.5 % for these degrees of freedom (at least one)."""
     return float(stats.t.ppf(0.975, max(freedom, 1.0)))
 
@@ -341,6 +341,6 @@ def t_interval(values: Sequence[float | None], least: float = -math.inf) -> dict
         return out
     out["mean"] = mean = float(np.mean(values))
     if len(values) > 1:
-        half = student(len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+        half = t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / len(values) ** 0.5
         out |= {"low": max(mean - half, least), "high": mean + half}
     return out

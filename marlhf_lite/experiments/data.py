@@ -16,7 +16,7 @@ from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.manifest import rows_digests, runs_of
 from marlhf_lite.models.checks import check_length, check_vocabulary, position_limit
 from marlhf_lite.parsing import split_sentences
-from marlhf_lite.tasks.answers import encode_answers, encode_behind
+from marlhf_lite.tasks.answers import encode_answers, encode_continuation
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
 from marlhf_lite.tasks.prompts import ROW, RowColumns
@@ -105,7 +105,7 @@ def check_texts(options: StageCommand, base: PreTrainedModel, tokenizer, task: T
         ids = encode_prompts(tokenizer, prompts)
         check_length(base, options.model, max(map(len, ids), default=0), response)
         columns = (rows[name] for rows in task.splits.values() for name in COLUMNS[1:] if name in rows.column_names)
-        answers = encode_behind(tokenizer, [*{text for column in columns for text in column}])
+        answers = encode_continuation(tokenizer, [*{text for column in columns for text in column}])
         check_vocabulary(base, options.model, tokenizer, {token for row in (*ids, *answers) for token in row})
 
 

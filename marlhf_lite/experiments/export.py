@@ -24,7 +24,7 @@ from marlhf_lite.tasks.shapes import write_text
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import share_weights
+from marlhf_lite.utils.jsonl import apply_umask
 from marlhf_lite.utils.run_folder import LOCK, RunFolder, RunLock, check_output_dir, run_of
 
 
@@ -116,7 +116,7 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
             save_untied(model, part, model.state_dict())
         else:
             model.save_pretrained(part)
-            share_weights(part)
+            apply_umask(part)
         tokenizer.save_pretrained(part)
     print_main(line)
     print_main(f"model: {output}")

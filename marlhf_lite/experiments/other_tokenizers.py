@@ -10,7 +10,7 @@ from torch import Tensor
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.models.loading import TOKENIZERS, is_full_model, load_tokenizer
-from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chats import Chat, expect_chats
 from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.splits import Task
@@ -41,7 +41,7 @@ class TextReader:
         Raises `InputError` for a text of too many tokens.
         """
         end = self.tokenizer.eos_token_id
-        ids = encode_behind(self.tokenizer, rollout.responses)
+        ids = encode_continuation(self.tokenizer, rollout.responses)
         ids = [row + [end] * (ended or not row) for row, ended in zip(ids, rollout.ended.tolist(), strict=True)]
         read = from_tokens(self.tokenizer, self.prompts(rollout.prompts), ids, [end])
         if self.limit and (longest := int(read.attention_mask.sum(1).max())) > self.limit:

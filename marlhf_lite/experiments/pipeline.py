@@ -41,7 +41,7 @@ from marlhf_lite.models.actor_critic import (
 from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.prompts import ROW, prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
-from marlhf_lite.training.checkpoint import go_back
+from marlhf_lite.training.checkpoint import rewind_run
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
@@ -50,14 +50,14 @@ from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import read_as_written, sum_in_each_pass
+from marlhf_lite.training.trl_trainers import match_checkpoint_format, sum_in_each_pass
 from marlhf_lite.utils.content import name_function
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
-from marlhf_lite.utils.jsonl import read_json, share_weights, write_json
+from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
-from marlhf_lite.utils.seals import SEAL, broken, seal, written_as_a_whole
+from marlhf_lite.utils.seals import SEAL, atomic_folder, broken, seal
 
 Reward = Callable[[Rollout], Tensor]
 DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
@@ -122,7 +122,7 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
     set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
     records = train(folder)
     if PartialState().is_main_process:
-        share_weights(folder)
+        apply_umask(folder)
         seal(folder)
         for file, content in records.items():
             write_json(folder / file, content)
@@ -399,9 +399,9 @@ def _train_baseline(
     without_dropout(policy)
     trainer, held_out = make(policy, logger), None
     sum_in_each_pass(trainer)
-    read_as_written(trainer, checkpoint)
+    match_checkpoint_format(trainer, checkpoint)
     if is_main:
-        go_back(run, [path for number, path in checkpoints.items() if number > update], logs)
+        rewind_run(run, [path for number, path in checkpoints.items() if number > update], logs)
     PartialState().wait_for_everyone()
     logger.history = run.metrics()
     if options.eval_every:
@@ -434,7 +434,7 @@ def _train_baseline(
 def _save_policy(model: PeftModel, tokenizer, folder: Path, weights: dict[str, Tensor] | None) -> None:
     """Save a policy without the reference's adapter; `weights` are those of all processes where it is sharded."""
     policy_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
-    with written_as_a_whole(folder) as place:
+    with atomic_folder(folder) as place:
         model.save_pretrained(place, state_dict=weights, **policy_only)
         tokenizer.save_pretrained(place)
 

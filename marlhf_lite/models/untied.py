@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from marlhf_lite.utils.jsonl import share_weights
+from marlhf_lite.utils.jsonl import apply_umask
 
 
 def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tensor], head_apart: bool = True) -> None:
@@ -33,7 +33,7 @@ def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tens
         whole.pop(head, None)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
-    share_weights(folder)
+    apply_umask(folder)
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = head not in whole
     config.architectures, config.dtype = [type(model).__name__.removeprefix("FSDP")], whole[embedding].dtype

@@ -18,17 +18,17 @@ def encode_answers(
     if not getattr(tokenizer, "expects_chats", False):
         return ids, encode_responses(tokenizer, answers, limit)
     wholes = encode_prompts(tokenizer, [p + a for p, a in zip(prompts, answers, strict=True)])
-    alone = encode_behind(tokenizer, answers, split_special_tokens=False)
+    alone = encode_continuation(tokenizer, answers, split_special_tokens=False)
     behind = [w[len(p) :] if w[: len(p)] == p else a for p, w, a in zip(ids, wholes, alone, strict=True)]
     return ids, [(row + [tokenizer.eos_token_id])[:limit] for row in behind]
 
 
 def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:
     """Return the token ids of responses, ended by EOS; longer ones are cut to `limit` tokens and have no EOS."""
-    return [(row + [tokenizer.eos_token_id])[:limit] for row in encode_behind(tokenizer, responses)]
+    return [(row + [tokenizer.eos_token_id])[:limit] for row in encode_continuation(tokenizer, responses)]
 
 
-def encode_behind(tokenizer, texts: Sequence[str], split_special_tokens: bool = True) -> list[list[int]]:
+def encode_continuation(tokenizer, texts: Sequence[str], split_special_tokens: bool = True) -> list[list[int]]:
     """Return the token ids of texts that stand behind another text.
 
     Tokenizers such as Llama-2's put a space before each text, which would stand between prompt and response.

@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from marlhf_lite.tasks.answers import encode_behind
-from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts
+from marlhf_lite.tasks.answers import encode_continuation
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts
 
 BATCH = 1000
 SHOWN = 24  # characters that are shown of a text, and half as many before the first one that differs
@@ -35,8 +35,8 @@ def _lost(tokenizer, texts: Sequence[str], are_answers: bool) -> list[tuple[str,
     """Return the texts that do not come back: each with what comes back, and whether tokens of it are unknown."""
     is_written = getattr(tokenizer, "expects_chats", False)
     if are_answers:
-        ids = encode_behind(tokenizer, texts, split_special_tokens=not is_written)
-        backs = decode_behind(tokenizer, ids)
+        ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written)
+        backs = decode_continuation(tokenizer, ids)
     else:
         ids = encode_prompts(tokenizer, texts)
         backs = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -28,7 +28,7 @@ def _leading_special_tokens(tokenizer) -> list[int]:
     return text[:start]
 
 
-def decode_behind(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+def decode_continuation(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
     """Return the texts of token ids that stand behind others, without special tokens.
 
     Decoders such as Llama-2's take the space off that a text begins with, which is an answer's own.

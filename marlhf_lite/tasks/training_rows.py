@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import datasets
 
-from marlhf_lite.tasks.answers import encode_answers, encode_behind, encode_responses
+from marlhf_lite.tasks.answers import encode_answers, encode_continuation, encode_responses
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.tokenization import encode_prompts
 
@@ -33,7 +33,7 @@ def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[
         if acts:
             (more,) = encode_responses(tokenizer, [text], limit)
         else:
-            more = make_message(tokenizer, encode_behind(tokenizer, [text])[0], ids[-1:])
+            more = make_message(tokenizer, encode_continuation(tokenizer, [text])[0], ids[-1:])
         ids, mask = ids + more, mask + [int(acts)] * len(more)
     return ids, mask
 

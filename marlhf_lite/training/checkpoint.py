@@ -24,7 +24,7 @@ from marlhf_lite.models.shards import read_shards, tensor_shapes, write_shards
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.random_states import random_states, set_random_states
-from marlhf_lite.utils.seals import broken, seal, written_as_a_whole
+from marlhf_lite.utils.seals import atomic_folder, broken, seal
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -86,7 +86,7 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         with self._disk_is_full(part):
-            write_shards(_held(actor_critic, optimizer), part)
+            write_shards(_local_state(actor_critic, optimizer), part)
         if is_main:
             self._write(write_rest, final)
 
@@ -145,7 +145,7 @@ class Checkpoints:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.accelerator.is_main_process:
             newer = map(self.path, existing[existing.index(update) + 1 :])
-            go_back(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
+            rewind_run(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
         if made == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:
@@ -154,7 +154,7 @@ class Checkpoints:
         return state["counters"]
 
     def _load_shards(self, path: Path, actor_critic: nn.Module, optimizer) -> None:
-        tensors = _held(actor_critic, optimizer, wanted=tensor_shapes(path))
+        tensors = _local_state(actor_critic, optimizer, wanted=tensor_shapes(path))
         read_shards(tensors, path, no_dist=self.accelerator.num_processes == 1)
 
     def _read(self, path: Path, actor_critic: nn.Module) -> dict:
@@ -175,7 +175,7 @@ class Checkpoints:
         return state
 
 
-def go_back(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int]) -> None:
+def rewind_run(run: "RunFolder", newer: Iterable[Path], logs: Mapping[str, int]) -> None:
     """Delete the checkpoints that are newer than the one a run goes on from, and cut its logs back to that one's.
 
     Raises `InputError` where a log is shorter than `logs` says; then nothing was changed.
@@ -208,7 +208,7 @@ def save_models(folder: Path, models: PPOModels, actor_critic: nn.Module, tokeni
             continue
         final = folder / role
         try:
-            with written_as_a_whole(final) as temporary:
+            with atomic_folder(final) as temporary:
                 model.save_pretrained(temporary, **weights)
                 if role == "policy":
                     tokenizer.save_pretrained(temporary)
@@ -251,7 +251,7 @@ def _set_optimizer_state(actor_critic: nn.Module, optimizer, saved: dict) -> Non
                 inner.state.pop(parameter, None)
 
 
-def _held(actor_critic: nn.Module, optimizer, wanted: Iterable[str] | None = None) -> dict[str, Tensor]:
+def _local_state(actor_critic: nn.Module, optimizer, wanted: Iterable[str] | None = None) -> dict[str, Tensor]:
     """What this process holds of weights (`weights.NAME`) and of Adam's state (`exp_avg.NAME` and others), by name.
 
     With `wanted`, names of a checkpoint, Adam's state gets the tensors that it names, and no others.

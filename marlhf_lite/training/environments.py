@@ -19,10 +19,10 @@ import torch
 from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from marlhf_lite.tasks.answers import encode_behind
+from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.observations import make_message
 from marlhf_lite.tasks.prompts import RowColumns
-from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.content import name_function
@@ -105,7 +105,7 @@ class Dialogues:
         """Note what the policy said, and what the environment answers."""
         if not dialogues:
             return
-        texts = decode_behind(tokenizer, replies)
+        texts = decode_continuation(tokenizer, replies)
         answers = self._step(dialogues, texts, turn)
         for one, ids, response, (text, reward, done) in zip(dialogues, replies, texts, answers, strict=True):
             one.turns.append({"span": [len(one.ids), len(one.ids) + len(ids)], "response": response, "reward": reward})
@@ -115,10 +115,10 @@ class Dialogues:
 
     def _answer(self, tokenizer, dialogue: Dialogue, text: str, turn: int) -> None:
         """Append an observation, as far as it is read."""
-        (ids,), answer = encode_behind(tokenizer, [text]), {"observation": text}
+        (ids,), answer = encode_continuation(tokenizer, [text]), {"observation": text}
         read = ids[: self.max_observation_length]
         if len(read) < len(ids):
-            answer = {"observation": decode_behind(tokenizer, [read])[0], "observation_cut": len(ids) - len(read)}
+            answer = {"observation": decode_continuation(tokenizer, [read])[0], "observation_cut": len(ids) - len(read)}
         message = make_message(tokenizer, read, before=dialogue.ids[-1:])
         if not message:
             raise self._fault(turn, [dialogue.prompt], "the observation is empty: say something, or be done")

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.config.method import PPOConfig, SamplingConfig
 from marlhf_lite.models.tied import tied_layers
-from marlhf_lite.tasks.tokenization import decode_behind, encode_prompts, pad
+from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import in_batches
@@ -363,6 +363,6 @@ def from_tokens(
 def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
     response_ids = tokens[:, prompt_mask.shape[1] :]
     kept = [row[m].tolist() for row, m in zip(response_ids, mask, strict=True)]
-    responses = decode_behind(tokenizer, kept)
+    responses = decode_continuation(tokenizer, kept)
     attention_mask = torch.cat([prompt_mask, mask.long()], 1)
     return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)

@@ -169,7 +169,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
         trainer.remove_callback(callback)
     sum_in_each_pass(trainer)
     checkpoint = checkpoint_of_stop(output) if resume else None
-    read_as_written(trainer, checkpoint)
+    match_checkpoint_format(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
         trainer.add_callback(bar)
@@ -203,7 +203,7 @@ def checkpoint_of_stop(output: Path) -> Path | None:
     return last
 
 
-def read_as_written(trainer: Trainer, checkpoint: Path | None) -> None:
+def match_checkpoint_format(trainer: Trainer, checkpoint: Path | None) -> None:
     """Let FSDP read a checkpoint, if any, in the form in which it was written: by shard, or as one file of all weights.
 
     Those that the trainer writes from now on have the same form. Raises `InputError` where FSDP wrote it and is not

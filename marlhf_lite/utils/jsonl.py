@@ -66,7 +66,7 @@ def named_fault(path: Path) -> Iterator[None]:
         raise
 
 
-def share_weights(folder: Path) -> None:
+def apply_umask(folder: Path) -> None:
     """Give files of weights the mode of other new files: safetensors writes them for their owner alone.
 
     A server that loads them may be another user's.

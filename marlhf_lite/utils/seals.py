@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import share_weights, write_json
+from marlhf_lite.utils.jsonl import apply_umask, write_json
 
 SEAL = "hashes.json"
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
@@ -57,14 +57,14 @@ def seal(path: Path) -> None:
 
 
 @contextmanager
-def written_as_a_whole(final: Path) -> Iterator[Path]:
+def atomic_folder(final: Path) -> Iterator[Path]:
     """A folder to write to, which takes the place of `final`, sealed, when the block ends well; else that stays."""
     final = final.resolve()  # of a link, the folder that it leads to
     temporary = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         yield temporary
-        share_weights(temporary)
+        apply_umask(temporary)
         seal(temporary)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)

@@ -5,7 +5,7 @@ import pytest
 from made_up_results import made_up
 
 from marlhf_lab.studies import equal_kl
-from marlhf_lab.studies.results import student
+from marlhf_lab.studies.results import t_quantile
 from marlhf_lite.plotting import training as plots
 
 
@@ -30,7 +30,7 @@ def test_difference_against_its_closed_form(results):
     found = equal_kl.difference_at_kl(results, "MA-PPO", "PPO")
     assert found["kl"] == pytest.approx([end] * 3)
     assert found["by_seed"] == pytest.approx(expected)
-    half = student(2) * expected.std(ddof=1) / 3**0.5
+    half = t_quantile(2) * expected.std(ddof=1) / 3**0.5
     assert [found["low"], found["high"]] == pytest.approx([expected.mean() - half, expected.mean() + half])
     turned = equal_kl.difference_at_kl(results, "PPO", "MA-PPO")
     assert turned["mean"] == pytest.approx(-found["mean"])

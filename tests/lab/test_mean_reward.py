@@ -14,7 +14,7 @@ from marlhf_lab.studies import mean_reward, result_tables
 from marlhf_lab.studies.contrasts import ratio_of_updates
 from marlhf_lab.studies.could_be_seen import seen
 from marlhf_lab.studies.mean_reward import difference_of_means, differences, interaction, mean_reward_report
-from marlhf_lab.studies.power import visible, visible_gap, visible_ratio
+from marlhf_lab.studies.power import minimum_detectable, visible_gap, visible_ratio
 from marlhf_lab.studies.results import stored_results, t_interval
 from marlhf_lab.studies.study import load_study
 from marlhf_lite.utils.tables import interval
@@ -62,14 +62,14 @@ def test_an_interaction_has_welch_s_interval():
     found = interaction(far, near)
     middle = far.mean() - near.mean()
     assert [found[key] for key in ("mean", "low", "high")] == pytest.approx([middle, middle - half, middle + half])
-    assert found["visible"] == pytest.approx(visible(sum(parts) ** 0.5, freedom))
+    assert found["visible"] == pytest.approx(minimum_detectable(sum(parts) ** 0.5, freedom))
 
 
 @pytest.mark.parametrize(("seeds", "low"), [(24, 1.01), (10, 1.03), (5, 1.083), (3, 1.217)])
 def test_power_is_that_of_simulated_studies(seeds, low):
     """Of 20,000 studies with the visible effect, made larger by what its docstring says, 90 % find it."""
     gaps = RNG.normal(size=(20_000, seeds))
-    effect = visible(1 / seeds**0.5, seeds - 1)
+    effect = minimum_detectable(1 / seeds**0.5, seeds - 1)
     found = stats.ttest_1samp(gaps + low * effect, 0, axis=1).pvalue < 0.05
     assert found.mean() == pytest.approx(0.9, abs=0.01)
     assert visible_gap(gaps[0]) == pytest.approx(effect * gaps[0].std(ddof=1))

@@ -12,7 +12,7 @@ from marlhf_lab.studies.command import StudyCommand
 from marlhf_lab.studies.learning import learning_table
 from marlhf_lab.studies.mean_reward import contrasts_of
 from marlhf_lab.studies.reports import study_figures, study_report
-from marlhf_lab.studies.results import by_method, crossed_interval, stored_results, student, study_table
+from marlhf_lab.studies.results import by_method, crossed_interval, stored_results, study_table, t_quantile
 from marlhf_lab.studies.study import Study, load_study, run_study
 from marlhf_lite.utils.shipped import shipped
 from marlhf_lite.utils.tables import interval
@@ -76,8 +76,10 @@ def test_crossed_interval_against_a_loop(spread):
     mean, error, freedom = two_way(gaps.tolist())
     got = crossed_interval(gaps)
     assert got.mean == pytest.approx(mean)
-    assert (got.low, got.high) == pytest.approx((mean - student(freedom) * error, mean + student(freedom) * error))
-    assert student(1) >= student(freedom) >= student(1e9)
+    assert (got.low, got.high) == pytest.approx(
+        (mean - t_quantile(freedom) * error, mean + t_quantile(freedom) * error)
+    )
+    assert t_quantile(1) >= t_quantile(freedom) >= t_quantile(1e9)
 
 
 def test_a_sure_gain_and_single_seeds_and_prompts():

@@ -33,7 +33,7 @@ from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks, who
 from marlhf_lite.training.rollout import Rollout, Sampling, end_of_text, from_tokens
 from marlhf_lite.training.sampler_checks import check_servers
 from marlhf_lite.utils.errors import DifferentPolicy, InputError, ServerError, one_line
-from marlhf_lite.utils.jsonl import share_weights
+from marlhf_lite.utils.jsonl import apply_umask
 
 try:
     import openai
@@ -122,7 +122,7 @@ class VLLMEngine:
         place = self.folder / name
         try:
             model.save_pretrained(place)
-            share_weights(place)
+            apply_umask(place)
             for client in self.clients:
                 _load(client, name, place)
             yield name
