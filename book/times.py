@@ -59,7 +59,7 @@ class Times(NamedTuple):
         halves = f" ({self.pause} to the pause, {self.core - self.pause} after it)" if self.pause else ""
         letters = ""
         if self.all > self.core:
-            letters = 'Sections with a number are the core; those with a letter stand under "For the careful reader".'
+            letters = 'Numbered sections are the core; lettered ones, under "For the careful reader", are optional.'
         rest = f", all {self.all} min" if letters else ""
         study = f"**Study time** core {self.core} min{halves}{rest}, without the exercises."
         return " ".join(filter(None, [study, letters, f"**Processor time** {self.processor} min on one core."]))

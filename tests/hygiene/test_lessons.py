@@ -42,7 +42,7 @@ def test_checkpoints_and_card(path):
     questions = len(QUESTION.findall(text))
     assert questions == text.count("**Checkpoint.**"), "an answer to hide and show stands below each question"
     assert questions >= minutes // 10, f"{questions} questions in {minutes} minutes"
-    (card,) = CARD.findall(text.partition("## To take along")[2])
+    (card,) = CARD.findall(text.partition("## Key points")[2])
     rows = [re.split(r"(?<!\\)\|", row)[1:-1] for row in card.splitlines()]
     assert 4 <= len(rows) <= 6 and all(len(row) == 3 and "`" in row[2] for row in rows)
 
