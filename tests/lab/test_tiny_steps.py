@@ -2,12 +2,9 @@
 
 import random
 import re
-from dataclasses import replace
 
 import pytest
-import torch
 import yaml
-from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,18 +15,9 @@ from marlhf_lab.corpora.tiny_steps import (
     verify,
     write,
 )
-from marlhf_lab.credit import first_wrong_step
-from marlhf_lab.credit.first_wrong_step import blame, blame_by_estimator, first_wrong_tokens
-from marlhf_lab.credit.gradients import Estimator
 from marlhf_lite.cli import main
-from marlhf_lite.config.options import PPOTrainerConfig
-from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_tokenizer
-from marlhf_lite.tasks.answers import encode_responses
 from marlhf_lite.tasks.tiny_steps.gold import LETTERS, Problem, gold_scores, read_prompt
-from marlhf_lite.training.experience import ModelOutputs
-from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rollout import from_tokens
 from marlhf_lite.utils.jsonl import read_lines
 
 SEEDS = st.integers(0, 2**32)
@@ -147,70 +135,10 @@ def steps_tokenizer():
     return load_tokenizer("tiny-gemma-steps")
 
 
-def rollout_of(tokenizer, texts):
-    ids = encode_responses(tokenizer, texts, 100)
-    made = from_tokens(tokenizer, [PROBLEM.prompt] * len(texts), ids, [tokenizer.eos_token_id])
-    scores = torch.tensor(gold_scores(made.prompts, texts))
-    return ids, replace(made, scores=scores, ref_logprobs=torch.zeros(made.mask.shape))
-
-
-def test_blame_falls_on_the_tokens_of_the_first_wrong_step(steps_tokenizer):
-    ids, rollout = rollout_of(steps_tokenizer, [RIGHT, FAILED[0], "a+5:47>52", FAILED[1]])
-    wrong = first_wrong_tokens(rollout, steps_tokenizer)
-    marked = [steps_tokenizer.decode([i for i, m in zip(row, flags) if m]) for row, flags in zip(ids, wrong.tolist())]
-    assert marked == ["", "b-3:52>39", "", "a+5:47>51"]
-
-    advantages = torch.randn(wrong.shape, generator=torch.Generator().manual_seed(0)).double()
-    found = blame(advantages, wrong, rollout.mask, rollout.scores)
-    for place, row in enumerate((1, 3)):
-        negative = (-advantages[row, : len(ids[row])]).clamp(min=0)
-        at = wrong[row].nonzero()[:, 0].tolist()
-        parts = [negative[at].sum() / negative.sum(), negative[: at[0]].sum() / negative.sum(), len(at) / len(ids[row])]
-        assert [found.share[place], found.before[place], found.tokens[place]] == pytest.approx(list(map(float, parts)))
-    assert not blame(torch.ones_like(advantages), wrong, rollout.mask, torch.zeros(4)).share.any()
-
-
-class Given(PPOTrainer):
-    """A trainer whose critic gives these values [B, T], and whose policy is the reference."""
-
-    def __init__(self, tokenizer, values):
-        self.tokenizer, self.values, self.kl_coef = tokenizer, values, 0.0
-        self.micro_batch_size, self.updates_done, self.accelerator = len(values), 0, Accelerator()
-
-    def compute_outputs(self, rollout):
-        return ModelOutputs(torch.zeros_like(self.values), torch.zeros_like(self.values), self.values)
-
-
-def test_blame_by_estimator_in_closed_form(steps_tokenizer):
-    """A blind critic blames by distance to the end; one that sees a slip at once blames its last token."""
-    _, rollout = rollout_of(steps_tokenizer, FAILED)
-    wrong, lengths = first_wrong_tokens(rollout, steps_tokenizer), rollout.lengths.tolist()
-
-    def estimator(lam, n="1"):
-        return Estimator(PPOTrainerConfig(lam=lam, n=n), FixedNGram(int(n)))
-
-    estimators = {"token": estimator(0.9), "n=5": estimator(0.9, "5"), "one": estimator(1.0)}
-    blind = blame_by_estimator(Given(steps_tokenizer, 0.4 * rollout.mask.float()), rollout, estimators)
-    for row, length in enumerate(lengths):
-        at = [i for i in range(length) if wrong[row, i]]
-        for name, weights in {
-            "token": [0.9 ** (length - 1 - i) for i in range(length)],
-            "n=5": [0.9 ** ((length - 1) // 5 - i // 5) for i in range(length)],
-            "one": [1.0] * length,
-        }.items():
-            share, before = sum(weights[i] for i in at) / sum(weights), sum(weights[: at[0]]) / sum(weights)
-            assert blind[name].share[row].item() == pytest.approx(share, rel=1e-5)
-            assert blind[name].before[row].item() == pytest.approx(before, rel=1e-5)
-    after = torch.nn.functional.pad(wrong.cumsum(1) == wrong.sum(1, keepdim=True), (1, -1))  # behind the slip
-    seeing = Given(steps_tokenizer, (~after & rollout.mask).float())
-    found = blame_by_estimator(seeing, rollout, {"zero": estimator(0.0)})["zero"]
-    assert torch.allclose(found.share, torch.ones(2).double())
-
-
 # End to end
 
 
-def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path, capsys):
+def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path):
     sizes = {"size": 40, "updates": 1, "batch_size": 4, "eval_prompts": 4, "sft_batch_size": 4, "rm_batch_size": 4}
     words = ["run", "--dataset", "tiny-steps", "--termination", "sentence", "--output_dir", str(tmp_path / "out")]
     assert main([*words, *(f"--{name}={value}" for name, value in sizes.items())]) == 0
@@ -219,10 +147,3 @@ def test_all_stages_run_and_a_line_is_a_macro_action(tmp_path, capsys):
     (row,) = read_lines(next((tmp_path / "out").rglob("metrics.jsonl")))
     assert 0 <= row["gold_mean"] <= 1 and row["eos_rate"] > 0.5
     assert 7 < row["macro_length"] < 11  # such as "a+5:47>52" and a line break
-
-    out = str(tmp_path / "out")
-    assert first_wrong_step.main(["--sft", out, "--policy", out, "--eval_prompts", "4"]) == 0
-    table = capsys.readouterr().out
-    assert all(name in table for name in ("RLOO", "PPO lam=1", "MA-PPO lines"))
-    assert first_wrong_step.main(["--sft", out, "--policy", f"{out}/sft", "--eval_prompts", "4"]) == 2
-    assert "no critic beside it" in capsys.readouterr().err
