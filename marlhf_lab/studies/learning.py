@@ -16,7 +16,6 @@ from marlhf_lab.studies.contrasts import contrast_table, curve_of, updates_to
 from marlhf_lab.studies.reports import add_equal_kl, dots, save_figures, write_report
 from marlhf_lab.studies.results import t_interval
 from marlhf_lite.plotting import training as plots
-from marlhf_lite.plotting.styles import METHODS
 from marlhf_lite.utils import tables
 
 SCORE, WINDOW = "gold_mean", 3  # metric of the curves; updates in a mean, where the protocol gives no other number
@@ -140,14 +139,10 @@ def _line(row: Mapping) -> list[str]:
 def learning_figures(
     groups: Mapping[str, Sequence[str]], results: Sequence[Mapping], rows: Sequence[Mapping]
 ) -> dict[str, np.ndarray]:
-    """Draw learning curves, a panel for each group, differences, and sweeps over n: name of a figure to its Axes."""
+    """Draw learning curves, a panel for each group, and differences: name of a figure to its Axes."""
     drawn = {"learning_curves": learning_curves(groups, results)}
     if any("area_difference" in row for row in rows):
         drawn["differences"] = differences(rows)
-    for group in groups:
-        lengths = {row["n"]: row for row in rows if row["group"] == group and "n" in row}
-        if len(lengths) == len(groups[group]) > 2:  # its methods differ in n
-            drawn[f"{group}_sweep"] = sweep(lengths, max(len(curve_of(run)) for run in results))
     return drawn
 
 
@@ -177,39 +172,3 @@ def differences(rows: Sequence[Mapping]) -> np.ndarray:
     )
     keys = {"updates_difference": "difference in\nupdates to threshold", "area_difference": "difference in area"}
     return dots([row for row in rows if "area_difference" in row], keys, text)
-
-
-@plt.rc_context(plots.STYLE)
-def sweep(rows: Mapping[str, Mapping], budget: int) -> np.ndarray:
-    """Plot updates to the threshold over n, and the credit that the formula expects to be kept; returns the [2] Axes.
-
-    Args:
-        rows: n -> row of `learning_table`, in the order in which they are drawn.
-        budget: updates of a run; a cross there is a seed that does not reach the threshold.
-    """
-    axes, places = plots.subplots((1, 2), 0.55)[0], range(len(rows))
-    for place, row in zip(places, rows.values(), strict=True):
-        seeds = row["updates"]["by_seed"]
-        for seed, updates in enumerate(seeds):
-            beside = place + 0.7 * ((seed + 0.5) / len(seeds) - 0.5)
-            axes[0].plot(beside, updates or budget, "." if updates else "x", color="0.35", markersize=4)
-    colour = METHODS["MA-PPO"].colour
-    medians = [row["updates"]["median"] or np.nan for row in rows.values()]
-    axes[0].plot(places, medians, "_", color=colour, markersize=9, markeredgewidth=1.6)
-    for share, (name, style) in enumerate({"nothing": "o-", "what it saw": "s--", "all": "^:"}.items()):
-        kept = [row["kept"][share] for row in rows.values()]
-        axes[1].plot(places, kept, style, color=f"{0.3 * share:.1f}", label=name, markersize=3, linewidth=1)
-    axes[0].set(ylabel="updates to threshold", ylim=(None, budget + 1))
-    axes[1].set(ylabel="share of credit kept, expected", ylim=(-0.03, 1.03))
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncols": 3, "columnspacing": 0.8, "handlelength": 1.6}
-    axes[1].legend(title="the critic sees", fontsize="small", title_fontsize="small", **above)
-    for ax in axes:
-        ax.set(xlabel="n (tokens in a macro action)")
-        ax.set_xticks(places, ["\u221e" if n == "inf" else n for n in rows], fontsize="small")
-        ax.grid(axis="y", alpha=0.3, linewidth=0.5)
-    text = (
-        "Left: dots are seeds, bars their median, lower is faster; a cross: not within the budget. Right: what the "
-        "closed formula expects an advantage to keep of the decisive word's credit, where nothing else is credited."
-    )
-    plots.caption(axes[0].figure, text)
-    return axes

@@ -103,15 +103,9 @@ class Study:
         return not self.of_curves and self.shared.get("reward", "rm") in ("rm", "gold")
 
 
+# Key of a protocol -> its type; `name` is the file's own.
 KEYS = {"methods": dict, "seeds": list, "shared": dict, "baseline": str, "target_method": str, "first_prompt": int}
-KEYS |= {
-    "figures": dict,
-    "threshold": float,
-    "window": int,
-    "mean_updates": list,
-    "contrasts": dict,
-    "equal_kl": list,
-}  # key of a protocol -> its type
+KEYS |= {"figures": dict, "threshold": float, "window": int, "mean_updates": list, "contrasts": dict, "equal_kl": list}
 
 
 def protocol_file(name: str) -> Path:
