@@ -1,9 +1,9 @@
-"""What a run can do without, loaded only when an option asks for it. It imports the method, never the other way.
+"""Optional parts, loaded only when an option asks for them. They import the method; the method never imports them.
 
 judges      win rates by a model, an endpoint or a person (§4.1)
-programs    tasks with unit tests, both sandboxes, and the reward of Appendix B.5
+programs    tasks with unit tests, two sandboxes, and the reward of Appendix B.5
 parsers     link-grammar and stanza for English, tree-sitter for Python
-vllm        rollouts by vLLM's servers
-memory      whether a run fits a card, and how many cards are the least
+vllm        rollouts by vLLM servers
+memory      whether a run fits a card, and the least number of cards
 baselines   DPO, RLOO and GRPO (Table 7)
 """

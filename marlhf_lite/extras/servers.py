@@ -1,7 +1,7 @@
-"""One client for servers that speak OpenAI's protocol: those that sample (vLLM) and those that judge.
+"""The client for servers that speak OpenAI's protocol: vLLM, which samples, and judges.
 
-Nothing that a server sends is taken on trust. An answer is bounded in size and time, and must not be compressed or
-nested too deeply. The key is masked in it before anything reads it, so that no message, file or log can quote the key.
+Every answer is limited in size and time, and refused if it is compressed or nested too deeply. The key is masked in it
+before anything else reads it, so messages, files and logs cannot quote the key.
 """
 
 import json
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import openai
 
 ANSWER_BYTES = 16 * 2**20
-ANSWER_SECONDS = 60.0  # from the head of an answer to its end; time-outs of the client are for each read
-# What an answer of another form than the protocol's raises when its fields are read.
+ANSWER_SECONDS = 60.0  # from the head of an answer to its end; the client's time-outs are for each read
+# Raised when fields are read from an answer that does not have the protocol's form.
 BAD_ANSWER = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
 
@@ -33,20 +33,20 @@ def connect(url: str, key: str, key_name: str, **settings) -> "openai.OpenAI":
 
 
 def within(seconds: float, ask: Callable, *args) -> Any:
-    """Return `ask(*args)`. Raises `multiprocessing.TimeoutError` if that takes longer; it is then left to itself."""
+    """Return `ask(*args)`. Raises `multiprocessing.TimeoutError` if it takes longer; its thread is then abandoned."""
     with ThreadPool(1) as pool:
         return pool.apply_async(ask, args).get(seconds)
 
 
 def _take(response, key: str) -> None:
-    """Read an answer and mask the key; an answer that is refused becomes an error of the server's, not asked again."""
+    """Read an answer and mask the key; a refused answer becomes a server error that is not retried."""
     body, fault = _read(response)
-    try:  # JSON has many ways to write one text: here it gets one
+    try:  # give each text its one plain form: JSON can escape any letter of the key
         body = json.dumps(json.loads(body)).encode()
     except RecursionError:
         fault = "it is nested too deeply"
     except ValueError:
-        pass  # no JSON
+        pass  # not JSON
     if fault:
         response.status_code = 502
         response.headers.update({"Content-Type": "application/json", "x-should-retry": "false"})
@@ -57,11 +57,11 @@ def _take(response, key: str) -> None:
 
 
 def _read(response) -> tuple[bytes, str]:
-    """Return the body of an answer, and why it is refused, if it is."""
+    """Return the body of an answer, and the reason to refuse it, or ""."""
     body, end = bytearray(), time.monotonic() + ANSWER_SECONDS
     try:
         if response.headers.pop("Content-Encoding", "identity") != "identity":
-            return b"", "it is compressed, which was not asked for"
+            return b"", "it is compressed, against the request"
         for part in response.stream:
             body += part
             if len(body) > ANSWER_BYTES:

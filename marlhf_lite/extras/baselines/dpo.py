@@ -18,7 +18,7 @@ from marlhf_lite.training.trl_trainers import EndsWithLastStep, EvenPairs, check
 
 
 class PairsTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, EvenPairs, DPOTrainer):
-    """TRL's trainer on our token ids. Its own would tokenize prompt and response together, and add EOS to cut ones."""
+    """TRL's trainer on our token ids; TRL would tokenize prompt and response together, and add EOS to cut responses."""
 
     of_pairs = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))
 
@@ -27,15 +27,15 @@ class PairsTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, EvenPairs
 
     @property
     def response_length(self) -> float:
-        """Mean tokens of a response, chosen or rejected."""
+        """Return the mean tokens of a response, chosen or rejected."""
         pairs = self.train_dataset
         return fmean(len(ids) for side in ("chosen_ids", "rejected_ids") for ids in pairs[side])
 
 
 def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DPOCommand, output: Path) -> PairsTrainer:
-    """A trainer of `model` on pairs (columns prompt, chosen, rejected); longer responses are cut.
+    """Return a trainer of `model` on pairs (columns prompt, chosen, rejected); responses above the limit are cut.
 
-    A copy of its adapter as it is now becomes the reference. Checkpoints go to `output`/checkpoints.
+    A copy of the model's present adapter becomes the reference. Checkpoints go to `output`/checkpoints.
     """
     encoded = {}
     for side in ("chosen", "rejected"):
@@ -54,31 +54,31 @@ def dpo_trainer(model: PeftModel, tokenizer, rows: datasets.Dataset, options: DP
 
 
 def complete_reference(model: PeftModel | PreTrainedModel) -> None:
-    """Copy to TRL's reference adapter, `ref`, what TRL leaves out: adapters of an embedding and of single tokens."""
+    """Copy adapters of the embedding and of single tokens to TRL's reference adapter, `ref`: TRL leaves them out."""
     if "ref" not in getattr(model, "peft_config", {}):
         return
     for name, parameter in model.named_parameters():
-        if name.endswith(".default"):  # in a dictionary by adapter, where TRL expects modules
+        if name.endswith(".default"):  # a parameter in a dictionary by adapter; TRL copies only modules
             model.get_parameter(name.removesuffix("default") + "ref").data.copy_(parameter.data)
 
 
 def baseline_arguments(options: PolicyCommand) -> dict:
-    """Arguments that all baselines share. Raises `InputError` for an unknown tracker."""
+    """Return the arguments that all baselines share. Raises `InputError` for an unknown tracker."""
     return {
         "disable_dropout": True,  # its noise would look like a distance to the reference
         "disable_tqdm": True,  # the bar is ours
         "report_to": tracker_names(options.report_to) or "none",
         "save_strategy": "steps" if options.checkpoint_every else "no",
         "save_steps": options.checkpoint_every or 1,
-        # Two at least: the older one is deleted only when the newer one is complete.
+        # At least two: the older one must stay until the newer one is complete.
         "save_total_limit": max(options.save_total_limit, 2),
     }
 
 
 def dpo_row(logs: dict, config: DPOStageConfig) -> dict[str, float]:
-    """A row of metrics from TRL's log of a step. Log-ratios to the reference are nats a response, over pairs.
+    """Return a row of metrics from TRL's log of a step, means over pairs. Log-ratios to the reference are in nats.
 
-    `accuracy` is the share of pairs whose chosen response has the larger log-ratio, `margin` is β times their gap.
+    `accuracy` is the share of pairs whose chosen response has the larger log-ratio, `margin` is β times the gap.
     """
     return {
         "policy_loss": logs["loss"],

@@ -1,4 +1,4 @@
-"""RLOO and GRPO through TRL: responses to one prompt are compared with each other, which takes the critic's place."""
+"""RLOO and GRPO through TRL: comparing several responses to one prompt replaces the critic."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -43,14 +43,14 @@ NAMES = {
 
 
 class SampledReward:
-    """A reward of ours in the form that TRL calls. It scores the very tokens that were sampled, EOS included.
+    """Our reward in the form that TRL calls. It scores the sampled tokens themselves, including EOS.
 
     Args:
-        reward: rollout -> [B] scores (`ModelReward`, `FunctionReward`, or your own function).
-        model: the policy, which knows what ends a response.
-        config: options that shape scores (see `shape_scores`), and the size of a group, which is a sample.
-        gold: (prompts, responses) -> true scores, which are recorded and never trained on.
-        logger: where samples go, at the first update and at every tenth; None: nowhere.
+        reward: rollout -> scores [B] (`ModelReward`, `FunctionReward`, or your own function).
+        model: the policy, which defines the end tokens.
+        config: options that shape scores (see `shape_scores`), and the size of a group.
+        gold: (prompts, responses) -> true scores, which are only recorded.
+        logger: receives samples at the first update and at every tenth.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class SampledReward:
     def __call__(
         self, prompts, completions, completion_ids, trainer_state, log_metric, row: Sequence[str] = (), **unused
     ) -> list[float]:
-        """Shaped scores, one a response; the arguments are TRL's, `row` that of `Prompt`."""
+        """Return shaped scores, one per response; the arguments are TRL's, `row` is that of `Prompt`."""
         prompts = [*map(Prompt, prompts, row)] if row else prompts
-        # TRL gives ids without padding: the same rollout as PPO's can be made of them.
+        # TRL gives ids without padding; they make the same rollout as in PPO.
         rollout = from_tokens(self.tokenizer, prompts, completion_ids, self.ends).to(PartialState().device)
         rollout = replace(rollout, scores=score_responses(self.reward, rollout))
-        scores = torch.tensor(gather_object(rollout.scores.tolist()))  # a deviation is no mean over processes
+        scores = torch.tensor(gather_object(rollout.scores.tolist()))  # of all processes, for the deviation
         row = {
             "score_mean": scores.mean().item(),
             "score_std": scores.std(correction=0).item(),
@@ -90,14 +90,14 @@ class SampledReward:
 
 
 class _OurPrompts:
-    """Prompts in our tokens: TRL would add a second BOS to a prompt that a chat template wrote."""
+    """Tokenize prompts as we do: TRL would add a second BOS to a prompt that a chat template wrote."""
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict]:
         return encode_prompts(self.processing_class, prompts), None, {}
 
 
 class _TokenMeans:
-    """Metrics over all tokens of a step, however it is split: TRL's are means over passes of each pass's mean."""
+    """Make metrics means over all tokens of a step; TRL takes the mean over passes of each pass's mean."""
 
     of_tokens = ("entropy",)
 
@@ -132,10 +132,10 @@ def group_trainer(
     config: RLOOCommand | GRPOCommand,
     output: Path,
 ) -> RLOOTrainer | GRPOTrainer:
-    """A trainer of `model` by the method of these options. A copy of its adapter as it is now becomes the reference.
+    """Return a trainer of `model` by the method of these options. A copy of its present adapter becomes the reference.
 
-    An update has `batch_size` responses, as many as PPO's, to batch_size / num_generations prompts, and is one
-    optimizer step. Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
+    An update has `batch_size` responses, as in PPO, to batch_size / num_generations prompts, and is one optimizer step.
+    Optimizer and learning-rate schedule are PPO's. Checkpoints go to `output`/checkpoints.
     """
     processes = PartialState().num_processes
     check_head(model)
@@ -152,7 +152,7 @@ def group_trainer(
         trainer_class, config_class, method_arguments = _RLOO, RLOOConfig, {"normalize_advantages": config.whiten}
     else:
         trainer_class, config_class = _GRPO, GRPOConfig
-        # The KL's gradient is that of the reverse KL, as PPO's is; that of the first GRPO was another.
+        # The KL's gradient is that of the reverse KL, as in PPO, and not that of the first GRPO.
         method_arguments = {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": True}
     sampling = sampling_of(config, config.max_response_length)
     drawn = list(islice(prompt_stream(prompts, config.seed), updates * groups))  # in PPO's order
@@ -169,7 +169,7 @@ def group_trainer(
             beta=config.kl_coef,
             epsilon=config.cliprange,
             max_grad_norm=config.max_grad_norm,
-            # TRL has one temperature for sampling and log-probabilities; PPO keeps them apart, and so do we.
+            # TRL has one temperature for sampling and log-probabilities; we keep them apart, as in PPO.
             temperature=config.temperature if config.logprobs_at_temperature else 1.0,
             generation_kwargs=sampling.arguments(),
             max_completion_length=config.max_response_length,
@@ -180,17 +180,17 @@ def group_trainer(
         train_dataset=datasets.Dataset.from_dict({"prompt": drawn} | rows),
         processing_class=tokenizer,
     )
-    # Not as `optimizers`, which transformers refuses under FSDP.
+    # Set here because transformers refuses the argument `optimizers` under FSDP.
     trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
     complete_reference(trainer.model)
     return trainer
 
 
 def group_row(logs: dict, config: GroupConfig) -> dict[str, float]:
-    """A row of metrics from TRL's log of a step.
+    """Return a row of metrics from TRL's log of a step.
 
-    TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO; a row has it in nats a response. Without a KL coefficient
-    there is none.
+    TRL's KL is a mean over tokens, k1 in RLOO and k3 in GRPO; a row has it in nats per response. Without a KL
+    coefficient TRL gives none.
     """
     row = {ours: logs[theirs] for theirs, ours in NAMES.items() if theirs in logs}
     if "kl" in logs:

@@ -1,1 +1,1 @@
-"""Pairwise judges and what they said (§4.1, Appendix F, Table 1)."""
+"""Pairwise judges and their judgments (§4.1, Appendix F, Table 1)."""

@@ -1,4 +1,4 @@
-"""The command `marlhf judge`: two methods' stored answers, compared by a judge."""
+"""The command `marlhf judge`: a judge compares the stored answers of two methods."""
 
 import random
 import textwrap
@@ -12,14 +12,7 @@ from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import win_rate
 from marlhf_lite.extras.judges.judges import EndpointJudge
-from marlhf_lite.extras.judges.judgments import (
-    combine,
-    few_verdicts,
-    file_name,
-    judge_pairs,
-    make_pairs,
-    summary,
-)
+from marlhf_lite.extras.judges.judgments import combine, few_verdicts, file_name, judge_pairs, make_pairs, summary
 from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
@@ -28,36 +21,34 @@ from marlhf_lite.utils.run_folder import CONFIG, RunFolder, RunLock, check_writa
 
 
 def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
-    """Judge what the options name and print the counts.
+    """Judge the answers that the options name, and print the counts.
 
-    Returns the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are written
-    beside the judgments. Everything is checked before anything is paid for.
+    Return the rows of `judge_pairs` and the counts of `summary` with `win_rate`, an interval; the counts are also
+    written beside the judgments. Options and answers are checked before the first request.
     """
-    seed = options.seed
     names = [name.strip() for name in options.judge_methods.split(",") if name.strip()]
     if len(names) != 2 or names[0] == names[1]:
         raise InputError(f"--judge_methods {options.judge_methods!r}: give two names, such as MA-PPO,PPO")
     rows, first, second = find_answers(options.judge_answers, *names)
     pairs = make_pairs(rows, first, second)
-    drawn = random.Random(seed).sample(range(len(pairs)), min(options.size or len(pairs), len(pairs)))
+    drawn = random.Random(options.seed).sample(range(len(pairs)), min(options.size or len(pairs), len(pairs)))
     pairs = [pairs[i] for i in sorted(drawn)]
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
-    criteria = CRITERIA[options.judge_criteria]
-    judge = EndpointJudge(options, criteria)
+    judge = EndpointJudge(options, CRITERIA[options.judge_criteria])
     if identical := sum(pair.first == pair.second for pair in pairs):
-        print(f"{identical} of {len(pairs)} pairs are the same text twice: ties, without asking")
+        print(f"{identical} of {len(pairs)} pairs have the same text twice: ties, without asking")
     with RunLock() as lock:
-        lock.take(folder)  # two processes would ask, and pay, for the same pairs
-        judgments = judge_pairs(judge, pairs, folder, seed=seed)
-    counts = summary(judgments) | {"criteria": judge.criteria, "seed": seed}
+        lock.take(folder)  # two processes would pay for the same pairs
+        judgments = judge_pairs(judge, pairs, folder, seed=options.seed)
+    counts = summary(judgments) | {"criteria": judge.criteria, "seed": options.seed}
     if counts["judged"]:
         counts["win_rate"] = win_rate([row["winner"] for row in combine(judgments)]).rate._asdict()
-    if judgments:  # else the counts of an earlier sitting stay
+    if judgments:  # else the counts of an earlier run stay
         write_json(folder / f"{file_name(f'{judge.name}-{first}-against-{second}')}.json", counts)
         print(f"{report(counts, judgments)}\njudgments: {folder}")
     if counts["pairs"] < len(pairs):
-        print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: the same command goes on")
+        print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: give the same command to continue")
     malformed = [row["raw"] for row in judgments if row["winner"] == "malformed"]
     if len(malformed) > len(judgments) / 2:
         raise InputError(few_verdicts(judge.name, malformed, len(judgments)))
@@ -65,11 +56,11 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
 
 
 def find_answers(places: str, *methods: str) -> tuple:
-    """`(rows, name of each method among the rows)`: the first answer of every method to each prompt.
+    """Return the first answer of every method to each prompt, as rows, and the name of each of `methods` in the rows.
 
-    `places` are folders and files, comma-separated; see `read_responses`. Where there are several temperatures, methods
-    are named with theirs, such as "SFT T=0.4"; a method that is asked for without one is taken at the training
-    temperature, which the config of the evaluation holds. Raises `InputError` for a place without answers.
+    `places` are folders and files, comma-separated; see `read_responses`. If there are several temperatures, the names
+    have them, such as "SFT T=0.4"; a method asked for without a temperature is taken at the training temperature, which
+    the evaluation's config holds. Raises `InputError` for a place without answers.
     """
     paths = [Path(part).expanduser() for part in split_paths(places)]
     if not paths:
@@ -84,7 +75,7 @@ def find_answers(places: str, *methods: str) -> tuple:
 
 
 def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
-    """The counts in a few lines, and why judgments are missing."""
+    """Format the counts in a few lines, with reasons for missing judgments."""
     first, second = counts["methods"]
     numbers = ", ".join(f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped"))
     lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
@@ -94,8 +85,6 @@ def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
     place = counts["position"]
     if place["decided"]:
         lines.append(f"the response shown first won {place['first_shown_share']:.0%} of {place['decided']} decisions")
-    if place["both_orders"]:
-        lines.append(f"both orders agree on {place['consistency']:.0%} of {place['both_orders']} pairs")
     for word in ("skipped", "malformed"):
         raw = dict.fromkeys(row["raw"] for row in judgments if row["winner"] == word and row["raw"])
         lines += [f"{word}: {textwrap.shorten(printable(text), 200, placeholder=' ...')}" for text in list(raw)[:3]]

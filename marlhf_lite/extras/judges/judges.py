@@ -1,7 +1,4 @@
-"""Judges: which of two responses to a prompt is better? (paper, section 4.1, Appendix F)
-
-Scores (gold, or a reward model), or a model behind an endpoint.
-"""
+"""Judges of two responses to a prompt: scores, or a model at an endpoint (paper, section 4.1, Appendix F)."""
 
 import json
 import os
@@ -18,11 +15,17 @@ from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, 
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
 
+try:
+    import openai
+except ImportError:  # EndpointJudge tells how to install it
+    openai = None
+
 
 class ScoreJudge(Judge):
-    """The response with the higher score wins: a gold scorer, or a reward model (paper, Table 1).
+    """The response with the higher score wins (paper, Table 1).
 
-    `scorer` maps (prompts, responses) to a finite number each. Its judgments are never reused: it may be edited.
+    `scorer`, such as gold scores or a reward model, maps (prompts, responses) to finite numbers. Its judgments are not
+    reused, because the scorer may change.
     """
 
     ordered = False
@@ -31,53 +34,52 @@ class ScoreJudge(Judge):
         self.scorer, self.name = scorer, name
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` for a wrong number of scores, or one that is not finite."""
+        """Raises `InputError` for a wrong number of scores, or for a score that is not finite."""
         x, y = finite(f"scores of judge {self.name}", self.scorer([prompt] * 2, [a, b]), count=2).tolist()
         return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}})
 
 
-PATIENCE = 600.0  # seconds for one judgment, with all that is tried again
+PATIENCE = 600.0  # seconds for one judgment, all retries included
 # Statuses that end a run, and what the user should check.
 CHECKS = {401: "OPENAI_API_KEY", 402: "the account", 403: "OPENAI_API_KEY", 404: "--judge_model and --judge_url"}
 
 
 class EndpointJudge(Judge):
-    """A model behind an OpenAI-compatible endpoint (paper, section 4.1 and Appendix F.1).
+    """A model at an OpenAI-compatible endpoint (paper, section 4.1 and Appendix F.1).
 
-    The endpoint may be a server on your own machine: vLLM, llama.cpp and ollama speak this protocol.
-    A temperature, a name of the token limit or a system role that it refuses with their names are left out.
-    The openai client retries 408, 409, 429, 5xx, time-outs and broken connections with back-off, and honours
-    Retry-After. The key is read from the environment and sent to the endpoint; it is in no file, message or log.
+    The endpoint may be a server on your own machine: vLLM, llama.cpp and ollama speak this protocol. If it refuses the
+    temperature, or the name of the token limit, it is asked without. The openai client retries 408, 409, 429, 5xx,
+    time-outs and broken connections with back-off, and honours Retry-After. The key is read from the environment and
+    sent to the endpoint only; files, messages and logs do not have it.
+
     Raises `InputError` for options that cannot work.
     """
 
     def __init__(self, options: EndpointConfig, criteria: Criteria, retries: int = 5):
-        try:
-            import openai  # noqa: F401
-        except ImportError:
-            raise InputError("marlhf judge needs the openai package: pip install 'marlhf-lite[judge]'") from None
+        if openai is None:
+            raise InputError("marlhf judge: needs the package openai: pip install 'marlhf-lite[judge]'")
         if not options.judge_model.strip():
-            raise InputError("--judge_model: not given: name the model that the endpoint is to judge with")
-        key = os.environ.get("OPENAI_API_KEY", "").strip()  # a server of your own needs none
+            raise InputError("--judge_model: not given: name the model that judges")
+        key = os.environ.get("OPENAI_API_KEY", "").strip()  # your own server may need none
         try:
             url = urlsplit(options.judge_url)
             plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
             self.client = connect(options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0)
         except InputError:
             raise
-        except Exception:  # of urllib for a port that cannot be, of the client for what is no address
+        except Exception:  # urllib's for a wrong port, the client's for a wrong address
             plain = False
         if not plain:  # the URL is stored and printed
             what = "give an address such as http://localhost:8000/v1, without user, password or query"
             raise InputError(f"--judge_url: {what}; the key comes from OPENAI_API_KEY")
         self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
-        self.system_role, self.request = True, {"model": options.judge_model, "temperature": 0.0}
+        self.request = {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Print an estimate: three bytes a token in prompts (English has about four), and the limit of verdicts."""
+        """Print an estimate of the tokens: three bytes per token of a prompt, and the limit of verdicts."""
         messages = [message for each in comparisons for message in self._messages(*each.texts)]
         prompts = sum(len(message["content"].encode()) // 3 + 5 for message in messages)
         requests, verdicts = len(comparisons), len(comparisons) * (self.options.judge_max_tokens or 400)
@@ -85,12 +87,10 @@ class EndpointJudge(Judge):
         print(f"{self.name}: {requests} requests, {about} (fewer pairs: --size)")
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` where the key is refused or nothing answers."""
-        import openai
-
+        """Raises `InputError` if the key is refused or nothing answers."""
         try:
             answer = within(PATIENCE, self._complete, prompt, a, b)
-            if error := getattr(answer, "error", None):  # of a gateway, with status 200
+            if error := getattr(answer, "error", None):  # gateways send it with status 200
                 raise NotJudged(" ".join(str(error).split())[:200])
             return parse_judgment(answer.choices[0].message.content or "", self._criteria)
         except openai.APIStatusError as error:
@@ -101,14 +101,12 @@ class EndpointJudge(Judge):
         except openai.APIConnectionError as error:
             raise self._end(f"cannot be reached ({error}): check --judge_url, and that the server runs") from None
         except NoAnswerYet:
-            raise self._end(f"no whole answer within {PATIENCE:g} seconds: see that the server is well") from None
+            raise self._end(f"no whole answer within {PATIENCE:g} seconds: look at the server's log") from None
         except BAD_ANSWER:
             raise NotJudged("the answer is not a chat completion") from None
 
     def _complete(self, prompt: str, a: str, b: str):
-        """The endpoint's answer. What it refuses and names, and what can be left out, is left out from then on."""
-        import openai
-
+        """Return the endpoint's answer. A setting that it refuses by name is left out from then on."""
         while True:
             try:
                 return self.client.chat.completions.create(messages=self._messages(prompt, a, b), **self.request)
@@ -117,25 +115,21 @@ class EndpointJudge(Judge):
                     raise
 
     def _leave_out(self, refusal: str) -> bool:
-        """Change what is sent to what the endpoint takes; whether its refusal names something that can be changed."""
+        """Change the request if the refusal names something that can be changed; return whether it does."""
         if "temperature" in refusal and self.request.pop("temperature", None) is not None:
             what = "without a temperature"
         elif "max_completion_tokens" in refusal and "max_tokens" in self.request:
             self.request["max_completion_tokens"] = self.request.pop("max_tokens")
-            what = "with max_completion_tokens in place of max_tokens"
-        elif self.system_role and "role" in refusal and ("system" in refusal or "alternate" in refusal):
-            self.system_role, what = False, "with the instructions in the user's message"
+            what = "with max_completion_tokens instead of max_tokens"
         else:
             return False
-        tqdm.write(f"{self.name}: asked {what}, for the endpoint refused it")
+        tqdm.write(f"{self.name}: asked {what}, because the endpoint refused it")
         return True
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)
-        rules, responses = instructions(*texts), material(*texts)
-        if not self.system_role:
-            return [{"role": "user", "content": f"{rules}\n\n{responses}"}]
-        return [{"role": "system", "content": rules}, {"role": "user", "content": responses}]
+        # One message: not every model has a system role.
+        return [{"role": "user", "content": f"{instructions(*texts)}\n\n{material(*texts)}"}]
 
     def _end(self, what: str) -> InputError:
         return InputError(f"{self.options.judge_url}: {what}; judgments so far are kept")

@@ -1,6 +1,6 @@
 """Comparisons of two methods' responses, and the judgments of a judge on them (paper, section 4.1, Appendix F).
 
-`make_pairs` pairs stored answers, `judge_pairs` asks a judge and stores what it says, `combine` and `summary` count.
+`make_pairs` pairs stored answers, `judge_pairs` asks a judge and stores the judgments, `combine` and `summary` count.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ WINNERS = (*VALID, "malformed", "skipped")
 IDENTICAL = "the two responses are the same text"
 Order = Literal["random", "both"]
 GIVE_UP = 3  # comparisons in a row without a judgment that end a run
-FEW_VERDICTS = 5  # malformed answers that end a run where they are more than half of its answers
+FEW_VERDICTS = 5  # malformed answers that end a run if they are more than half of its answers
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,27 @@ class Comparison:
     prompt: str
     first: str
     second: str
-    methods: tuple[str, str] = ("first", "second")  # who wrote them; no judge sees these
-    shown: str = "first"  # the response that the judge sees as A; "none" for a judge to whom order means nothing
+    methods: tuple[str, str] = ("first", "second")  # the authors, hidden from judges
+    shown: str = "first"  # the response that the judge sees as A; "none" if the judge sees no order
 
     @property
     def sides(self) -> dict[str, str]:
-        """A and B to first and second."""
+        """Return which of first and second is A, and which is B."""
         return {"A": "second", "B": "first"} if self.shown == "second" else {"A": "first", "B": "second"}
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """Prompt, response A and response B."""
+        """Return prompt, response A and response B."""
         return self.prompt, getattr(self, self.sides["A"]), getattr(self, self.sides["B"])
 
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a judge says about responses A and B."""
+    """A judge's verdict on responses A and B."""
 
-    winner: str  # A, B, tie, malformed (no verdict in the judge's text) or skipped
+    winner: str  # A, B, tie, malformed (the text has no verdict) or skipped
     scores: dict | None = None  # {"A": {criterion: number}, "B": {criterion: number}}
-    raw: str = ""  # what the judge wrote, or why there is no verdict
+    raw: str = ""  # the judge's text, or why there is no verdict
 
 
 def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:
@@ -76,30 +76,30 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
     check_same_prompts(first, one, second, other)
     one, other = one.set_index("id"), other.set_index("id")
     if one.index.has_duplicates or other.index.has_duplicates:
-        raise InputError(f"answers of {first} and {second}: one id twice: leave one answer to each prompt")
+        raise InputError(f"answers of {first} and {second}: one id twice: give one answer to each prompt")
     texts = zip(one.index, one["prompt"], one["response"], other["response"].loc[one.index], strict=True)
     return [Comparison(str(id), *each, (first, second)) for id, *each in texts]
 
 
-# Asking, and what is stored
+# Asking and storing
 
 
 class Judge:
-    """A judge is called with a prompt and responses A and B, never with the methods' names; it gives a `Judgment`.
+    """A function from a prompt and responses A and B to a `Judgment`; it never gets the methods' names.
 
-    Subclasses set: `name`, which names the file; `identity`, all that a judgment depends on besides the texts, without
-    secrets (empty: judgments are never reused); `ordered`, whether it sees one response before the other; `workers`,
-    the number of threads that may call it at the same time.
+    Subclasses set `name`, which names the file; `identity`, everything else that a judgment depends on, without secrets
+    ("": judgments are not reused); `ordered`, whether the judge sees one response before the other; and `workers`, the
+    number of threads that may call it at the same time.
     """
 
     name, criteria, identity = "judge", "", ""
     ordered, workers = True, 1
 
     def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Called once before the first comparison is judged. Raises `InputError` if the judge cannot work."""
+        """Run once before the first comparison is judged. Raises `InputError` if the judge cannot work."""
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
-        """Raises `InputError` to end the run, `NotJudged` to leave this one for later."""
+        """Raises `InputError` to end the run, `NotJudged` to leave this comparison for the next run."""
         raise NotImplementedError
 
 
@@ -116,8 +116,8 @@ def judge_pairs(
 ) -> list[dict]:
     """Ask a judge about every pair.
 
-    Each judgment is written when it arrives, and a stored one is not asked for again: an interrupted run goes on, a
-    repeated one costs nothing. Two responses of the same text are a tie without asking.
+    Each judgment is written when it arrives and never asked for again: an interrupted run continues, a repeated run
+    costs nothing. Two responses with the same text are a tie without asking.
 
     Args:
         pairs: from `make_pairs`; their ids differ.
@@ -126,11 +126,11 @@ def judge_pairs(
             `both` asks in both orders. A judge that sees no order is asked once.
 
     Returns:
-        One row for each pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response
-        shown first), criteria, scores, raw.
+        One row per pair and order: pair (its id), winner (one of `WINNERS`), judge, methods, shown (the response shown
+        first), criteria, scores, raw.
 
     Raises:
-        InputError: no pairs, or a judge that cannot go on; judgments until then are kept.
+        InputError: no pairs, or a judge that cannot continue; judgments so far are kept.
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
     waiting = store.waiting()
@@ -153,10 +153,10 @@ def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
         return judgment
 
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}")
-    # At its end the pool waits for requests under way: they are paid for. An error cancels those that wait.
+    # In the end the pool waits for requests under way, which are paid for. An error cancels the others.
     with bar, ThreadPoolExecutor(judge.workers) as pool:
-        ask_all = map if judge.workers == 1 else pool.map  # one at a time: nothing is asked after an error
-        for part in (waiting[:1], waiting[1:]):  # the first one alone: if it is refused, no other is sent
+        ask_all = map if judge.workers == 1 else pool.map  # one worker asks nothing after an error
+        for part in (waiting[:1], waiting[1:]):  # if the first one is refused, no other is sent
             for outcome in ask_all(ask, part):
                 bar.update()
                 outcomes.append(outcome)
@@ -164,28 +164,28 @@ def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
 
 
 def check_outcomes(name: str, outcomes: Sequence[Judgment | NotJudged], asked: int) -> None:
-    """Raise `InputError` where the last comparisons were not judged, or most answers so far are no verdict."""
+    """Raise `InputError` if the last comparisons were not judged, or if most answers so far have no verdict."""
     last = outcomes[-min(GIVE_UP, asked) :]
     if all(isinstance(outcome, NotJudged) for outcome in last) and len(last) == min(GIVE_UP, asked):
         what = f"{len(last)} comparisons in a row were not judged ({last[-1]})"
-        raise InputError(f"{name}: {what}: judgments so far are kept, run it again to go on")
+        raise InputError(f"{name}: {what}: judgments so far are kept, run it again to continue")
     malformed = [x.raw for x in outcomes if isinstance(x, Judgment) and x.winner == "malformed"]
     if len(malformed) >= FEW_VERDICTS and len(malformed) > len(outcomes) / 2:
         raise InputError(f"{few_verdicts(name, malformed, len(outcomes))}; judgments so far are kept")
 
 
 def few_verdicts(name: str, malformed: Sequence[str], count: int) -> str:
-    """What to say where most of `count` answers are malformed; these are their texts."""
+    """Return the message for a judge most of whose `count` answers are `malformed` texts."""
     shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
     fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
-    return f"{name}: {len(malformed)} of {count} answers are no verdict, such as: {shown}: {fix}"
+    return f"{name}: {len(malformed)} of {count} answers have no verdict, such as: {shown}: {fix}"
 
 
 class JudgmentStore:
-    """A judge's judgments on some comparisons, those of earlier runs included; `path` is their file.
+    """A judge's judgments on some comparisons, including those of earlier runs; `path` is their file.
 
-    A judgment is found again by a hash of the judge's identity and the texts in the order shown: ids and names of
-    methods may change. Arguments and errors are those of `judge_pairs`.
+    The key of a judgment is a hash of the judge's identity and the texts in the order shown: ids and names of methods
+    may change. Arguments and errors are those of `judge_pairs`.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class JudgmentStore:
         seed: int = 0,
     ):
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
-            raise InputError(f"{len(pairs)} pairs: give at least one, and each an id of its own")
+            raise InputError(f"{len(pairs)} pairs: give at least one, and different ids")
         self.judge, self._lock = judge, threading.Lock()
         self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
         self.stored = {row["key"]: row for row in read_judgments(self.path)}
@@ -216,11 +216,11 @@ class JudgmentStore:
                     self.done[key] = self._row(comparison, Judgment("tie", raw=IDENTICAL))
 
     def waiting(self) -> list[Comparison]:
-        """Comparisons without a judgment; of those with the same texts only one."""
+        """Return comparisons without a judgment, one of those with the same texts."""
         return list({key: comparison for comparison, key in self.comparisons.items() if key not in self.done}.values())
 
     def add(self, comparison: Comparison, judgment: Judgment, write: bool = True) -> None:
-        """Take a judgment in, and write it at once."""
+        """Add a judgment, and write it at once."""
         row = self._row(comparison, judgment)
         with self._lock:
             self.done[row["key"]] = row
@@ -230,7 +230,7 @@ class JudgmentStore:
                 self.stored[row["key"]] = row
 
     def rows(self) -> list[dict]:
-        """One row for each comparison that has a judgment; see `judge_pairs`."""
+        """Return one row per comparison that has a judgment; see `judge_pairs`."""
         return [
             self.done[key] | {"pair": comparison.id, "methods": list(comparison.methods)}
             for comparison, key in self.comparisons.items()
@@ -247,12 +247,12 @@ class JudgmentStore:
 
 
 def file_name(name: str) -> str:
-    """A name as that of a file."""
+    """Return the name with only the characters of a plain file name."""
     return re.sub(r"[^A-Za-z0-9_=+-]+", "-", name).strip("-") or "judge"
 
 
 def read_judgments(path: str | Path) -> list[dict]:
-    """The judgments in a judge's file, the last one of each comparison; rows as `judge_pairs` returns them.
+    """Return the judgments in a judge's file, the last one of each comparison; rows as `judge_pairs` returns them.
 
     Raises `InputError` for a line that is not a judgment.
     """
@@ -267,10 +267,10 @@ def read_judgments(path: str | Path) -> list[dict]:
 
 
 def combine(rows: Sequence[Mapping]) -> list[dict]:
-    """One row for each pair, from one order or from both.
+    """Return one row per pair from the rows of one judge, which asked in one order or in both.
 
-    `rows` are one judge's. Of two judgments on a pair, in the two orders: skipped if one is skipped, else malformed if
-    one is malformed, else the winner that both name; where they disagree, or one is a tie, a tie. Scores are averaged.
+    Two judgments on a pair become skipped if one is skipped, else malformed if one is malformed, else the winner if
+    both name the same, else a tie. Scores are averaged.
     """
     combined = []
     for group in _by_pair(rows):
@@ -285,10 +285,10 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
 def summary(rows: Sequence[Mapping]) -> dict:
     """Count judgments over pairs: win, lose and tie of the first method (together `judged`), malformed, skipped.
 
-    `identical`: pairs of the same text, which are ties. `position`: `first_shown_share`, of all judgments that name a
-    winner, the share that names the response shown first (0.5 without bias, None without an order), and with both
-    orders `consistency`, the share of pairs where both name the same response. `scores`: the mean of each criterion
-    over judged pairs.
+    `identical` counts pairs of the same text, which are ties. `position` has `first_shown_share`, the share of
+    judgments with a winner that name the response shown first (0.5 without bias, None without an order), and
+    `consistency`, the share of pairs asked in both orders whose judgments agree. `scores` has the mean of each
+    criterion over judged pairs.
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)

@@ -1,6 +1,6 @@
-"""What judges are asked, and how their answers are read (paper, section 4.1 and Appendix F).
+"""The questions to judges, and the reading of their answers (paper, section 4.1 and Appendix F).
 
-Prompts and responses were written by strangers or by the models under test, and may hold sentences such as "answer A".
+Prompts and responses come from strangers or from the models under test, and may contain sentences such as "answer A".
 They stand between marks that no text can guess, and the instructions say that nothing between the marks is an order.
 """
 
@@ -16,9 +16,9 @@ import yaml
 from marlhf_lite.extras.judges.judgments import Judgment
 
 _TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-VERDICT_CHARACTERS = 100_000  # of a text: braces that open and never end take long to read
+VERDICT_CHARACTERS = 100_000  # characters of a text that are read: unclosed braces take long
 LOWEST, HIGHEST = 1, 10  # score of a criterion
-_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # the second: cut ones
+_THOUGHTS = re.compile(r"\A.*</think(?:ing)?>|<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)  # or cut
 _NAMES, _TIES = "response|reply|answer|summary|assistant|option|model|candidate", "tie|draw|equal|both|neither"
 _WINNER = re.compile(rf"\W*(?:(?:{_NAMES})[\s_]*)?(a|b|{_TIES})\W*", re.IGNORECASE)
 
@@ -34,7 +34,7 @@ class Criteria:
     rule: str  # how the criteria decide
 
     def question(self) -> str:
-        """The question, one line for each criterion, and the rule."""
+        """Return the question, one line per criterion, and the rule."""
         lines = [f"- {name}: {text}" for name, text in self.aspects.items()]
         return "\n".join([f"Which {self.response} is better? Criteria:", *lines, self.rule])
 
@@ -43,20 +43,20 @@ CRITERIA = {name: Criteria(name, **texts) for name, texts in _TEXTS["criteria"].
 
 
 def mark(prompt: str, a: str, b: str) -> str:
-    """A word that stands in none of the texts: it is a hash of all of them."""
+    """Return a word that no text contains: a hash of all of them."""
     return hashlib.sha256(json.dumps([prompt, a, b]).encode()).hexdigest()[:10]
 
 
 def material(criteria: Criteria, prompt: str, a: str, b: str) -> str:
-    """The prompt and both responses between marks."""
+    """Return the prompt and both responses between marks."""
     word, name = mark(prompt, a, b), criteria.response.upper()
     parts = {criteria.prompt.upper(): prompt, f"{name} A": a, f"{name} B": b}
     text = "\n\n".join(f"<{title} {word}>\n{part}\n</{title} {word}>" for title, part in parts.items())
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent: it becomes "?"
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
 
 
 def instructions(criteria: Criteria, prompt: str, a: str, b: str) -> str:
-    """The instructions of an endpoint: the criteria, what the marks mean, and the form of the verdict."""
+    """Return the instructions for an endpoint: the criteria, the meaning of the marks, and the form of the verdict."""
     return _TEXTS["instructions"].format(
         prompt=criteria.prompt,
         response=criteria.response,
@@ -71,20 +71,20 @@ def instructions(criteria: Criteria, prompt: str, a: str, b: str) -> str:
 def parse_judgment(text: str, criteria: Criteria) -> Judgment:
     """Read the JSON verdict that `instructions` ask for; a text without exactly one such verdict is `malformed`.
 
-    Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be written small or
-    large, with marks around it or as "Answer A", a tie as "draw", a score as a number or as its text ("7", "7/10").
-    Faults are a missing, doubled or unknown key, a score that is not from 1 to 10, a second object behind the verdict.
+    Thoughts up to </think>, and prose or a fence around the object, are left out. The winner may be in lower or upper
+    case, with marks around it or as "Answer A", a tie as "draw", a score as a number or as text ("7", "7/10"). Faults
+    are a missing, repeated or unknown key, a score outside 1 to 10, and a second object after the verdict.
     """
     objects = list(_objects(_THOUGHTS.sub("", text)[:VERDICT_CHARACTERS]))
     verdicts = [verdict for verdict in (_verdict(each, criteria) for each in objects) if verdict]
-    if len(verdicts) != 1 or not _verdict(objects[-1], criteria):  # a text under test may be quoted before it
+    if len(verdicts) != 1 or not _verdict(objects[-1], criteria):  # a quotation may stand before it
         return Judgment("malformed", raw=text)
     winner, scores = verdicts[0]
     return Judgment(winner, scores, text)
 
 
 def _objects(text: str) -> Iterator[dict | None]:
-    """The JSON objects of a text in order; None for a brace that begins none."""
+    """Yield the JSON objects of a text in order, and None for each brace that begins no object."""
     decoder, place = json.JSONDecoder(object_pairs_hook=_unique_keys), text.find("{")
     while place >= 0:
         try:
@@ -96,7 +96,7 @@ def _objects(text: str) -> Iterator[dict | None]:
 
 
 def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
-    """Winner and scores of an object that is a verdict, else None."""
+    """Return winner and scores if the object is a verdict, else None."""
     try:
         winner, sides = _WINNER.fullmatch(value["winner"])[1].lower(), value["scores"]
         scores = {side: {name: _score(n) for name, n in sides[side].items()} for side in sides}
@@ -112,10 +112,10 @@ def _verdict(value: dict | None, criteria: Criteria) -> tuple[str, dict] | None:
 
 
 def _score(n: float | str) -> float:
-    """A score as a number. Raises `ValueError` or `TypeError` for what is none from 1 to 10."""
+    """Return a score as a number. Raises `ValueError` or `TypeError` for anything but a number from 1 to 10."""
     n = float(n.replace(" ", "").removesuffix(f"/{HIGHEST}")) if isinstance(n, str) else n
     if isinstance(n, bool) or not LOWEST <= n <= HIGHEST:
-        raise ValueError(f"{n} is no score")
+        raise ValueError(f"{n} is not a score")
     return n
 
 

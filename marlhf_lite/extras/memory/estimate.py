@@ -1,7 +1,7 @@
 """Estimate the GPU memory of SFT, reward model and PPO from the model's config alone: no weights are loaded.
 
-Weights, optimizer, logits, and the cache of keys and values are counted; activations are a rule of thumb, which a test
-compares with the allocations of real modules.
+Weights, optimizer, logits, and the cache of keys and values are counted; activations follow a rule of thumb, which a
+test compares with the allocations of real modules.
 """
 
 import math
@@ -25,16 +25,16 @@ from marlhf_lite.training.rollout import MERGED_SHARE
 from marlhf_lite.utils.errors import InputError
 
 GIB = 2**30
-ADAPTER_BYTES = 4  # adapters are float32 whatever the base is
-FOUR_BITS = 0.516  # bytes a weight: 4 bits, and doubly quantised scales of blocks of 64
-CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory; about as large on all cards
+ADAPTER_BYTES = 4  # adapters are float32 for every base
+FOUR_BITS = 0.516  # bytes per weight: 4 bits, and doubly quantised scales of blocks of 64
+CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory, about the same on all cards
 TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
-FRAGMENTS = 1.05  # what allocators hold beyond what lives
+FRAGMENTS = 1.05  # what allocators hold beyond live tensors
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes by part. `generation` and `training` take turns: the larger one counts."""
+    """Bytes by part. `generation` and `training` take turns, so the larger one counts."""
 
     weights: float  # of the base, or of four models
     adapters: float
@@ -52,10 +52,10 @@ class Memory:
 def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     """Estimate the memory of one process that runs PPO with these options, one of `--num_processes`.
 
-    The longest batch counts: prompts of --max_prompt_length, responses of --max_response_length. With `gpu`, CUDA's own
-    memory is added. Sampling merges LoRA's adapter into copies where a card of --gpu GiB has room for them; without
-    --gpu they are not counted. On a CPU a process needs more than the estimate: about 0.5 GiB for its libraries, and
-    what its matrix products copy.
+    The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. `gpu` adds
+    CUDA's own memory. Sampling merges LoRA's adapter into copies if a card of --gpu GiB has room for them; without
+    --gpu they are not counted. On a CPU a process needs more: about 0.5 GiB for its libraries, and copies that its
+    matrix products make.
     """
     base = empty_base(_in_passes(options))
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
@@ -82,12 +82,12 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
         training=training_bytes(base, options, min(options.micro_batch_size or 1, share), prompt, response, gradients),
         cuda=CUDA_CONTEXT if gpu else 0.0,
     )
-    # Of the critic weights and gradient, until all is done; of the policy weights. Its head's gradient is counted.
+    # The critic's weights and gradient, until the pass ends, and the policy's weights; its head's gradient is counted.
     return _spread(memory, base, options, whole=3) if is_spread(options) else memory
 
 
 def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = True) -> Memory:
-    """Estimate the memory of one process that trains `sft`, or `rm`, with so many rows a pass; a pair has two texts."""
+    """Estimate the memory of one process that trains `sft` or `rm` with `rows` rows a pass; a pair has two texts."""
     base, lora = empty_base(_in_passes(options)), options.finetune == "lora"
     weights = base_bytes(base, options)
     trained = adapter_bytes(base, options) if lora else weights
@@ -108,23 +108,23 @@ def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = Tr
 
 
 def is_spread(options: MemoryCommand) -> bool:
-    """Whether FSDP2 spreads all weights over processes. With LoRA, under DDP, each has the whole base."""
+    """Return whether FSDP2 spreads all weights over processes. With LoRA, under DDP, each has the whole base."""
     return options.num_processes > 1 and options.finetune == "full"
 
 
 def _in_passes(options: MemoryCommand) -> MemoryCommand:
-    """The options with the number format of passes: that of the base, or bfloat16, as fsdp2.yaml has it."""
+    """Return the options with the number format of passes: the base's, or bfloat16 as in fsdp2.yaml."""
     return replace(options, dtype="bfloat16") if is_spread(options) else options
 
 
 def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand, whole: int) -> Memory:
-    """What FSDP2 leaves on a process of a memory that is counted in bfloat16.
+    """Convert a memory that is counted in bfloat16 to that of one process under FSDP2.
 
-    Weights that train, their gradients and moments are float32, frozen models bfloat16, and of all of them a process
-    holds a share. Whole are two layers (the next one is fetched ahead), the gradients of a layer, and the buffer in
-    which those of the last one are added up; and `whole` times what lies outside of layers, whose weights and gradients
-    stay until the backward pass ends. Earlier micro-batches left the share of all gradients. Adam's step, which is
-    fused, needs nothing more.
+    Trained weights, their gradients and moments are float32, frozen models bfloat16, and a process holds a share of
+    each. It holds two layers whole (the next one is fetched ahead), the gradients of a layer, and the buffer that sums
+    those of the previous one; and `whole` times the weights outside of layers, which stay with their gradients until
+    the backward pass ends. Earlier micro-batches left the share of all gradients. Adam's step is fused and needs no
+    more.
     """
     trained, processes = memory.optimizer / 2, options.num_processes
     gradients = 2 * trained / processes
@@ -141,7 +141,7 @@ def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand, whole
 
 
 def base_bytes(base: PreTrainedModel, options: ModelConfig) -> float:
-    """Return the bytes of one model's weights; in 4 bits the linear layers of the blocks shrink, and no others."""
+    """Return the bytes of one model's weights; in 4 bits only the linear layers of the blocks shrink."""
     blocks = list(_adapted(base, "all-linear")) if options.load_in_4bit else []
     return _bytes(base.parameters()) + sum(w.numel() * FOUR_BITS for w in blocks) - _bytes(blocks)
 
@@ -153,7 +153,7 @@ def adapter_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
 
 
 def empty_base(options: ModelConfig) -> PreTrainedModel:
-    """Return the model's modules without weights, from its config. Raises `InputError` where there is no config."""
+    """Return the model's modules without weights, from its config. Raises `InputError` if there is no config."""
     name = options.model
     config, folder = known_config(name), Path(name).expanduser()
     is_folder = name not in EMBEDDED_MODELS and folder.is_dir()  # it needs no tokenizer here
@@ -174,10 +174,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
-    """Yield the weights that get an adapter: those of the blocks' linear layers, if `targets` has their names.
-
-    GPT-2's linear layers are Conv1D.
-    """
+    """Yield the weights that get an adapter: those of the blocks' linear layers (GPT-2: Conv1D) named in `targets`."""
     for name, module in base.named_modules():
         linear = isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
         if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
@@ -187,24 +184,24 @@ def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
 def training_bytes(
     base: PreTrainedModel, options: ModelConfig, rows: int, prompt: int, response: int, trained: int
 ) -> float:
-    """Return what a micro-batch's forward and backward pass through policy and critic needs beside the weights.
+    """Return the bytes that a micro-batch's forward and backward pass through policy and critic needs beside weights.
 
     `trained` is the bytes of all gradients, which earlier micro-batches left.
     """
     kept, again = activation_bytes(base, options, rows * (prompt + response))
     logits = 4 * 4 * min(rows * response * base.config.get_text_config().vocab_size, MAX_LOGITS)  # two are gradients
-    # The backward pass goes through the critic first, and then begins the policy's with the head.
+    # The backward pass goes through the critic first, then through the policy, whose head comes first.
     return trained + max(2 * kept + max(logits, again), kept + head_gradient_bytes(base, options))
 
 
 def head_gradient_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
-    """Return what the gradient of a head that trains needs while it is made: sums in float32, and a rounded copy."""
+    """Return the bytes for making the gradient of a trained head: sums in float32, and a rounded copy."""
     weight = base.get_output_embeddings().weight
     return (4 + weight.element_size()) * weight.numel() if options.finetune == "full" else 0
 
 
 def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
-    """Return the bytes of the weights that sampling copies to merge the adapter into them, 0 where it does not.
+    """Return the bytes of the weights that sampling copies to merge the adapter into them; 0 if it makes no copies.
 
     See `training.rollout.merged_adapter`.
     """
@@ -214,10 +211,10 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 
 
 def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
-    """Return what one model keeps of so many tokens for its backward pass, and what that pass computes again.
+    """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
-    Kept are the inputs of a layer's products and norms; with gradient checkpointing a layer keeps only its own input,
-    and one layer at a time is computed again. Real modules keep up to a third more or less.
+    A layer keeps the inputs of its products and norms; with gradient checkpointing it keeps only its own input, and one
+    layer at a time is computed again. Real modules keep up to a third more or less.
     """
     config, element = base.config.get_text_config(), base.dtype.itemsize
     queries, keys, inner = _widths(config)
@@ -228,11 +225,11 @@ def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -
 
 
 def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: bool) -> float:
-    """Return keys and values of `rows` sequences of `width` tokens, and the larger of a layer's pass and the logits.
+    """Return the bytes of keys and values of `rows` sequences of `width` tokens, and of a layer's pass or the logits.
 
-    That pass reads the prompts alone. It is counted for `width` tokens, because allocators lose more here than
-    elsewhere while the cache grows (measured: benchmarks/README.md). With `adapters` beside quantised weights its
-    numbers have their format.
+    The pass reads only the prompts. It is counted for `width` tokens, because allocators lose more here than elsewhere
+    while the cache grows (measured: benchmarks/README.md). `adapters` beside quantised weights set the number format
+    of the pass.
     """
     config, element = base.config.get_text_config(), base.dtype.itemsize
     _, keys, inner = _widths(config)
@@ -242,7 +239,7 @@ def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: boo
 
 
 def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
-    """Elements of a token's queries, of its keys (and of its values), and inside the MLP."""
+    """Return the elements of a token's queries, of its keys (and of its values), and inside the MLP."""
     heads, hidden = config.num_attention_heads, config.hidden_size
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads

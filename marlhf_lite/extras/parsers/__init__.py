@@ -1,1 +1,1 @@
-"""Parsers that need a package of their own: English (two) and Python."""
+"""Parsers that need an extra package: two for English, one for Python."""

@@ -12,57 +12,50 @@ from marlhf_lite.parsing.base import ParsedSentence, place_leaves, split_sentenc
 from marlhf_lite.utils.errors import InputError
 
 COMMAND = "link-parser"
-# Spelling guesses would change words; panic mode would only retry what link-parser has given up.
+# Spelling guesses would change words; panic mode would only retry sentences that link-parser has given up.
 OPTIONS = ("-constituents=3", "-graphics=0", "-verbosity=0", "-spell=0", "-panic=0")
-MARKER = "!walls=0\n"  # a harmless command after each sentence: its answer ends the sentence's reply
+MARKER = "!walls=0\n"  # a harmless command after each sentence; its answer ends the reply to the sentence
 MARKED = re.compile(r"^walls set to 0$", re.MULTILINE)
-CACHE = 8192  # sentences
 LONGEST = 2000  # characters; longer sentences are not parsed
 START_SECONDS = 20.0  # for the dictionary to load
-# Characters that link-grammar writes otherwise, one for one: round brackets are structure in what it prints.
+# Characters that link-grammar writes differently, one for one: in its output round brackets are structure.
 _ALIKE = str.maketrans("‘’“”([)]\n\r\t\0", "''\"\"{{}}    ")
 
 
 class LinkGrammarParser:
-    """Parse English with the command ``link-parser``: one process for all new sentences of a batch of texts.
+    """Parse English with the command ``link-parser``: one process for all sentences of a batch of texts.
 
-    A sentence has no tree where link-parser does not finish it within `time_limit` seconds (rounded up), where it
-    splits it into other words than stand in the text, and where it has more than 2000 characters. If the process ends
-    or hangs, the sentences that it had not answered have none. Words that could not be linked stay in the tree.
+    A sentence has no tree if link-parser does not finish it within `time_limit` seconds (rounded up), if it changes the
+    words, or if the sentence has more than 2000 characters. If the process ends or hangs, the sentences without an
+    answer have no tree. Words that could not be linked stay in the tree.
 
-    Raises `InputError`, when made, if the package is missing or does not work.
+    The constructor raises `InputError` if the package is missing or does not work.
     """
 
-    background = True  # the work is done by another process
+    background = True  # another process does the work
 
     def __init__(self, time_limit: float = 1.0, command: str = COMMAND):
         if shutil.which(command) is None:
-            raise InputError(
-                f"parser link: the command {command} is not installed: apt-get install link-grammar (Debian, Ubuntu, "
-                "Colab) or brew install link-grammar"
-            )
+            fix = "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
+            raise InputError(f"parser link: the command {command} is not installed: {fix}")
         self.time_limit, self.command = time_limit, command
         self._trees: dict[str, nltk.Tree | None] = {}
         if self("This is a test.")[0].tree is None:
-            raise InputError(
-                f"parser link: {command} did not parse a test sentence: install the English dictionary, "
-                "apt-get install link-grammar-dictionaries-en"
-            )
+            fix = "install the English dictionary, apt-get install link-grammar-dictionaries-en"
+            raise InputError(f"parser link: {command} did not parse a test sentence: {fix}")
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         self.prepare([text])
         return [ParsedSentence(start, end, self._trees[text[start:end]]) for start, end in split_sentences(text)]
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Parse all sentences of these texts that are not known yet, in one process."""
+        """Parse the sentences of these texts in one process, if some are new; keep only their trees."""
         sentences = dict.fromkeys(text[start:end] for text in texts for start, end in split_sentences(text))
-        if not sentences.keys() - self._trees.keys():
+        if sentences.keys() <= self._trees.keys():
             return
-        if len(self._trees) > CACHE:
-            self._trees.clear()
-        lines = {s: s.translate(_ALIKE) for s in sentences if s not in self._trees and len(s) <= LONGEST}
+        lines = {s: s.translate(_ALIKE) for s in sentences if len(s) <= LONGEST}
         asked = {sentence: line for sentence, line in lines.items() if line.strip()}
-        self._trees = sentences | self._trees  # None: no tree
+        self._trees = sentences  # None: no tree
         for (sentence, line), reply in zip(asked.items(), self._run(list(asked.values())), strict=False):
             tree = read_constituents(reply)
             spans = tree and align([str(leaf) for leaf in tree.leaves()], line)
@@ -70,11 +63,11 @@ class LinkGrammarParser:
                 self._trees[sentence] = place_leaves(tree, spans, [sentence[start:end] for start, end in spans])
 
     def _run(self, lines: Sequence[str]) -> list[str]:
-        """Return link-parser's reply to each line, up to the first that it did not answer."""
+        """Return link-parser's replies, up to the first line that it did not answer."""
         if not lines:
             return []
         limit = math.ceil(self.time_limit)
-        # The space keeps `!` and `%` at the start of a sentence from being read as commands and comments.
+        # With a space before them, `!` and `%` at the start of a sentence are not commands or comments.
         text = MARKER + "".join(f" {line}\n{MARKER}" for line in lines)
         try:
             output = subprocess.run(
@@ -85,22 +78,22 @@ class LinkGrammarParser:
             ).stdout
         except subprocess.TimeoutExpired as error:
             output = error.stdout or b""
-        return MARKED.split(output.decode(errors="replace"))[1:-1]  # without what precedes the first sentence
+        return MARKED.split(output.decode(errors="replace"))[1:-1]  # the first part precedes all sentences
 
 
 def read_constituents(reply: str) -> nltk.Tree | None:
-    """Return the first tree of a reply in brackets, leaves as link-grammar writes them; None if there is none."""
+    """Return the first tree of a reply, with leaves as link-grammar writes them; None if there is no tree."""
     line = next((line for line in reply.splitlines() if "(S" in line), "")
     try:
         tree = nltk.Tree.fromstring(line)
     except ValueError:
         return None
-    # An incomplete sentence may stand in another phrase, which is left out.
+    # An incomplete sentence may be inside another phrase, which is left out.
     return next(tree.subtrees(lambda node: node.label().startswith("S")), None)
 
 
 def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:
-    """Return where link-grammar's leaves stand in the text that it was given; None if they do not spell it out."""
+    """Return the spans of link-grammar's leaves in its input text; None if the leaves do not spell out the text."""
     spans, place = [], 0
     for leaf in leaves:
         while text[place : place + 1].isspace():
@@ -114,10 +107,10 @@ def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:
 
 
 def _forms(leaf: str) -> list[str]:
-    """Return what a leaf may look like in the text, longest first.
+    """Return the forms that a leaf may have in the text, longest first.
 
-    That is without a subscript (`cat.n`), without the mark of a word that is not in the dictionary (`asdf{?}.n`), and
-    without the braces around a word that could not be linked (`{the}`).
+    They lack a subscript (`cat.n`), the mark of a word outside the dictionary (`asdf{?}.n`), or the braces around a
+    word that could not be linked (`{the}`).
     """
     forms = {leaf, leaf[1:-1] if leaf.startswith("{") and leaf.endswith("}") else leaf}
     for _ in range(2):

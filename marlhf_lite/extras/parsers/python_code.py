@@ -1,4 +1,4 @@
-"""Parse Python programs with tree-sitter, which gives every text a tree, broken programs included."""
+"""Parse Python programs with tree-sitter, which gives every text a tree, even a broken program."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from marlhf_lite.utils.errors import InputError
 
 
 class PythonParser:
-    """Parse the whole text as one sentence. What is no Python stands under nodes named ERROR.
+    """Parse the whole text as one sentence. Parts that are not Python are under nodes named ERROR.
 
-    Raises InputError, when made, if the package is missing; never on a text.
+    The constructor raises `InputError` if the package is missing; a text never raises.
     """
 
     def __init__(self):
@@ -19,9 +19,8 @@ class PythonParser:
             import tree_sitter
             import tree_sitter_python
         except ImportError:
-            raise InputError(
-                "parser python: tree-sitter is not installed: pip install tree-sitter tree-sitter-python"
-            ) from None
+            fix = "pip install tree-sitter tree-sitter-python"
+            raise InputError(f"parser python: tree-sitter is not installed: {fix}") from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
 
     def __call__(self, text: str) -> list[ParsedSentence]:
@@ -32,8 +31,8 @@ class PythonParser:
 
 
 def _read(root: Any, text: str) -> nltk.Tree:
-    """Convert a tree-sitter node; without recursion, since programs may nest deeper than Python's stack."""
-    # For each byte of the text, and for its end, the character that it belongs to.
+    """Convert a tree-sitter node, without recursion: programs may nest deeper than Python's stack."""
+    # The character of each byte of the text, and of its end.
     character = [i for i, c in enumerate(text) for _ in c.encode(errors="replace")] + [len(text)]
     top = nltk.Tree(root.type, [])
     stack = [(root, top)]

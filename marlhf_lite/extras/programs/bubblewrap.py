@@ -1,8 +1,9 @@
-"""Programs in CPython inside bubblewrap (`bwrap`), for Linux: namespaces of their own, and limits of the kernel.
+"""Programs in CPython inside bubblewrap (`bwrap`), for Linux: separate namespaces, and limits of the kernel.
 
-The sandbox starts as an unprivileged user: for root the kernel would not count processes. It sees the system's Python
-read-only, two files, no /proc, no /dev, no environment and no network, may start neither process nor thread, and has
-few system calls (`system_calls`). Limits and filter hold for every process in it, bwrap's own included.
+The sandbox starts as an unprivileged user, because the kernel does not count the processes of root. It sees the
+system's Python read-only and two files; no /proc, no /dev, no environment and no network. It can start neither
+processes nor threads, and has few system calls (`system_calls`). Limits and filter hold for every process in it,
+bwrap's own included.
 """
 
 import contextlib
@@ -22,27 +23,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
+from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
 from marlhf_lite.extras.programs.system_calls import ARCHITECTURES, rules
-from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Test
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Result, Test
 from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
-OUTSIDE = {"cwd": "/", "env": {}}  # nothing of this process goes along
+OUTSIDE = {"cwd": "/", "env": {}}  # nothing of this process
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
-FILES = ("stdin", "stdout")  # of the program; it can make no others
+FILES = ("stdin", "stdout")  # of the program; it cannot create others
 
 
 class BubblewrapExecutor(Executor):
-    """Runs each program in a sandbox of its own, which ends with it."""
+    """Run each program in a separate sandbox, which ends with it."""
 
     def __init__(self, *limits):
         super().__init__(*limits)
         self.command = _command()
 
-    def run(self, program: str, tests: Sequence[Test]) -> Report:
-        """All tests in one sandbox; what a program does to the later ones harms only itself."""
+    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+        """Run all tests in one sandbox: a program that spoils its later tests harms only itself."""
         task = _task(program, tests[0].call, [test.input for test in tests])
         late = False
         with tempfile.TemporaryFile() as file:  # so that the kernel limits the size of the report
@@ -53,9 +54,8 @@ class BubblewrapExecutor(Executor):
             file.seek(0)
             report = file.read(OUTPUT_BYTES)
         if not report and not late and _fault(self.command):  # else the program ended itself
-            raise InputError(
-                "executor bubblewrap: bwrap does not start any more: free processes or memory, then --resume"
-            )
+            fix = "free processes or memory, then --resume"
+            raise InputError(f"executor bubblewrap: bwrap does not start any more: {fix}")
         return _read(report, late, len(tests))
 
 
@@ -63,25 +63,25 @@ def _task(program: str, call: str | None, inputs: list) -> bytes:
     return marshal.dumps((program, call, inputs, ENCODE), 2)
 
 
-def _read(report: bytes, late: bool, count: int) -> Report:
+def _read(report: bytes, late: bool, count: int) -> list[Result]:
+    """Return the results of at most `count` tests in a report, and the fault that ended it, if there is one."""
     lines = report.decode("ascii", "replace").split("\n")[:-1]  # a last line without its end was cut
     words = [line.partition(" ") for line in lines[: count + 1]]
     results = [(s, decode(value) if s == "ran" else NO_OUTPUT) for s, _, value in words if s in STATUSES]
     if late:
         results.append(("timeout", NO_OUTPUT))
-    elif not lines or lines[-1] not in ("end", "compile_error"):  # it ended before its last test
+    elif not lines or lines[-1] not in ("end", "compile_error"):  # the program ended before its last test
         results.append(("runtime_error", NO_OUTPUT))
-    return Report.of(results, count)
+    return results
 
 
 # The sandbox
 
 
 def _start(command: Sequence[str], task: bytes, seconds: float, memory_mb: int, **streams) -> bytes:
-    """Run the task in a sandbox, of which nothing stays; return what it wrote to `stderr` if that is a pipe.
+    """Run the task in a sandbox that leaves nothing; return what it wrote to `stderr` if that is a pipe.
 
-    The limits are set before bwrap starts, so that no process inside can have others. Raises
-    `subprocess.TimeoutExpired`.
+    Limits are set before bwrap starts, so they hold for every process inside. Raises `subprocess.TimeoutExpired`.
     """
     limits = {"as": memory_mb * 2**20, "cpu": math.ceil(seconds) + 1, "fsize": OUTPUT_BYTES, "nofile": 64, "core": 0}
     limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
@@ -104,7 +104,7 @@ def _start(command: Sequence[str], task: bytes, seconds: float, memory_mb: int, 
 
 
 def _holds(data: bytes) -> int:
-    """Return a file descriptor from which these bytes can be read; they must fit into a pipe."""
+    """Return a file descriptor to read these bytes from; they must fit into a pipe."""
     out, into = os.pipe()
     os.write(into, data)
     os.close(into)
@@ -143,7 +143,7 @@ def _command() -> tuple[str, ...]:
 
 
 def _fault(command: Sequence[str]) -> str:
-    """Return nothing if the command starts a sandbox in which a program runs, else the last line that it wrote."""
+    """Return "" if the command starts a sandbox that runs a program, else the last line that the command wrote."""
     try:
         with tempfile.TemporaryFile() as file:
             streams = {"stdout": file, "stderr": subprocess.PIPE}
@@ -152,14 +152,14 @@ def _fault(command: Sequence[str]) -> str:
             report = file.read()
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{getattr(error, 'filename', None) or 'bwrap'}: {type(error).__name__}"
-    if _read(report, False, 1).outputs == ["works\n"]:
+    if _read(report, False, 1) == [("ran", "works\n")]:
         return ""
     lines = errors.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else "it ended at once"
 
 
 def _as_nobody() -> tuple[str, ...]:
-    """Return what makes a command of root's one of nobody's."""
+    """Return the words that run a command of root as nobody; none for other users."""
     if os.geteuid() != 0:
         return ()
     setpriv = shutil.which("setpriv") or "setpriv"
@@ -167,10 +167,11 @@ def _as_nobody() -> tuple[str, ...]:
 
 
 def _options(bwrap: str, python: str) -> list[str]:
+    """Return the options of bwrap for this interpreter, as far as the installed version knows them."""
     known = subprocess.run([bwrap, "--help"], capture_output=True, text=True).stdout
     options = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
-    options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]  # their numbers follow
-    # Older versions lack the first, which closes the kernel's namespaces to the program; these have no size limit.
+    options += ["--cap-drop", "ALL", "--seccomp", "FILTER", "--info-fd", "INFO"]  # `_start` fills in the numbers
+    # Older versions have neither --disable-userns, which closes the kernel's namespaces to the program, nor --size.
     options += ["--disable-userns"] if "--disable-userns" in known else []
     for folder in FOLDERS:
         if os.path.islink(folder):

@@ -1,7 +1,7 @@
-"""What CPython runs inside bubblewrap, as `python -c`: one program, all its tests. It imports nothing that takes time.
+"""The script that CPython runs inside bubblewrap, as `python -c`: one program, all its tests. Its imports are quick.
 
-Standard input holds (program, call, inputs, the code of `marlhf_encode`) as marshal writes it; the report goes
-to standard output, a line a test. The program gets other files as its standard streams.
+Standard input holds (program, call, inputs, the code of `marlhf_encode`) in marshal's format; the report goes to
+standard output, one line per test. The program gets other files as its standard streams.
 """
 
 import __future__
@@ -16,9 +16,9 @@ import sys
 def main():
     program, call, inputs, encode = marshal.loads(sys.stdin.buffer.read())
     out = os.dup(1)
-    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # itself; bwrap, whose limits it has, started two
-    builtins.exit = builtins.quit = sys.exit  # as in CPython with `site`, whose import takes time
-    getattr(sys, "set_int_max_str_digits", int)(0)  # a right program may print a long integer; time is limited anyway
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # not for all: bwrap itself starts two
+    builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
+    getattr(sys, "set_int_max_str_digits", int)(0)  # correct programs may print long integers; time is limited anyway
     scope = {}
     exec(encode, scope)
 
@@ -26,9 +26,9 @@ def main():
         os.write(out, " ".join(words).encode("ascii") + b"\n")
 
     try:
-        # Annotations are not evaluated: the starts of functions in APPS name List, which they do not import.
+        # Annotations are not evaluated: the starts of functions in APPS use List without importing it.
         code = compile(program, "program", "exec", __future__.annotations.compiler_flag, dont_inherit=True)
-    except BaseException:  # also null bytes, half a surrogate pair, and what is nested too deeply
+    except BaseException:  # also null bytes, half a surrogate pair, code nested too deeply
         return tell("compile_error")
     if call is None:
         for text in inputs:
@@ -56,12 +56,12 @@ def call_once(names, call, arguments, encode):
 
 
 def run(action, text):
-    """Do it with this text on standard input, and its output in a file; return the error, if there is one."""
+    """Call `action` with this text on standard input, its output in a file; return the error, if there is one."""
     with open(os.open("stdin", os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
     os.dup2(os.open("stdin", os.O_RDONLY), 0)
     os.dup2(os.open("stdout", os.O_WRONLY | os.O_TRUNC), 1)
-    os.closerange(4, 64)  # the two above, and what an earlier test left open; 3 is the report
+    os.closerange(4, 64)  # the two above, and files that an earlier test left open; 3 is the report
     sys.stdin = os.fdopen(0, encoding="utf-8", errors="replace", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     try:
@@ -82,4 +82,4 @@ def printed():
 try:
     main()
 finally:
-    os._exit(0)  # nothing that the program left behind runs any more
+    os._exit(0)  # end everything that the program may have left running

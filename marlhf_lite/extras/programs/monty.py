@@ -1,7 +1,7 @@
-"""Programs in Monty (`pydantic-monty`): a subset of Python in Rust, in worker processes of its own.
+"""Programs in Monty (`pydantic-monty`), an interpreter in Rust for a subset of Python, in separate worker processes.
 
-It has no system beneath it: no files, no network, no environment, no processes. What it lacks (generators, `del`,
-`sys.stdin`, most of the standard library) makes a program `unsupported`.
+Programs reach no files, network, environment or processes. A program that uses what Monty lacks (generators, `del`,
+`sys.stdin`, most of the standard library) is `unsupported`.
 """
 
 import builtins
@@ -9,19 +9,18 @@ import io
 import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, Report, decode
-from marlhf_lite.extras.programs.tests import NO_OUTPUT, Status, Test
+from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, Result, Status, Test
 from marlhf_lite.utils.errors import InputError, one_line
 
 try:
     import pydantic_monty as monty
-except ImportError:  # said in one line where somebody wants to run a program
+except ImportError:  # MontyExecutor tells how to install it
     monty = None
 
-# Monty has neither `input` nor `exit`, nor an `EOFError`, for which an error stands in that nothing else raises. The
-# variable is bound to the lines of standard input.
+# Monty lacks `input`, `exit` and `EOFError`; an error that nothing else raises takes the place of `EOFError`.
+# `marlhf_lines` are the lines of standard input.
 INPUT = """
 EOFError = NotADirectoryError
 
@@ -36,20 +35,20 @@ def exit(code=None):
 
 quit = exit
 """
-# What Monty says where CPython would go on: of its own limits, of a conversion that CPython's sandbox makes, of files.
+# Messages of Monty in cases in which CPython would continue: its own limits, conversions of long integers, files.
 LACKS = ("monty", "not supported in this environment", "limit (4300 digits)", "os.pathlike")
-GRACE = 0.5  # seconds after which a worker that does not stop by itself is killed
-SLEEP = 0.5  # seconds that a program may sleep, which Monty does not count as its time
+GRACE = 0.5  # seconds after the time limit at which a worker is killed
+SLEEP = 0.5  # seconds that a program may sleep; Monty does not count them as its time
 
 
 class MontyExecutor(Executor):
-    """Runs programs in a pool of Monty workers."""
+    """Run programs in a pool of Monty workers."""
 
     def __init__(self, *limits):
         super().__init__(*limits)
         if monty is None:
             raise InputError("executor monty: it is not installed: pip install pydantic-monty")
-        try:  # where it does not start, every program would count as faulty
+        try:  # else every program would count as faulty
             with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
                 session.feed_run("1")
         except Exception as error:
@@ -64,21 +63,18 @@ class MontyExecutor(Executor):
     def __exit__(self, *error) -> None:
         self.pool.__exit__(*error)
 
-    def run(self, program: str, tests: Sequence[Test]) -> Report:
-        """Functions are called in one session, which runs the program once; each text on stdin has its own."""
+    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+        """Call functions in one session, which runs the program once; use a new session for each text on stdin."""
         run_tests = self._print if tests[0].call is None else self._call
-        return Report.of(list(run_tests(program, tests, time.monotonic() + self.seconds)), len(tests))
+        return list(run_tests(program, tests, time.monotonic() + self.seconds))
 
     def _session(self, deadline: float):
         left = max(deadline - time.monotonic(), 0.001)
-        limits = {
-            "max_feed_duration_secs": left,
-            "max_memory": self.memory_mb * 2**20,
-            "max_total_sleep_secs": SLEEP,
-        }
+        memory = self.memory_mb * 2**20
+        limits = {"max_feed_duration_secs": left, "max_memory": memory, "max_total_sleep_secs": SLEEP}
         return self.pool.checkout(limits=limits, assert_message_annotations=False)
 
-    def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
+    def _print(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[Result]:
         for test in tests:
             printed = monty.CollectStreams(OUTPUT_BYTES)
             lines = [line.removesuffix("\n") for line in io.StringIO(test.input, newline=None)]
@@ -89,12 +85,12 @@ class MontyExecutor(Executor):
                 status = "ran"
             except Exception as error:
                 status = _status(error)
-            ran = status == "ran"
-            yield status, "".join(text for stream, text in printed.output if stream == "stdout") if ran else NO_OUTPUT
+            text = "".join(text for stream, text in printed.output if stream == "stdout")
+            yield status, text if status == "ran" else NO_OUTPUT
             if status not in ("ran", "runtime_error"):
                 return
 
-    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[tuple[Status, Any]]:
+    def _call(self, program: str, tests: Sequence[Test], deadline: float) -> Iterator[Result]:
         try:
             with self._session(deadline) as session:
                 session.feed_run(ENCODE)
@@ -107,8 +103,8 @@ class MontyExecutor(Executor):
             yield _status(error), NO_OUTPUT
 
 
-def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:
-    """Call the function in a session that has run the program. A session that is lost, or out of time, raises."""
+def _call_once(session, program: str, test: Test) -> Result:
+    """Call the function in a session that has run the program. Raises if the session is lost or out of time."""
     printed = monty.CollectString(OUTPUT_BYTES)
     # As in APPS, the function may be a method of a class Solution.
     function = f"Solution().{test.call}" if "class Solution" in program else test.call
@@ -124,7 +120,7 @@ def _call_once(session, program: str, test: Test) -> tuple[Status, Any]:
 
 
 def _status(error: Exception) -> Status:
-    """Return the status of a program that ended with this error of Monty's, or of the conversion of its values."""
+    """Return the status of a program that ended with this error, of Monty or of the conversion of its values."""
     inner = error.exception() if isinstance(error, monty.MontyError) else error
     text = str(inner)
     if isinstance(error, monty.MontySyntaxError):
@@ -133,7 +129,7 @@ def _status(error: Exception) -> Status:
         return "timeout"
     if isinstance(inner, SystemExit) and not any(inner.args):
         return "ran"
-    match inner:  # has Python what the program used, and Monty not?
+    match inner:  # does Python have what the program used, and Monty not?
         case ImportError():
             missing = True
         case NameError():

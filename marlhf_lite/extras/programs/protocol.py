@@ -1,21 +1,20 @@
-"""What both executors share: limits, the report of a sandbox, and the encoding of values that leave it.
+"""What both executors share: limits, and the encoding of values that leave a sandbox.
 
-Code in a sandbox writes each value as text by `ENCODE`, which Monty and CPython both run; `decode` makes plain data of
-it. A program can write any text here, as it can return any value: it knows no expected output, so that helps nothing.
+Code in a sandbox writes each value as text with `ENCODE`, which Monty and CPython both run; `decode` turns the text
+into plain data. A program can write any text, as it can return any value, but it never sees an expected output.
 """
 
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
-from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Status, Test
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, Result, Test
 
 OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together
 PROGRAM_CHARACTERS = 100_000  # longer programs are not run
 
-# int in base 16, since CPython limits the digits of base 10; texts with other than plain characters as code points.
+# int in base 16, because CPython limits the digits of base 10; text beyond ASCII letters and digits as code points.
 ENCODE = """
 def marlhf_encode(value):
     kind = type(value)
@@ -41,41 +40,30 @@ def marlhf_encode(value):
 """
 
 
-@dataclass(frozen=True)
-class Report:
-    """What a sandbox tells: the program's status, and each test's output [tests], NO_OUTPUT where there is none."""
-
-    status: Status
-    outputs: list[Any]
-
-    @classmethod
-    def of(cls, results: Sequence[tuple[Status, Any]], count: int) -> "Report":
-        """The report of `count` tests from what came out one by one; the worst status is the program's."""
-        status = min((status for status, _ in results), key=STATUSES.index, default="ran")
-        return cls(status, ([output for _, output in results] + [NO_OUTPUT] * count)[:count])
-
-
 class Executor(AbstractContextManager):
-    """A sandbox, to be used as a context manager. Raises `InputError`, when made, where it cannot start.
+    """A sandbox, used as a context manager. The constructor raises `InputError` if it cannot start.
 
     Args:
         seconds, memory_mb: limits of one program with all its tests.
-        workers: programs at a time, from threads of their own.
+        workers: programs at a time, each in a separate thread.
     """
 
     def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 1):
         self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers
 
     def __exit__(self, *error) -> None:
-        """Nothing is left of a sandbox that is made for each program."""
+        """Do nothing: a sandbox that is made for each program ends with it."""
 
-    def run(self, program: str, tests: Sequence[Test]) -> Report:
-        """Run the program with the inputs of the tests. The executor sends no expected output anywhere."""
+    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+        """Run the program with the inputs of the tests, and with nothing else of them.
+
+        Return one result per test, in order; fewer if the program ends early.
+        """
         raise NotImplementedError
 
 
 def decode(text: str) -> Any:
-    """Return the plain value that `ENCODE` wrote; NO_OUTPUT where the text is something else."""
+    """Return the plain value that `ENCODE` wrote; NO_OUTPUT for any other text."""
     try:
         return _plain(json.loads(text))
     except (ValueError, TypeError, IndexError, OverflowError, RecursionError):
@@ -103,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 def _keys(items: tuple) -> tuple:
-    """Return these; raise `ValueError` for many whose hashes a program could make collide, which would take hours."""
+    """Return the items. Raise `ValueError` for many items whose hashes a program could make collide: it takes hours."""
     if len(items) > 100 and not all(isinstance(x, str) or (isinstance(x, int) and abs(x) < 2**60) for x in items):
         raise ValueError("too many keys")
     return items

@@ -1,4 +1,4 @@
-"""Unit tests of the problems of a task: what responses to their prompts score, as gold scores and as a reward."""
+"""Unit tests of a task's problems as gold score and as reward of the responses."""
 
 import functools
 import hashlib
@@ -16,27 +16,27 @@ from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
 
-# The name of a share of a rollout's programs in its metrics; together they are 1.
+# Metrics of a rollout: shares of its programs by outcome, which sum to 1.
 SHARES = tuple(
     f"share_{name}" for name in ("compile_error", "runtime_error", "timeout", "unsupported", "failed", "passed")
 )
-JUDGED = ("ppo", "test")  # the parts of a task whose programs are run
+JUDGED = ("ppo", "test")  # the parts of a task whose responses are run
 
 
 class ProgramTests:
-    """Runs each response with the tests of its prompt's problem: `(prompts, responses) -> outcomes`.
+    """Run each response with the tests of its prompt's problem: `(prompts, responses) -> outcomes`.
 
     Args:
-        texts: prompt to tests, in a form of `read_problem`.
+        texts: the tests of each prompt, in a format of `read_problem`.
         config: the executor and its limits.
     """
 
     def __init__(self, texts: Mapping[str, str], config: ProgramConfig):
-        self.runner = TestRunner(config.executor, config.test_seconds, config.test_memory)
+        limits = config.executor, config.test_seconds, config.test_memory
+        self.runner = TestRunner(*limits)
         self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
-        limits = [config.executor, config.test_seconds, config.test_memory]
         digest = hashlib.sha256(json.dumps([limits, sorted(texts.items())]).encode()).hexdigest()
-        self.name = f"tests {digest[:12]}"  # of what the scores depend on
+        self.name = f"tests {digest[:12]}"  # a hash of everything that the scores depend on
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
         problems: list[Problem] = [self.problem(prompt) for prompt in prompts]
@@ -49,9 +49,9 @@ class ProgramTests:
 
 
 class TestReward:
-    """The reward of Appendix B.5 as a function of texts; `metrics` tells what became of the last programs."""
+    """The reward of Appendix B.5 as a function of texts; `metrics` counts the outcomes of the last programs."""
 
-    __test__ = False  # pytest takes classes of this name for its own
+    __test__ = False  # pytest collects classes with such names
 
     def __init__(self, tests: ProgramTests, strict: bool = False):
         self.tests, self.strict, self.outcomes = tests, strict, []
@@ -61,7 +61,7 @@ class TestReward:
         return [program_reward(outcome, self.strict) for outcome in self.outcomes]
 
     def metrics(self) -> dict[str, float]:
-        """Return the shares of all processes' last programs by what became of them, under the names of SHARES."""
+        """Return the shares of the last programs of all processes by outcome, under the names of `SHARES`."""
         counts = sum(gather_object([Counter(map(_kind, self.outcomes))]), Counter())
         return {name: counts[name] / max(counts.total(), 1) for name in SHARES}
 
@@ -72,14 +72,13 @@ def _kind(outcome: Outcome) -> str:
 
 
 def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Task:
-    """Return the task with its unit tests ready, and with the share of tests passed as its gold score.
+    """Return the task with its unit tests ready, and the share of tests passed as its gold score.
 
-    A task whose rows have no column `tests` is returned as it is. Problems without tests are left out of the parts
-    whose programs are run, and counted as `no_tests`; so are those that share a prompt and not their tests, as
-    `different_tests`, and with `bad_rows="drop"` those whose tests do not parse, as `bad_tests`.
+    A task whose rows have no column `tests` is returned unchanged. The parts `JUDGED` lose problems without tests,
+    counted as `no_tests`; problems that have the same prompt and different tests, counted as `different_tests`; and,
+    with `bad_rows="drop"`, problems whose tests do not parse, counted as `bad_tests`.
 
-    Raises:
-        InputError: tests that do not parse, no problem left, an executor that is not installed, or limits out of range.
+    Raises `InputError` for tests that do not parse, if no problem is left, and if the executor is not installed.
     """
     if not any("tests" in task.splits[part].column_names for part in JUDGED):
         return task
@@ -94,22 +93,24 @@ def with_tests(task: Task, config: ProgramConfig, bad_rows: str = "error") -> Ta
 
 def _readable(task: Task, part: str, bad_rows: str, counts: Counter) -> datasets.Dataset:
     rows, good = task.splits[part], []
-    # Embedded problems of one prompt are the same problem with other inputs: the tests of either judge both.
+    # Embedded problems with the same prompt are one problem with different inputs: either tests judge both.
     different = set() if task.name in EMBEDDED else {*zip(rows["prompt"], rows["tests"], strict=True)}
     forms = Counter(prompt for prompt, text in different if text)
     for i, (prompt, text) in enumerate(zip(rows["prompt"], rows["tests"], strict=True)):
         try:
             if text:
                 read_problem(text)
-                good += [i] if forms[prompt] < 2 else []
-                counts["different_tests"] += forms[prompt] > 1
-            counts["no_tests"] += not text
+            fault = "no_tests" if not text else "different_tests" if forms[prompt] > 1 else ""
         except InputError as error:
             if bad_rows == "error":
                 problem = " ".join(prompt.split())[:60]
                 hint = "correct them, or drop such problems with --bad_rows drop"
                 raise InputError(f"{task.name}: problem {problem!r}: {error}: {hint}") from None
-            counts["bad_tests"] += 1
+            fault = "bad_tests"
+        if fault:
+            counts[fault] += 1
+        else:
+            good.append(i)
     if len(rows) and not good:
         raise InputError(f"{task.name}: no problem of the part {part} has tests: give problems with unit tests")
     return rows.select(good)

@@ -1,4 +1,4 @@
-"""Run programs against their tests: many at a time, each (program, tests) once."""
+"""Run programs against their tests: many at a time, each pair of program and tests once."""
 
 import hashlib
 import marshal
@@ -11,24 +11,23 @@ from tqdm.auto import tqdm
 from marlhf_lite.extras.programs.bubblewrap import BubblewrapExecutor
 from marlhf_lite.extras.programs.monty import MontyExecutor
 from marlhf_lite.extras.programs.protocol import PROGRAM_CHARACTERS, Executor
-from marlhf_lite.extras.programs.tests import Outcome, Test
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Outcome, Test
 
 EXECUTORS: dict[str, type[Executor]] = {"monty": MontyExecutor, "bubblewrap": BubblewrapExecutor}
-SHOWN_FROM = 200  # programs from which a bar is shown: an update has fewer, and a bar of its own
 
 
 class TestRunner:
-    """Runs programs in a sandbox, and keeps what came of them, so that no program runs twice with the same tests.
+    """Run programs in a sandbox, and keep the outcomes: no program runs twice with the same tests.
 
     Args:
         executor: monty or bubblewrap.
         seconds, memory_mb: limits of one program with all its tests.
-        workers: programs at a time; 0: one a core.
+        workers: programs at a time; 0: one per core.
 
-    Raises `InputError` for an executor that is not installed. There is no way to run a program without a sandbox.
+    The constructor raises `InputError` for an executor that is not installed. Programs run only in a sandbox.
     """
 
-    __test__ = False  # pytest takes classes of this name for its own
+    __test__ = False  # pytest collects classes with such names
 
     def __init__(self, executor: str = "monty", seconds: float = 4.0, memory_mb: int = 256, workers: int = 0):
         self.workers = workers or os.cpu_count() or 1
@@ -48,21 +47,21 @@ class TestRunner:
         with self.executor, ThreadPoolExecutor(self.workers) as threads:
             outcomes = threads.map(lambda task: self._outcome(*task), tasks)
             try:
-                hidden = len(tasks) < SHOWN_FROM
-                return list(tqdm(outcomes, total=len(tasks), desc="programs", leave=False, disable=hidden))
-            finally:  # after an interrupt, what has not begun does not begin
+                return list(tqdm(outcomes, total=len(tasks), desc="programs", leave=False, delay=5))
+            finally:  # after an interrupt, no other program begins
                 threads.shutdown(cancel_futures=True)
 
     def _outcome(self, program: str, tests: Sequence[Test]) -> Outcome:
         if len(program) > PROGRAM_CHARACTERS:
             return Outcome("unsupported", [False] * len(tests))
-        report = self.executor.run(program, tests)
-        passed = [test.passes(output) for test, output in zip(tests, report.outputs, strict=True)]
-        return Outcome(report.status, passed)
+        results = self.executor.run(program, tests)
+        status = min((status for status, _ in results), key=STATUSES.index, default="ran")
+        outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
+        return Outcome(status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)])
 
 
 def _key(program: str, tests: Sequence[Test]) -> bytes:
-    """Return a hash of what decides the outcome: tests may be long, and a run has many programs."""
+    """Return a hash of everything that decides the outcome; tests may be long, and a run has many programs."""
     cases = [tuple(vars(test).values()) for test in tests]
     return hashlib.sha256(marshal.dumps((program, cases), 2)).digest()
 
@@ -70,5 +69,5 @@ def _key(program: str, tests: Sequence[Test]) -> bytes:
 def run_tests(
     program: str, tests: Sequence[Test], executor: str = "monty", seconds: float = 4.0, memory_mb: int = 256
 ) -> Outcome:
-    """Run one program against its tests in a sandbox; see `TestRunner`, which runs many."""
+    """Run one program against its tests in a sandbox; `TestRunner` runs many."""
     return TestRunner(executor, seconds, memory_mb, workers=1).run([program], [tests])[0]

@@ -1,15 +1,15 @@
 """The system calls that a sandbox may make, as a program for the kernel (classic BPF), which `bwrap --seccomp` loads.
 
-They are what CPython needs to start, compute, read and print. Any other, also one of a later kernel, is answered as by
-a kernel that lacks it, for which C libraries have another way; a call by way of another architecture ends the process.
-So there is no other process, thread, socket, pipe, key, memory or file system but what the limits count.
+CPython needs these calls to start, compute, read and print. To all others, and to those of later kernels, the filter
+answers that the kernel lacks them, and C libraries then take another way. A call through another architecture's table
+ends the process. So programs reach no process, thread, socket, pipe, key, memory or file that the limits do not count.
 """
 
 import errno
 import functools
 import struct
 
-# Name, number on x86_64 and, where it has it, on aarch64.
+# Name, number on x86_64, and on aarch64 if it has the call.
 CALLS = [call.split() for call in """
 read 0 63, write 1 64, lseek 8 62, futex 202 98, mmap 9 222, munmap 11 215, mremap 25 216, mprotect 10 226, brk 12 214,
 madvise 28 233, close 3 57, openat 257 56, fstat 5 80, newfstatat 262 79, stat 4, lstat 6, access 21, faccessat 269 48,
@@ -23,12 +23,12 @@ getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175,
 getrlimit 97 163, prlimit64 302 261, arch_prctl 158, set_tid_address 218 96, set_robust_list 273 99, rseq 334 293,
 execve 59 221, wait4 61 260, exit 60 93, exit_group 231 94
 """.replace("\n", " ").split(",")]  # fmt: skip
-ARCHITECTURES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}  # as the kernel calls it, its place in CALLS
+ARCHITECTURES = {"x86_64": (0xC000003E, 1), "aarch64": (0xC00000B7, 2)}  # the kernel's number of it, column in CALLS
 
 LOAD, EQUAL, HAS, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, KILL, LACKING, REFUSED = 0x7FFF0000, 0x80000000, 0x50000 | errno.ENOSYS, 0x50000 | errno.EPERM
 
-# Which argument of a call decides, by which comparison, and the answers where one holds and where none does.
+# The argument that decides, the comparison, its values, and the answers if one value matches and if none does.
 CHECKS = {
     "openat": (2, HAS, [0o100 | 0o20000000], REFUSED, ALLOW),  # O_CREAT, O_TMPFILE: no limit counts files
     "ioctl": (1, EQUAL, [0x5401, 0x5413, 0x5450, 0x5451], ALLOW, REFUSED),  # TCGETS, TIOCGWINSZ, FIONCLEX, FIOCLEX
@@ -39,7 +39,7 @@ CHECKS = {
 
 @functools.cache
 def rules(machine: str) -> bytes:
-    """Return the filter for this machine. Raises `KeyError` for others than those of `ARCHITECTURES`."""
+    """Return the filter for a machine of `ARCHITECTURES`, as instructions of 8 bytes."""
     architecture, place = ARCHITECTURES[machine]
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     for call in CALLS:
@@ -50,6 +50,6 @@ def rules(machine: str) -> bytes:
 
 
 def _check(argument: int, comparison: int, values: list[int], yes: int, no: int) -> list[tuple[int, ...]]:
-    # The kernel reads no more than the lower 32 bits of these arguments either.
+    # The lower 32 bits are enough: the kernel itself reads only those of these arguments.
     tests = [(comparison, len(values) - i, 0, value) for i, value in enumerate(values)]
     return [(LOAD, 0, 0, 16 + 8 * argument), *tests, (RETURN, 0, 0, no), (RETURN, 0, 0, yes)]

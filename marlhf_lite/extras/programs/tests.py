@@ -1,10 +1,9 @@
-"""Unit tests of a program as data, what comes of running them, its reward, and the formats that tests are read from."""
+"""Unit tests of a program, the outcome of running them, its reward, and the formats that tests are read from."""
 
 import ast
 import json
 import keyword
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
@@ -14,7 +13,7 @@ from marlhf_lite.utils.errors import InputError
 
 Status = Literal["compile_error", "runtime_error", "timeout", "unsupported", "ran"]
 STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "unsupported", "ran")
-# What APPS's own harness imports before each program, but for numpy, one by one: Monty lacks some of it.
+# What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
 _APPS_NAMES = {
     "collections": "ChainMap Counter OrderedDict defaultdict deque",
     "functools": "lru_cache",
@@ -26,7 +25,8 @@ _APPS_NAMES = {
 _IMPORTS = [f"import {module}" for module in "collections fractions heapq itertools math random sys time".split()]
 _IMPORTS += [f"from {module} import {name}" for module, names in _APPS_NAMES.items() for name in names.split()]
 APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
-NO_OUTPUT = object()  # a test that gave no value, or one that is no plain data: it equals nothing
+NO_OUTPUT = object()  # of a test without a value, or with a value that is not plain data; it equals nothing
+Result = tuple[Status, Any]  # of one test: its status, and the output as plain data or NO_OUTPUT
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ class Test:
     Without it, `input` and `output` are the texts of standard input and output.
     """
 
-    __test__ = False  # pytest takes classes of this name for its own
+    __test__ = False  # pytest collects classes with such names
 
     input: Any
     output: Any
     call: str | None = None
     as_apps: bool = False  # compare as APPS's own harness does; see `read_problem`
-    truth: bool = False  # any value passes that is as true as `output`, as in `assert candidate(1)`
+    truth: bool = False  # compare only truth: any true value passes for True, as in `assert candidate(1)`
 
     def passes(self, output: Any) -> bool:
-        """Whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
+        """Return whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
         if self.call is None:
             compare = _same_words if self.as_apps else _same_lines
             return isinstance(output, str) and compare(self.output, output)
         if self.truth:
             return output is not NO_OUTPUT and bool(output) == self.output
-        expected = [self.output]  # APPS has some values in a list around them
+        expected = [self.output]  # APPS has a list around some values
         if self.as_apps and isinstance(self.output, list) and len(self.output) == 1:
             expected.append(self.output[0])
         return any(same(value, output, rounded=self.as_apps) for value in expected)
@@ -60,7 +60,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Problem:
-    """The tests of one problem. A program is `head` (APPS: imports; HumanEval: a function's start) and a response."""
+    """A problem's tests. A program is `head` (APPS: imports; HumanEval: the start of a function) and a response."""
 
     tests: tuple[Test, ...]
     head: str = ""
@@ -68,22 +68,22 @@ class Problem:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a program: the first fault by the order of `STATUSES`, and which tests it passed, [tests]."""
+    """The outcome of a program: its status, the earliest in `STATUSES` of its tests, and which tests it passed."""
 
     status: Status
     passed: list[bool]
 
     @property
     def share(self) -> float:
-        """Share of the tests that passed."""
+        """Return the share of the tests that passed."""
         return sum(self.passed) / len(self.passed)
 
 
 def program_reward(outcome: Outcome, strict: bool = False) -> float:
     """Return −0.3 + 1.3 · passed / tests for a program that ran, −0.6 for a runtime error, −1 for a compile error.
 
-    These are the rewards of Appendix B.5. A program that ran out of time, or that the executor does not support, counts
-    as one with a runtime error. With `strict` a share of the tests counts as none: 1 where all passed, else −0.3.
+    These are the rewards of Appendix B.5. Timeouts and programs that the executor does not support count as runtime
+    errors. With `strict`, a program that ran gets 1 if it passed all tests, else −0.3.
     """
     if outcome.status == "compile_error":
         return -1.0
@@ -93,9 +93,9 @@ def program_reward(outcome: Outcome, strict: bool = False) -> float:
 
 
 def same(expected: Any, output: Any, rounded: bool = False) -> bool:
-    """Whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1.
+    """Return whether two plain values are equal. Lists equal tuples, 2 equals 2.0, True does not equal 1.
 
-    With `rounded`, numbers of which one is a float may differ by rounding, as in `_near`.
+    With `rounded`, two numbers may differ by rounding (see `_near`) if one of them is a float.
     """
     if isinstance(expected, list | tuple):
         alike = isinstance(output, list | tuple) and len(expected) == len(output)
@@ -111,27 +111,27 @@ def same(expected: Any, output: Any, rounded: bool = False) -> bool:
 
 
 def _near(expected: float, output: float) -> bool:
-    """Whether two numbers differ by rounding: by 1e-5 of an expected float, 1e-9 of an expected integer, or 1e-8."""
+    """Return whether numbers differ by at most 1e-5 of an expected float, 1e-9 of an expected integer, or 1e-8."""
     try:
         return math.isclose(expected, output, rel_tol=1e-5 if isinstance(expected, float) else 1e-9, abs_tol=1e-8)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # the integer is larger than any float
         return False
 
 
 def _same_lines(expected: str, output: str) -> bool:
-    """Whether lines are equal but for white space at their end, and for blank lines at the end of the text."""
+    """Return whether texts are equal except for white space at line ends and blank lines at the end."""
     ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, output))
     return ours == theirs
 
 
 def _same_words(expected: str, output: str) -> bool:
-    """Whether the lines that are not blank have the same words."""
+    """Return whether the texts have the same words line by line, blank lines left out."""
     ours, theirs = ([line.split() for line in text.split("\n") if line.strip()] for text in (expected, output))
     return [*map(len, ours)] == [*map(len, theirs)] and all(map(_same_word, chain(*ours), chain(*theirs)))
 
 
 def _same_word(expected: str, output: str) -> bool:
-    """Whether words are equal; a number with a decimal point may differ by rounding, and 2.0 stands for 2."""
+    """Return whether words are equal; a number with a decimal point may differ by rounding, and 2.0 equals 2."""
     if expected == output:
         return True
     try:
@@ -147,14 +147,14 @@ def _same_word(expected: str, output: str) -> bool:
 def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
 
-    APPS: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for a function's arguments and values, else texts. Some
-    of APPS's outputs are a list around the value, so both pass; of texts, the words of the lines that are not blank are
-    compared; floats, printed or returned, may differ by rounding (see `_near`); and its programs use `APPS_IMPORTS`
-    without importing them. With `"exact": true` outputs and programs are meant as they stand.
-    HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Only asserts that compare a call with a literal can
-    be read: expected outputs must not enter the sandbox, and code that checks by itself would take them there.
+    APPS: `{"inputs": [...], "outputs": [...]}`: arguments and values of the function `fn_name`, or texts without that
+    key. As in APPS's own harness, an output may have a list around it, only the words of lines that are not blank are
+    compared, floats may differ by rounding (see `_near`), and programs use `APPS_IMPORTS` without importing them.
+    `"exact": true` turns all of this off.
+    HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Every assert must compare a call with a literal:
+    other checks would have to run in the sandbox, which expected outputs must not enter.
 
-    Raises `InputError`, one line without a place, where the tests do not parse or there are none.
+    Raises `InputError`, without the name of the problem, if the tests do not parse or there are none.
     """
     try:
         row = json.loads(text, parse_int=_whole)
@@ -169,16 +169,12 @@ def read_problem(text: str) -> Problem:
 
 
 def _whole(digits: str) -> int:
-    """Return an integer of any length: `int` refuses text of more than 4300 digits."""
+    """Return an integer of any length; `int` refuses text of more than 4300 digits."""
     return int(digits) if len(digits) < 4000 else int(Decimal(digits))
 
 
 def _apps(row: dict) -> Problem:
-    return Problem(tuple(_apps_tests(row)), "" if row.get("exact") else APPS_IMPORTS)
-
-
-def _apps_tests(row: dict) -> Iterable[Test]:
-    name, inputs, outputs, as_apps = row.get("fn_name"), row.get("inputs"), row.get("outputs"), not row.get("exact")
+    name, inputs, outputs, exact = (row.get(key) for key in ("fn_name", "inputs", "outputs", "exact"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise InputError("the tests need 'inputs' and 'outputs', two lists of one length")
     if name:
@@ -187,12 +183,14 @@ def _apps_tests(row: dict) -> Iterable[Test]:
             raise InputError("with 'fn_name' each of 'inputs' is a list of arguments")
         inputs = [[_with_int_keys(argument) for argument in arguments] for arguments in inputs]
         outputs = [[_with_int_keys(x) for x in o] if isinstance(o, list) else _with_int_keys(o) for o in outputs]
-        return [Test(i, o, name, as_apps) for i, o in zip(inputs, outputs, strict=True)]
-    return [Test(_as_text(i), _as_text(o), as_apps=as_apps) for i, o in zip(inputs, outputs, strict=True)]
+    else:
+        inputs, outputs = map(_as_text, inputs), map(_as_text, outputs)
+    tests = [Test(i, o, name or None, as_apps=not exact) for i, o in zip(inputs, outputs, strict=True)]
+    return Problem(tuple(tests), "" if exact else APPS_IMPORTS)
 
 
 def _as_text(value: Any) -> str:
-    """Return text as it is; APPS has some as a list of lines."""
+    """Return the text; APPS has some texts as lists of lines."""
     lines = value if isinstance(value, list) else [value]
     if not all(isinstance(line, str) for line in lines):
         raise InputError("without 'fn_name' inputs and outputs are texts")
@@ -200,7 +198,7 @@ def _as_text(value: Any) -> str:
 
 
 def _with_int_keys(value: Any) -> Any:
-    """Return a dict whose keys are all digits with integers as keys: JSON has no such keys, APPS means them."""
+    """Return a dict whose keys are all digits with integer keys: APPS means integers, which JSON lacks as keys."""
     if isinstance(value, dict) and value and all(key.isdecimal() for key in value):
         return {int(key): item for key, item in value.items()}
     return value

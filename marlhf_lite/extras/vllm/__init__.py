@@ -1,1 +1,1 @@
-"""Rollouts by vLLM's servers."""
+"""Rollouts by vLLM servers."""
