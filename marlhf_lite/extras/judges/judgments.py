@@ -108,11 +108,7 @@ class NotJudged(Exception):
 
 
 def judge_pairs(
-    judge: Judge,
-    pairs: Sequence[Comparison],
-    folder: str | Path,
-    order: Order = "random",
-    seed: int = 0,
+    judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: Order = "random", seed: int = 0
 ) -> list[dict]:
     """Ask a judge about every pair.
 
@@ -141,15 +137,14 @@ def judge_pairs(
 
 
 def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
-    judge, outcomes = store.judge, []
+    judge, judgments = store.judge, []
 
-    def ask(comparison: Comparison) -> Judgment | NotJudged:
+    def ask(comparison: Comparison) -> Judgment:
         try:
-            judgment = judge(*comparison.texts)
+            judgment, write = judge(*comparison.texts), True
         except NotJudged as error:
-            store.add(comparison, Judgment("skipped", raw=str(error)), write=False)
-            return error
-        store.add(comparison, judgment)
+            judgment, write = Judgment("skipped", raw=str(error)), False
+        store.add(comparison, judgment, write)
         return judgment
 
     bar = tqdm(total=len(waiting), desc=f"judgments of {judge.name}")
@@ -157,21 +152,21 @@ def _ask(store: "JudgmentStore", waiting: Sequence[Comparison]) -> None:
     with bar, ThreadPoolExecutor(judge.workers) as pool:
         ask_all = map if judge.workers == 1 else pool.map  # one worker asks nothing after an error
         for part in (waiting[:1], waiting[1:]):  # if the first one is refused, no other is sent
-            for outcome in ask_all(ask, part):
+            for judgment in ask_all(ask, part):
                 bar.update()
-                outcomes.append(outcome)
-                check_outcomes(judge.name, outcomes, len(waiting))
+                judgments.append(judgment)
+                _check_so_far(judge.name, judgments, few=min(GIVE_UP, len(waiting)))
 
 
-def check_outcomes(name: str, outcomes: Sequence[Judgment | NotJudged], asked: int) -> None:
-    """Raise `InputError` if the last comparisons were not judged, or if most answers so far have no verdict."""
-    last = outcomes[-min(GIVE_UP, asked) :]
-    if all(isinstance(outcome, NotJudged) for outcome in last) and len(last) == min(GIVE_UP, asked):
-        what = f"{len(last)} comparisons in a row were not judged ({last[-1]})"
+def _check_so_far(name: str, judgments: Sequence[Judgment], few: int) -> None:
+    """Raise `InputError` if the last `few` comparisons were not judged, or if most answers so far have no verdict."""
+    last = judgments[-few:]
+    if len(last) == few and all(judgment.winner == "skipped" for judgment in last):
+        what = f"{few} comparisons in a row were not judged ({last[-1].raw})"
         raise InputError(f"{name}: {what}: judgments so far are kept, run it again to continue")
-    malformed = [x.raw for x in outcomes if isinstance(x, Judgment) and x.winner == "malformed"]
-    if len(malformed) >= FEW_VERDICTS and len(malformed) > len(outcomes) / 2:
-        raise InputError(f"{few_verdicts(name, malformed, len(outcomes))}; judgments so far are kept")
+    malformed = [judgment.raw for judgment in judgments if judgment.winner == "malformed"]
+    if len(malformed) >= FEW_VERDICTS and len(malformed) > len(judgments) / 2:
+        raise InputError(f"{few_verdicts(name, malformed, len(judgments))}; judgments so far are kept")
 
 
 def few_verdicts(name: str, malformed: Sequence[str], count: int) -> str:
@@ -189,12 +184,7 @@ class JudgmentStore:
     """
 
     def __init__(
-        self,
-        judge: Judge,
-        pairs: Sequence[Comparison],
-        folder: str | Path,
-        order: Order = "random",
-        seed: int = 0,
+        self, judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: Order = "random", seed: int = 0
     ):
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
             raise InputError(f"{len(pairs)} pairs: give at least one, and different ids")

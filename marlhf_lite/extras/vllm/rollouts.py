@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from marlhf_lite.extras.servers import BAD_ANSWER, connect
@@ -152,11 +153,13 @@ class VLLMEngine:
     def _send(self, model: PreTrainedModel, place: Path) -> None:
         weights, is_tied = whole_weights(model), model.config.get_text_config().tie_word_embeddings
         while weights:  # the other processes have none
-            save_untied(model, place, weights, self.head_apart)
             try:
+                save_untied(model, place, weights, self.head_apart)
                 for client in self.clients:
                     _reload(client, place)
                 return
+            except (OSError, SafetensorError) as error:
+                raise ServerError(f"{place}: not written ({error}): free some disk space") from None
             except ServerError as error:
                 if not (self.head_apart and is_tied and "lm_head" in str(error)):
                     raise
