@@ -92,7 +92,7 @@ def make(base, sft, tokenizer, texts, tmp_path):
 
 
 def move(model, policy):
-    """A policy that has left where it started; `model` has the same weights then."""
+    """A policy that has moved away from its start; `model` then has the same weights."""
     nudge(policy, 5, 0.05)
     for name, parameter in policy.named_parameters():
         model.get_parameter(name).data.copy_(parameter.data)
@@ -261,7 +261,7 @@ def test_a_policy_that_comes_apart_ends_the_run_in_a_line_and_is_not_kept(work, 
     monkeypatch.setattr(pipeline.Recorder, "start", 0.0, raising=False)
     with pytest.raises(InputError, match="not finite: start again with a lower learning rate"):
         STAGES[method](place, sft, FunctionReward(early_letters))
-    assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so that the message has a line of its own
+    assert capsys.readouterr().err.endswith("\n")  # the bar is closed, so the message begins a new line
     rows = RunFolder.open(place.path / method).metrics()
     assert [row["update"] for row in rows][:2] == [1, 2] and all(row["policy_loss"] is not None for row in rows[:2])
     assert not (place.path / method / "policy").exists()
@@ -307,7 +307,7 @@ def test_prompts_come_in_ppos_order(make, texts):
 
 
 def test_sampling_options_reach_generation(make):
-    """Only the likeliest token: all responses of a group are the same one, whatever the model's own defaults."""
+    """With only the likeliest token all responses of a group are equal, whatever the model's defaults are."""
     made = make(top_k=1, updates=1, limit=4)
     made.trainer.train()
     responses = made.rollouts[0].response_ids.reshape(2, 4, -1)
@@ -402,7 +402,7 @@ def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, mode
 
 @pytest.mark.parametrize("method, by_signal", [("rloo", False), ("dpo", True), ("grpo", True)])
 def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, method, by_signal, monkeypatch):
-    """Broken off in update 4 of 5, after the checkpoint of update 2, or by SIGTERM, with a checkpoint behind update 4.
+    """Broken off in update 4 of 5, after the checkpoint of update 2, or by SIGTERM, with a checkpoint after update 4.
 
     Rows, samples and weights are the same.
     """
@@ -444,7 +444,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
 
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, method):
-    """From the checkpoint of update 1 of 3: those of 2 and 3 are gone before it goes on, as in PPO."""
+    """From the checkpoint of update 1 of 3: those of 2 and 3 are deleted before the run continues, as in PPO."""
     options = {"updates": 3, "checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
     run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).policy.parent)
     whole = timeless(run.metrics())
@@ -463,7 +463,7 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
     "file, error", [("pytorch_model_fsdp.bin", "made under FSDP"), ("rng_state_1.pth", "made by 2")]
 )
 def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
-    """Where an older checkpoint is asked for: those behind it and the logs stay."""
+    """An older checkpoint is asked for: later checkpoints and the logs stay."""
     options = {"checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
     run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).policy.parent)
     (run.path / "checkpoints" / "checkpoint-1" / file).touch()

@@ -1,4 +1,4 @@
-"""Scores and people as judges, and the command `marlhf judge` with a model behind an endpoint."""
+"""Scores and people as judges, and the command `marlhf judge` with a model at an endpoint."""
 
 import errno
 import itertools
@@ -111,7 +111,7 @@ def answers(method, texts, **more):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A model behind an endpoint, to which the first response is better."""
+    """A model at an endpoint that prefers the first response."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-key")
     server = Endpoint()
     server.decide = lambda prompt, a, b: verdict("A")

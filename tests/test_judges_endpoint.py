@@ -49,7 +49,7 @@ def completion(content):
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers by `decide(prompt, a, b)`; the first requests get what stands in `script` instead.
+    """Answer by `decide(prompt, a, b)`; the first requests get the entries of `script` instead.
 
     An entry is None (as usual), a status, (status, body), bytes (a body), or a function to call first.
     """

@@ -36,7 +36,7 @@ needs_link = pytest.mark.skipif(
 
 
 def check(sentences, text, whole=True):
-    """Spans in order, leaves that are their own text, all characters but white space in some leaf of a parsed one."""
+    """Check that spans are in order, leaves equal their text, and leaves have all characters except white space."""
     check_sentences(sentences, text)
     for s in (s for s in sentences if s.tree is not None):
         words, inside = leaves(s.tree), text[s.start : s.end]

@@ -89,7 +89,7 @@ VALUES = st.recursive(
 
 
 def encode(value):
-    """The encoding itself is this project's own code, and harmless."""
+    """Run `ENCODE` here: it is our code, and harmless."""
     scope = {}
     exec(ENCODE, scope)
     return scope["marlhf_encode"](value)

@@ -148,7 +148,7 @@ def test_the_kernel_does_not_help_a_program(executor, name):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="calls of Linux")
 def test_a_key_of_this_process_is_out_of_reach(executor):
-    """The kernel's keyring is no part of any namespace."""
+    """No namespace separates the kernel's keyring."""
     given = {}
     exec(GIVEN["kernel_head"], given)
     name, secret = f"marlhf-{secrets.token_hex(8)}", secrets.token_hex(8)
@@ -177,7 +177,7 @@ def test_a_killed_worker_costs_one_program(executor):
 
 
 def test_new_namespaces_are_refused():
-    """A program with a user namespace of its own could mount file systems without a limit."""
+    """In a new user namespace a program could mount file systems without a limit."""
     ready("bubblewrap")
     if "--disable-userns" not in _command():
         pytest.skip("this bubblewrap is too old for --disable-userns")

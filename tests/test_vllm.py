@@ -159,7 +159,7 @@ def test_what_fails_for_a_moment_is_asked_for_again(serve, make):
 
 
 def spoiled(**changes):
-    """A change of an answer; a callable value changes what stands there in its only choice."""
+    """Return a function that changes these fields of an answer's only choice, or `choices` itself."""
 
     def spoil(answer):
         return answer | {"choices": [answer["choices"][0] | changes]} if "choices" not in changes else answer | changes

@@ -60,7 +60,7 @@ class Judgment:
 
     winner: str  # A, B, tie, malformed (the text has no verdict) or skipped
     scores: dict | None = None  # {"A": {criterion: number}, "B": {criterion: number}}
-    raw: str = ""  # the judge's text, or why there is no verdict
+    raw: str = ""  # the judge's text, or the reason why a verdict is missing
 
 
 def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Comparison]:

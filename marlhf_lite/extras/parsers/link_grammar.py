@@ -1,6 +1,5 @@
 """Parse English with link-grammar, a Debian, Ubuntu, Colab and Homebrew package; nothing else is downloaded."""
 
-import math
 import re
 import shutil
 import subprocess
@@ -25,7 +24,7 @@ _ALIKE = str.maketrans("‘’“”([)]\n\r\t\0", "''\"\"{{}}    ")
 class LinkGrammarParser:
     """Parse English with the command ``link-parser``: one process for all sentences of a batch of texts.
 
-    A sentence has no tree if link-parser does not finish it within `time_limit` seconds (rounded up), if it changes the
+    A sentence has no tree if link-parser does not finish it within `time_limit` seconds, if it changes the
     words, or if the sentence has more than 2000 characters. If the process ends or hangs, the sentences without an
     answer have no tree. Words that could not be linked stay in the tree.
 
@@ -34,7 +33,7 @@ class LinkGrammarParser:
 
     background = True  # another process does the work
 
-    def __init__(self, time_limit: float = 1.0, command: str = COMMAND):
+    def __init__(self, time_limit: int = 1, command: str = COMMAND):
         if shutil.which(command) is None:
             fix = "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
             raise InputError(f"parser link: the command {command} is not installed: {fix}")
@@ -66,15 +65,14 @@ class LinkGrammarParser:
         """Return link-parser's replies, up to the first line that it did not answer."""
         if not lines:
             return []
-        limit = math.ceil(self.time_limit)
         # With a space before them, `!` and `%` at the start of a sentence are not commands or comments.
         text = MARKER + "".join(f" {line}\n{MARKER}" for line in lines)
         try:
             output = subprocess.run(
-                [self.command, "en", *OPTIONS, f"-timeout={limit}"],
+                [self.command, "en", *OPTIONS, f"-timeout={self.time_limit}"],
                 input=text.encode(errors="replace"),
                 capture_output=True,
-                timeout=START_SECONDS + limit * len(lines),
+                timeout=START_SECONDS + self.time_limit * len(lines),
             ).stdout
         except subprocess.TimeoutExpired as error:
             output = error.stdout or b""

@@ -109,8 +109,11 @@ class VLLMEngine:
             alone = copy.copy(self)
             alone.clients = [client]
             changed = nullcontext() if isinstance(policy.model, PeftModel) else _changed(policy.model)
-            with _named(client), changed:
-                check_servers(alone(policy.model, tokenizer, [longest], sampling), policy)
+            try:
+                with changed:
+                    check_servers(alone(policy.model, tokenizer, [longest], sampling), policy)
+            except ServerError as error:  # that of another policy lacks the address
+                raise ServerError(str(error).replace("--vllm_url:", f"--vllm_url {client.base_url}:", 1)) from None
             self.head_apart = alone.head_apart
 
     @contextmanager
@@ -164,15 +167,6 @@ class VLLMEngine:
                 if not (self.head_apart and is_tied and "lm_head" in str(error)):
                     raise
                 self.head_apart = False  # vLLM's model has no separate head, as for Gemma 2
-
-
-@contextmanager
-def _named(client: openai.OpenAI) -> Iterator[None]:
-    """Add the address of the server to a `ServerError` from inside this block."""
-    try:
-        yield
-    except ServerError as error:
-        raise ServerError(str(error).replace("--vllm_url:", f"--vllm_url {client.base_url}:", 1)) from None
 
 
 @contextmanager
