@@ -88,7 +88,7 @@ bench: $(STAMP) ## Time macro operations, log-probabilities and updates (benchma
 	$(BIN)/python benchmarks/logprobs.py
 	$(BIN)/python benchmarks/update.py
 
-gpu: $(STAMP) ## Test and measure on one GPU of 80 GB, in at most 9 minutes; the record goes to data/results/gpu/
+gpu: $(STAMP) ## Test and measure on one GPU of 80 GB, in fifteen minutes; the record goes to data/results/gpu/
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 diagnosis: $(STAMP) ## Measure what critic and estimators get of the credit, seed 0 (about 15 minutes); see notebook 13
@@ -149,7 +149,7 @@ clean: ## Remove caches and builds; keep the environment and the runs
 	find marlhf_lite marlhf_lab tests benchmarks data -type d -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environment too
-	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest benchmarks/trl_ppo/.venv
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-newest benchmarks/trl_ppo/.trl
 
 $(VENV)/.book: $(STAMP)
 	$(PIP) install -c constraints.txt -e '.[book]'

@@ -1,415 +1,350 @@
-"""What can only be seen on a GPU, in one command of at most 9 minutes without a network: `make gpu`.
+"""What can only be seen on a GPU, row by row, in fifteen minutes and without a network: `make gpu`.
 
-Tests of kernels, autocast and checkpointing on the card; PPO and MA-PPO on the architecture of Gemma-2B with random
-bfloat16 weights, with LoRA and with full fine-tuning, sampled by transformers and by a vLLM server on the same card:
-tokens a second, seconds by phase, the share of the card's arithmetic, and peak memory against `marlhf memory`; how far
-the server's log-probabilities are from the trainer's; a 4-bit base; the launch files with one process. All goes into
-one JSON file.
+The model has Gemma-2B's exact architecture and random weights. What makes an update faster on a card ("levers") is
+switched on one after the other in one process, so that the old way and the new one stand side by side:
 
-    python benchmarks/gpu.py --vllm ../vllm-venv/bin/vllm  # one card of 80 GB; without --vllm, vLLM is left out
-    python benchmarks/gpu.py --device cpu --tiny           # every part on a tiny model, to test this script
-    python benchmarks/gpu.py --device cpu --parts update --updates 1 --batch 8 --micro 2  # Gemma-2B, about 10 GiB
+    0  the card: its rates of a large copy and of a large product
+    1  checks: each way gives what the old one gives; tests/test_on_card.py
+    2  LoRA the old way, one update profiled
+    3  LoRA with one lever more each time, the last one profiled
+    4  full fine-tuning, the same
+    5  generation alone: transformers' cache that grows, its static one, and ours, for 1 and 4 batches of rows
+    6  the preset lora-t4-16gb with the memory of a T4
+    7  TRL 1.12's PPOTrainer with LoRA (benchmarks/trl_ppo)
+    8  8, 16 and 32 rows a pass; a 4-bit base
+
+Each measurement is a line of JSON in `--log` as soon as it is made; a second call goes on after the last one. An error
+costs the measurement, not what follows: the process that it may have broken is replaced. At the end all lines are
+joined in `--out`.
+
+    python benchmarks/gpu.py --rows 0-5              # one card of 80 GB
+    python benchmarks/gpu.py --device cpu --tiny     # every row on a tiny model, to try this script
+    python benchmarks/gpu.py --device cpu --rows 2 --batch 8 --micro 2 --updates 1 --warmup 0    # about 10 GiB
+
+MFU counts what an update must compute: 2 operations a weight of the layers and real token for each forward pass and for
+each product of a backward pass (2 with full fine-tuning, 1 with LoRA), and the head at the responses. What
+checkpointing computes again is left out, and padding, and so is sampling, which has tokens and bytes a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib.util
-import itertools
 import json
 import os
 import re
-import resource
-import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
-from transformers import AutoModelForCausalLM, GemmaConfig
+import yaml
+from gpu_updates import (
+    GIB,
+    LEVERS,
+    Bench,
+    OutOfTime,
+    StaticCache,
+    generation,
+    make_prompts,
+    peft_adapters,
+    read_log,
+    recompute,
+    save_base,
+    updates,
+    write_line,
+)
 
 from marlhf_lite.config.commands import MemoryCommand
-from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
-from marlhf_lite.extras.memory.estimate import GIB, estimate_memory
-from marlhf_lite.macro import FixedNGram
-from marlhf_lite.models.actor_critic import PPOModels
-from marlhf_lite.models.architectures import known_config
-from marlhf_lite.models.loading import (
-    EMBEDDED_MODEL,
-    build_models,
-    load_base,
-    load_tokenizer,
-    new_policy,
-    new_reward_model,
-)
-from marlhf_lite.training.ppo import PPOTrainer
-from marlhf_lite.training.rewards import ModelReward
-from marlhf_lite.training.rollout import generate
+from marlhf_lite.extras.memory.estimate import estimate_memory
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.rollout import Sampling
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
+from marlhf_lite.utils.tables import markdown
 
-ROOT = Path(__file__).resolve().parents[1]
-LAUNCH = ROOT / "marlhf_lite" / "config" / "accelerate"
-TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}  # dense, 16 bits
-TINY = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-}
-WAYS = ("lora", "full")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+T4_GIB = 14.7
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short responses, to test this script")
-    parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, comma-separated")
-    for name, default in {"updates": 4, "batch": 64, "micro": 8, "prompt": 256, "response": 128}.items():
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short responses, to try this script")
+    parser.add_argument("--rows", default="0-8", help="rows of the table above, as 0-5 or 2,4")
+    sizes = {"warmup": 2, "updates": 3, "batch": 64, "micro": 8, "prompt": 256, "response": 128}
+    for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--ways", default=",".join(WAYS), help="ways of fine-tuning, comma-separated")
-    parser.add_argument("--vllm", default=shutil.which("vllm") or "", help="the vllm program, of another environment")
-    parser.add_argument("--vllm_share", type=float, default=0.2, help="share of the card's memory for the server")
-    parser.add_argument("--port", type=int, default=8017, help="of the server")
-    parser.add_argument("--n", default="1,5", help="tokens a macro action, comma-separated; 1 is PPO")
+    parser.add_argument("--checkpointing", action="store_true", help="recompute activations with all levers, too")
+    parser.add_argument("--profile", action="store_true", help="profile an update of every measurement")
     parser.add_argument("--peak_tflops", type=float, default=0.0, help="the card's dense 16-bit TFLOP/s, if unknown")
-    parser.add_argument("--seconds", type=float, default=540.0, help="time limit; later parts are left out")
-    parser.add_argument("--out", default="", help="JSON file; default data/results/gpu/CARD.json")
+    parser.add_argument("--trl", default=str(HERE / "trl_ppo" / ".trl"), help="folder with TRL 1.12 alone (row 7)")
+    parser.add_argument("--commit", default="", help="of the code, if this is no checkout")
+    parser.add_argument("--seconds", type=float, default=840.0, help="time limit; what does not fit is left for later")
+    parser.add_argument("--log", type=Path, default=ROOT / "build" / "gpu.jsonl", help="a line of JSON a measurement")
+    parser.add_argument("--out", type=Path, help="all as one JSON; default data/results/gpu/CARD_levers.json")
+    parser.add_argument("--child", type=float, help=argparse.SUPPRESS)  # the deadline of a process that measures
     args = parser.parse_args(argv)
     if args.tiny:
-        args.updates, args.batch, args.micro, args.prompt, args.response = 2, 4, 2, 16, 8
-    args.deadline = time.monotonic() + args.seconds
+        args.warmup, args.updates, args.batch, args.micro, args.prompt, args.response = 1, 1, 4, 2, 16, 8
     return args
 
 
-# The model
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def model_folder(args: argparse.Namespace, folder: Path) -> Path:
-    """Save a random model in bfloat16 with a tokenizer, and return its folder."""
-    config = GemmaConfig(**TINY) if args.tiny else known_config("google/gemma-2b")
-    with torch.device(PartialState().device):
-        base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-    base.save_pretrained(folder / "model")
-    load_tokenizer(EMBEDDED_MODEL).save_pretrained(folder / "model")
-    return folder / "model"
+def row_0(bench: Bench) -> None:
+    bench.measure("0 card", card)
 
 
-def build(options: ModelConfig, folder: Path) -> PPOModels:
-    """Build the four models over one base, as SFT and the reward model leave them."""
-    base = load_base(options)
-    new_policy(base, options).save_pretrained(folder / "sft")
-    new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
-    return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
+def card(bench: Bench) -> dict:
+    """Return what this device is, and its best rates of a large copy and a large product."""
+    cuda, width = bench.device.type == "cuda", 512 if bench.args.tiny else 8192
+    a, b = (torch.randn(width, width, device=bench.device).bfloat16() for _ in range(2))
+    big = torch.empty(width * width * (16 if cuda else 1), dtype=torch.bfloat16, device=bench.device)
+
+    def best(work: Callable) -> float:
+        spent = []
+        for _ in range(5):
+            start = bench.wait()
+            work()
+            spent.append(bench.wait() - start)
+        return min(spent)
+
+    found = {"environment": environment() | ({"git_commit": bench.args.commit} if bench.args.commit else {})}
+    found |= {"product_tflops": 2 * width**3 / best(lambda: a @ b) / 1e12}
+    found |= {"copy_gb_per_second": 2 * big.nbytes / best(big.clone) / 1e9}
+    if not cuda:
+        return {"device": {"name": "CPU", "threads": torch.get_num_threads()}} | found
+    properties = torch.cuda.get_device_properties(0)
+    device = {"name": properties.name, "gib": properties.total_memory / GIB, "cuda": torch.version.cuda}
+    return {"device": device | {"capability": f"{properties.major}.{properties.minor}"}} | found
 
 
-def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
-    """Return different texts of about `tokens` tokens."""
-    words = "the friend of my uncle moved to the harbor and waited some days for a letter from the old town".split()
-    texts = []
-    for i in range(count):
-        text, k = f"Post {i}:", i
-        while len(tokenizer(text)["input_ids"]) < tokens - 4:
-            text, k = f"{text} {words[k % len(words)]}", k + 7
-        texts.append(text)
-    return texts
+def row_1(bench: Bench) -> None:
+    bench.measure("1 adapters", same_adapters)
+    bench.measure("1 tests", on_card)
 
 
-def reset_peak() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+def same_adapters(bench: Bench) -> dict:
+    """Log-probabilities with 16-bit adapters against PEFT's, of adapters that change something."""
+    trainer = bench.trainer("lora")
+    model, ids = trainer.models.policy, encode_prompts(bench.tokenizer, trainer.prompts[: bench.args.micro])
+    width = min(map(len, ids))
+    tokens = torch.tensor([row[:width] for row in ids], device=bench.device)
+    outer = [p for name, p in model.named_parameters() if "lora_B" in name and p.requires_grad]
+    with torch.no_grad():
+        for weight in outer:
+            weight.normal_(0, 0.01)
+        ours = model(tokens, torch.ones_like(tokens), width - 1)[0]
+        with peft_adapters(bench, trainer):
+            theirs = model(tokens, torch.ones_like(tokens), width - 1)[0]
+        for weight in outer:
+            weight.zero_()
+        before = model(tokens, torch.ones_like(tokens), width - 1)[0]
+    ratio = ours - theirs
+    k3 = (ratio.exp() - 1 - ratio).mean().item()
+    check(k3 < 1e-5, f"k3 of adapters against PEFT's is {k3:.1e}, not below 1e-5")
+    return {"k3": k3, "changed_by_adapters": (before - theirs).abs().mean().item()}
 
 
-def peak_bytes() -> int:
-    """Return the most bytes on the card since `reset_peak`, CUDA's own left out; on a CPU of the whole process."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
 
 
-def flops(parameters: int, row: dict, args: argparse.Namespace, way: str, engine: str) -> float:
-    """Return the operations of an update's matrix products with the base's weights.
-
-    Two a weight and token forward (sampling, reference, reward model, policy, critic), and two backward for policy and
-    critic, or four where all weights train. Checkpointing's second forward pass is not counted, nor what a server does.
-    """
-    tokens = args.batch * args.prompt + row["tokens"]
-    forward, backward = 5 - (engine == "vllm"), 2 * (1 + (way == "full"))
-    return 2 * parameters * tokens * (forward + backward)
-
-
-def measure(
-    args: argparse.Namespace, n: int, way: str = "lora", load_in_4bit: bool = False, engine: str = "transformers"
-) -> dict:
-    """Run updates with macro actions of n tokens and return means over all but the first, which warms up."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        options = ModelConfig(
-            model=str(model_folder(args, folder)),
-            finetune=way,
-            dtype="bfloat16",
-            gradient_checkpointing=True,
-            load_in_4bit=load_in_4bit,
-        )
-        with server(args, options, folder) if engine == "vllm" else nullcontext() as servers:
-            reset_peak()
-            models, tokenizer = build(options, folder), load_tokenizer(EMBEDDED_MODEL)
-            rows = run_trainer(args, n, models, tokenizer, servers)
-        lengths = {"max_prompt_length": args.prompt, "max_response_length": args.response}
-        sizes = {"batch_size": args.batch, "micro_batch_size": args.micro} | lengths
-        gpu = torch.cuda.get_device_properties(0).total_memory / GIB if args.device == "cuda" else 0.0
-        estimate = estimate_memory(MemoryCommand(**sizes, **asdict(options), gpu=gpu), gpu=False)
-    used = rows[1:] or rows
-    seconds = sum(row["seconds"] for row in used) / len(used)
-    weights = sum(p.numel() for name, p in models.reference.named_parameters() if "lora_" not in name)
-    result = {
-        "n": n,
-        "way": way,
-        "engine": engine,
-        "parameters": weights,
-        "seconds_per_update": seconds,
-        "seconds_by_phase": {k[8:]: sum(r[k] for r in used) / len(used) for k in rows[0] if k.startswith("seconds_")},
-        "response_tokens_per_second": sum(row["tokens"] for row in used) / seconds / len(used),
-        "peak_gib": peak_bytes() / GIB,
-        "estimated_peak_gib": estimate.peak / GIB,
-        "kl_at_start": rows[0]["kl_k1"],
-        "policy_grad_norm": rows[-1]["policy_grad_norm"],
-    }
-    result |= {name: max(row[name] for row in rows) for name in rows[0] if name.startswith("sampler_")}
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    peak = args.peak_tflops or next((value for name, value in TFLOPS.items() if name in card), 0)
-    if peak:
-        done = sum(flops(weights, row, args, way, engine) for row in used) / len(used)
-        result["mfu"] = done / seconds / (peak * 1e12)
-    return result
+def on_card(bench: Bench) -> dict:
+    """Run the tests of kernels, autocast and checkpointing, which take the card if there is one."""
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    words += ["tests/test_on_card.py", "-k", "not gpu"]  # not this script
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True)
+    lines = done.stdout.strip().splitlines() or [done.stderr[-300:]]
+    check(done.returncode == 0, f"{lines[-1]} {[x for x in lines if x.startswith(('FAILED', 'ERROR'))]}")
+    return {"summary": lines[-1]}
 
 
-def run_trainer(args: argparse.Namespace, n: int, models: PPOModels, tokenizer, servers) -> list[dict]:
-    """Run the updates and return their metrics."""
-    rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
-    sizes = {"updates": args.updates, "batch_size": args.batch, "micro_batch_size": args.micro}
-    ppo = PPOTrainerConfig(n=str(n), max_response_length=args.response, **sizes, **rates)
-    trainer = PPOTrainer(
-        models,
-        tokenizer,
-        make_prompts(tokenizer, args.batch, args.prompt),
-        ModelReward(models.reward, args.micro),
-        FixedNGram(n),
-        ppo,
-        sampler=servers or generate,
-    )
-    if servers:
-        trainer.sampler.try_out(models.policy, tokenizer, trainer.prompts, trainer.sampling)
-    return trainer.train()
+def row_2(bench: Bench) -> None:
+    bench.measure("2 lora: before", updates, "lora", on=0, profiled=True)
 
 
-@contextmanager
-def server(args: argparse.Namespace, options: ModelConfig, folder: Path) -> Iterator[Callable]:
-    """A vLLM server on the same device that takes adapters, or with full fine-tuning all weights."""
-    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
-
-    env = os.environ | {"HF_HUB_OFFLINE": "1"}
-    takes = ["--max-model-len", str(args.prompt + args.response + 16), "--enforce-eager"]
-    if options.finetune == "full":
-        env |= {"VLLM_SERVER_DEV_MODE": "1"}
-    else:
-        env |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-        takes += ["--enable-lora", "--max-lora-rank", "16"]
-    if args.device == "cpu":
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    else:
-        takes += ["--gpu-memory-utilization", str(args.vllm_share)]
-    words = [args.vllm, "serve", options.model, "--host", "127.0.0.1", "--port", str(args.port), "--dtype", "bfloat16"]
-    url, log = f"http://127.0.0.1:{args.port}", folder / "server.log"
-    with open(log, "wb") as file:
-        process = subprocess.Popen([*words, *takes], env=env, stdout=file, stderr=file)
-    try:
-        while not answers(f"{url}/health"):
-            if process.poll() is not None or time.monotonic() > args.deadline:
-                raise RuntimeError(f"the server does not run: {log.read_text(errors='replace')[-800:]}")
-            time.sleep(1)
-        yield VLLMEngine([url], folder / "sent")
-    finally:
-        process.terminate()
-        process.wait(60)
+def row_3(bench: Bench) -> None:
+    with_levers(bench, "3", "lora")
 
 
-def answers(url: str) -> bool:
-    try:
-        return urllib.request.urlopen(url, timeout=5).status == 200
-    except OSError:
-        return False
+def row_4(bench: Bench) -> None:
+    bench.measure("4 full: before", updates, "full", on=0)
+    with_levers(bench, "4", "full")
 
 
-# The parts
+def with_levers(bench: Bench, row: str, way: str) -> None:
+    """One lever more each time."""
+    last = max(i for i, lever in enumerate(LEVERS) if not lever.missing)
+    for i, lever in enumerate(LEVERS):
+        name = f"{row} {way}: + {lever.name}"
+        if lever.missing:
+            bench.measure(name, lambda bench, why=lever.missing: {"left_out": why})
+        elif way in lever.ways:
+            bench.measure(name, updates, way, on=i + 1, profiled=i == last)
 
 
-def run_tests(args: argparse.Namespace) -> dict:
-    """Run the tests of kernels, autocast and checkpointing, which take the card where there is one."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "tests/test_on_card.py",
-    ]
-    done = run(args, command)
-    lines = done.stdout.strip().splitlines()
-    failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"status": done.returncode, "summary": lines[-1] if lines else done.stderr[-300:], "failures": failures}
+def row_5(bench: Bench) -> None:
+    for rows in (bench.args.batch, 4 * bench.args.batch):
+        bench.measure(f"5 generation, {rows} rows: cache that grows", generation, Sampling, rows, on=0)
+        bench.measure(f"5 generation, {rows} rows: static cache", generation, StaticCache, rows, on=0)
 
 
-def run(args: argparse.Namespace, command: list[str]) -> subprocess.CompletedProcess:
-    """Run a command in the checkout; the status is 124 where the time limit ended it."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    env = os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if args.device == "cpu":
-        env |= {"CUDA_VISIBLE_DEVICES": ""}
-    left = max(args.deadline - time.monotonic(), 1)
-    command = ["timeout", "--kill-after=10", str(left), *command]  # it ends the processes of a launcher, too
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+def row_6(bench: Bench) -> None:
+    bench.measure("6 lora-t4-16gb", t4)
 
 
-def run_updates(args: argparse.Namespace) -> dict:
-    """Measure PPO and MA-PPO by each way of fine-tuning, sampled by transformers."""
-    return measure_all(args, map(int, args.n.split(",")), "transformers")
-
-
-def run_vllm(args: argparse.Namespace) -> dict:
-    """Measure MA-PPO by each way of fine-tuning, sampled by a server; its start does not count."""
-    if not args.vllm:
-        return {"left_out": "no vllm: install it in an environment of its own, and name it by --vllm"}
-    return measure_all(args, [int(args.n.split(",")[-1])], "vllm")
-
-
-def measure_all(args: argparse.Namespace, sizes: Iterable[int], engine: str) -> dict:
-    """Measure all combinations; one that fails is recorded and does not cost the others' results."""
-    cases, runs, failures, left_out = itertools.product(args.ways.split(","), sizes), [], [], []
-    for way, n in cases:
-        if time.monotonic() > args.deadline:
-            left_out.append(f"{way}, n={n}: no time was left")
-            continue
-        try:
-            runs.append(measure(args, n, way, engine=engine))
-        except Exception as error:
-            traceback.print_exc()
-            failures.append(f"{way}, n={n}: {type(error).__name__}: {error}"[:1000])
-    return {"runs": runs, "failures": failures, "cases_left_out": left_out, "status": len(failures)}
-
-
-def run_launch_files(args: argparse.Namespace) -> dict:
-    """Run SFT and PPO through both launch files with one process: LoRA by DDP, all weights by FSDP2."""
-    small = ["--size", "60", "--max_response_length", "16"]
-    update = ["--updates", "1", "--batch_size", "4", "--micro_batch_size", "2"]
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, finetune in (("ddp", "lora"), ("fsdp2", "full")):
-            launched = [
-                *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCH / f"{name}.yaml")),
-                *("--num_processes", "1", *(["--cpu"] if args.device == "cpu" else []), "-m", "marlhf_lite"),
-            ]
-            given = [*small, "--finetune", finetune]
-            sft, ppo = (f"{folder}/{name}-{stage}" for stage in ("sft", "ppo"))
-            stages = [
-                [*launched, "sft", *given, "--sft_epochs", "1", "--output_dir", sft],
-                [*launched, "ppo", *given, *update, "--sft", sft, "--reward", "gold", "--output_dir", ppo],
-            ]
-            start = time.monotonic()
-            for command in stages:
-                done = run(args, command)
-                if done.returncode:
-                    break
-            error = (done.stderr or done.stdout).strip().splitlines()[-3:] if done.returncode else []
-            error += ["the time limit ended it"] if done.returncode == 124 else []
-            found[name] = {"status": done.returncode, "seconds": time.monotonic() - start, "error": error}
-    return found
-
-
-def run_four_bits(args: argparse.Namespace) -> dict:
-    """Measure one update over a 4-bit base, where bitsandbytes is installed, on a card."""
+def t4(bench: Bench) -> dict:
+    """Updates with the preset's model, lengths and rows in a T4's memory; the batch is one of generation."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {"left_out": "bitsandbytes is not installed: pip install -e '.[gpu]'"}
-    if args.device == "cpu":
-        return {"left_out": "what they save shows on a card alone; tests/test_four_bits.py runs one here"}
-    return measure(argparse.Namespace(**vars(args) | {"updates": 2}), 5, load_in_4bit=True)
+    text = (ROOT / "marlhf_lite" / "config" / "presets" / "lora-t4-16gb.yaml").read_text(encoding="utf-8")
+    preset, cuda = yaml.safe_load(text), bench.device.type == "cuda"
+    names = {"max_response_length", "generation_batch_size"}
+    sizes = {name: preset[name] for name in names} | {"prompt": preset["max_prompt_length"]}
+    batch, micro = preset["generation_batch_size"], preset["micro_batch_size"]
+    if bench.args.tiny:
+        sizes, batch = {"max_response_length": bench.args.response}, bench.args.batch
+    if cuda:
+        total = torch.cuda.get_device_properties(0).total_memory / GIB
+        torch.cuda.set_per_process_memory_fraction(min(T4_GIB / total, 1.0))
+    trainer = bench.trainer("lora", dtype=preset["dtype"], four_bits=True, batch_size=batch, **sizes)
+    recompute(trainer, on=preset["gradient_checkpointing"] is True)
+    model = {"dtype": preset["dtype"], "four_bits": True, "batch_size": batch, **sizes}
+    found = updates(bench, "lora", rows=micro, warmup=0, **model)
+    asked = {field.name for field in fields(MemoryCommand)} & preset.keys()
+    estimate = estimate_memory(MemoryCommand(**{name: preset[name] for name in asked}, gpu=T4_GIB))
+    if cuda:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    bench.unload()
+    check(found["finite"], "a loss or a gradient is not finite")
+    return found | {"limit_gib": T4_GIB if cuda else None, "estimated_peak_gib": estimate.peak / GIB}
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict]] = {
-    "tests": run_tests,
-    "update": run_updates,
-    "vllm": run_vllm,
-    "four_bits": run_four_bits,
-    "launch": run_launch_files,
-}
+def row_7(bench: Bench) -> None:
+    bench.measure("7 TRL's PPOTrainer, lora", theirs)
 
 
-def describe_device(args: argparse.Namespace) -> dict:
-    if args.device == "cpu":
-        return {"name": "CPU", "threads": torch.get_num_threads()}
-    card = torch.cuda.get_device_properties(0)
-    found = {"name": card.name, "gib": card.total_memory / GIB, "capability": f"{card.major}.{card.minor}"}
-    return found | {"cuda": torch.version.cuda, "bfloat16": torch.cuda.is_bf16_supported(including_emulation=False)}
+def theirs(bench: Bench) -> dict:
+    """TRL's updates by benchmarks/trl_ppo/theirs.py, of the same model and sizes, in a process of its own."""
+    args = bench.args
+    if not Path(args.trl, "trl").is_dir():
+        return {"left_out": f"no trl in {args.trl}: pip install --no-deps --target {args.trl} trl==1.12.0"}
+    bench.unload()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prompts = make_prompts(bench.tokenizer, args.batch, args.prompt)
+        (folder / "prompts.json").write_text(json.dumps(prompts), encoding="utf-8")
+        given = {"model": save_base(folder / "model", args.tiny, torch.bfloat16), "prompts": folder / "prompts.json"}
+        given |= {"out": folder / "found.json", "batch": args.batch, "micro_batch": args.micro}
+        given |= {"response": args.response, "updates": args.updates + 1, "device": args.device, "dtype": "bfloat16"}
+        bench.unload()
+        words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([args.trl, os.environ.get("PYTHONPATH", "")])}
+        env |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+        words = [sys.executable, str(HERE / "trl_ppo" / "theirs.py"), *words]
+        done = subprocess.run(words, env=env, capture_output=True, text=True)
+        check(done.returncode == 0, done.stderr[-800:])
+        found = json.loads(given["out"].read_text(encoding="utf-8"))
+    return found | {"seconds_per_update": statistics.median(found["seconds"])}
+
+
+def row_8(bench: Bench) -> None:
+    for factor in (1, 2, 4):
+        rows = factor * bench.args.micro
+        bench.measure(f"8 lora: {rows} rows a pass", updates, "lora", rows=rows)
+    if importlib.util.find_spec("bitsandbytes") is None:
+        why = "bitsandbytes is not installed: pip install -e '.[gpu]'"
+        bench.measure("8 lora, 4 bits", lambda bench: {"left_out": why})
+    bench.measure("8 lora, 4 bits", updates, "lora", four_bits=True, warmup=1)
+
+
+ROWS = (row_0, row_1, row_2, row_3, row_4, row_5, row_6, row_7, row_8)
+
+
+# -- processes and files ----------------------------------------------------------------------------------------------
+
+
+def wanted_rows(text: str) -> list[int]:
+    parts = [part.partition("-") for part in text.split(",")]
+    return [row for first, _, last in parts for row in range(int(first), int(last or first) + 1)]
+
+
+def measure_rows(args: argparse.Namespace) -> int:
+    """What a child does: all rows, or up to the first error."""
+    bench = Bench(args)
+    try:
+        for row in wanted_rows(args.rows):
+            ROWS[row](bench)
+    except OutOfTime:
+        print("no time is left: call again to go on", flush=True)
+        return 2
+    return 0
+
+
+def join(args: argparse.Namespace) -> int:
+    """Write all measurements as one file, print them, and return how many failed."""
+    lines = [line for line in read_log(args.log) if "begun" not in line]
+    found = {line.pop("name"): line for line in lines}
+    device = found.get("0 card", {}).get("device", {"name": "unknown"})
+    name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
+    out = args.out or ROOT / "data" / "results" / "gpu" / f"{name}_levers.json"
+    shown = {k: v for k, v in vars(args).items() if k not in ("out", "log", "child", "trl", "commit", "seconds")}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_json(out, {"arguments": shown, "measured": found})
+    print(summary(found))
+    print(f"written to {out}")
+    return sum("error" in line for line in lines)
+
+
+def summary(found: dict[str, dict]) -> str:
+    heads = ["measured", "s an update", "generation", "scoring", "training", "MFU", "peak, GiB"]
+    lines = []
+    for name, line in found.items():
+        if phases := line.get("seconds_by_phase"):
+            spent = [line["seconds_per_update"], *(phases[x] for x in ("generation", "scoring", "training"))]
+            mfu = f"{line['mfu']:.1%}" if line["mfu"] else "-"
+            lines.append([name, *(f"{x:.2f}" for x in spent), mfu, f"{line['peak_gib']:.1f}"])
+        else:
+            text = line.get("error") or line.get("left_out") or ""
+            seconds = line.get("seconds_per_update", line.get("seconds"))
+            lines.append([name, text[:80], "" if seconds is None else f"{seconds:.2f}", "", "", "", ""])
+    return markdown(heads, lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the parts and write the record after each; a part that fails is recorded. Status 1 where one failed."""
+    """Start processes that measure until all is done or time is up; 0 if nothing failed and nothing is left."""
     args = arguments(argv)
+    if args.device == "cpu":
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    if args.child is not None:
+        return measure_rows(args)
     if args.device == "cuda" and not torch.cuda.is_available():
         print("make gpu: no CUDA device here, so there is nothing to measure")
         return 0
-    if args.device == "cpu":
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-    device = describe_device(args)
-    name = re.sub(r"\W+", "_", device["name"]).strip("_").lower()
-    out = Path(args.out or ROOT / "data" / "results" / "gpu" / f"{name}.json")
-    shown = {key: value for key, value in vars(args).items() if key not in ("out", "deadline")}
-    record = {"device": device, "environment": environment(), "arguments": shown, "parts": {}}
-    failed = False
-    for part in args.parts.split(","):
-        start = time.monotonic()
-        if start > args.deadline:
-            record["parts"][part] = {"left_out": "no time was left"}
-        else:
-            result = run_part(part, args)
-            failed |= "error" in result or any(value.get("status") for value in (result, *dicts(result)))
-            record["parts"][part] = result | {"seconds": time.monotonic() - start}
-        print(json.dumps({part: record["parts"][part]}, indent=1), flush=True)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, record)
-    print(f"written to {out}")
-    return int(failed)
-
-
-def run_part(part: str, args: argparse.Namespace) -> dict:
-    """Run a part and return its results, or its error: one part must not cost the others' results."""
-    try:
-        return PARTS[part](args)
-    except Exception as error:
-        traceback.print_exc()
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
-
-
-def dicts(result: dict) -> list[dict]:
-    return [value for value in result.values() if isinstance(value, dict)]
+    args.log.parent.mkdir(parents=True, exist_ok=True)
+    deadline, status = time.time() + args.seconds, 1
+    given = [*(sys.argv[1:] if argv is None else argv), "--child", str(deadline)]
+    words = [sys.executable, __file__, *given]
+    while status not in (0, 2) and time.time() < deadline:
+        before = len(read_log(args.log))
+        status = subprocess.run(["timeout", "--kill-after=10", str(deadline - time.time() + 30), *words]).returncode
+        lines = read_log(args.log)
+        if len(lines) == before:
+            break  # it does not even start
+        if "begun" in lines[-1]:  # it was killed, and could not write why
+            write_line(args.log, {"name": lines[-1]["name"], "error": f"the process ended with status {status}"})
+    return int(join(args) > 0 or status != 0)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from marlhf_lite.extras.memory.estimate import (
     GIB,
     _adapted,
     _bytes,
+    activation_bytes,
     adapter_bytes,
     empty_base,
     estimate_memory,
@@ -38,7 +39,14 @@ from marlhf_lite.extras.memory.estimate import (
     training_bytes,
 )
 from marlhf_lite.extras.memory.report import first_that_fits, least_cards, memory_report, stages_table
-from marlhf_lite.models.actor_critic import ActorCritic, PolicyModel, ScalarHeadModel, checkpoint_activations
+from marlhf_lite.models import lora
+from marlhf_lite.models.actor_critic import (
+    ActorCritic,
+    PolicyModel,
+    ScalarHeadModel,
+    checkpoint_activations,
+    unwrap_peft,
+)
 from marlhf_lite.models.architectures import ARCHITECTURES
 from marlhf_lite.models.loading import lora_config, share, with_head
 from marlhf_lite.models.lora import use_merged_forward
@@ -184,6 +192,43 @@ def test_rule_of_thumb_is_near_torch_s_count(folders, kind, model):
     assert 0.6 < training_bytes(empty_base(given), given, ROWS, PROMPT, LENGTH, trained) / training < 1.6
     assert 0.6 < estimate_memory(given).generation / generation < 1.6
     assert 0.6 < estimate_memory(replace(given, gpu=80)).generation / merged < 1.6
+
+
+class Attention(torch.autograd.Function):
+    """What a fused kernel keeps: its inputs."""
+
+    @staticmethod
+    def forward(ctx, query, key, value):
+        ctx.save_for_backward(query, key, value)
+        return torch.empty_like(query)
+
+
+@pytest.mark.parametrize("finetune", ["lora", "by peft", "full"])
+def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypatch):
+    """Without checkpointing, in 16 bits; over 4 bits PEFT computes the adapters."""
+    if finetune == "by peft":
+        monkeypatch.setitem(lora.WAYS, torch.bfloat16, None)
+    ways = {"finetune": "full" if finetune == "full" else "lora", "dtype": "bfloat16"}
+    given = options(folders["one key head"], ways)
+    backbone = unwrap_peft(build_actors(empty_base(given), given).policy.model).model
+    attention = "scaled_dot_product_attention"
+    monkeypatch.setattr(nn.functional, attention, lambda q, k, v, **_: Attention.apply(q, k, v))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it does not know the meta device
+    weights, kept = {p.untyped_storage()._cdata for p in backbone.parameters()}, {}
+
+    def keep(x):
+        kept[x.untyped_storage()._cdata] = x.untyped_storage()
+        return x
+
+    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.long, device="meta")
+    mask = torch.zeros(ROWS, 1, LENGTH, LENGTH, dtype=torch.bool, device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        backbone(input_ids=tokens, attention_mask=mask, position_ids=tokens, use_cache=False)
+    found = sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
+    expected, again = activation_bytes(
+        empty_base(given), replace(given, load_in_4bit=finetune == "by peft"), ROWS * LENGTH
+    )
+    assert again == 0 and 0.95 < expected / found < 1.05
 
 
 @pytest.mark.parametrize("stage", ["sft", "rm"])

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ CONFIG = GemmaConfig(
 TOKENS = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(24) >= torch.tensor([0, 3, 0, 7])[:, None]).long()  # padded on the left
 LENGTH = 9
+RESULTS = Path(__file__).parents[1] / "data" / "results" / "gpu"
 
 
 def relative(ours, theirs):
@@ -98,37 +100,56 @@ def test_checkpointing_changes_no_gradient(model):
     assert relative(found, plain) < 1e-5 and relative(recomputed, gradient) < 1e-4
 
 
-# A process that has used the card cannot begin anew on the CPU; on the card `make gpu` itself measures.
-without_card = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
-
-
 @pytest.fixture
 def gpu_script(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the script sets it
-    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[1] / "benchmarks" / "gpu.py")
+    folder = Path(__file__).parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(folder)
+    spec = importlib.util.spec_from_file_location("gpu", folder / "gpu.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu", module)
     spec.loader.exec_module(module)
     return module
 
 
+@pytest.mark.parametrize(("way", "share"), [("lora", 0.129), ("full", 0.265)])
+def test_make_gpu_counts_what_a_stored_update_had_to_compute(gpu_script, way, share):
+    """Of an H100's 989 TFLOP/s, Gemma-2B's architecture, 64 texts of 256 + 128 tokens."""
+    from gpu_updates import training_flops
+
+    record = json.loads((RESULTS / "nvidia_h100_80gb_hbm3.json").read_text(encoding="utf-8"))
+    run = next(run for run in record["parts"]["update"]["runs"] if (run["way"], run["n"]) == (way, 1))
+    head, asked, phases = 256_000 * 2048, record["arguments"], run["seconds_by_phase"]
+    responses = asked["batch"] * asked["response"]
+    tokens = asked["batch"] * asked["prompt"] + responses
+    work = training_flops(run["parameters"] - head, head, tokens, responses, way)
+    assert work / (phases["scoring"] + phases["training"]) / 989e12 == pytest.approx(share, abs=0.001)
+
+
+# A process that has used the card cannot begin anew on the CPU; on the card `make gpu` itself measures.
+without_card = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+
+
 @without_card
-def test_make_gpu_measures_ppo_and_ma_ppo(gpu_script, tmp_path, capsys):
-    out = tmp_path / "new" / "cpu.json"
-    assert (
-        gpu_script.main(
-            ["--device", "cpu", "--tiny", "--parts", "update,vllm,four_bits", "--vllm", "", "--out", str(out)]
-        )
-        == 0
-    )
-    record = json.loads(out.read_text())
-    assert record["device"]["name"] == "CPU" and "torch" in record["environment"]
-    runs = record["parts"]["update"]["runs"]
-    assert [(run["way"], run["n"]) for run in runs] == [("lora", 1), ("lora", 5), ("full", 1), ("full", 5)]
-    for run in runs:
-        assert run["kl_at_start"] == 0 and run["response_tokens_per_second"] > 0 and run["policy_grad_norm"] > 0
-        assert run["seconds_by_phase"].keys() >= {"generation", "scoring", "training"}
-        assert run["peak_gib"] > 0 and run["estimated_peak_gib"] > 0
-    assert all("left_out" in record["parts"][part] for part in ("vllm", "four_bits"))
+def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
+    log, out = tmp_path / "new" / "gpu.jsonl", tmp_path / "gpu.json"
+    log.parent.mkdir()
+    killed = {"name": "3 lora: + 16-bit adapters", "begun": True}, {"name": "4 full: before", "error": "it was killed"}
+    log.write_text("".join(json.dumps(line) + "\n" for line in killed))
+    given = ["--device", "cpu", "--tiny", "--rows", "2-4", "--log", str(log), "--out", str(out)]
+    assert gpu_script.main(given) == 1  # for the error, which stays until its line is deleted
+    found = json.loads(out.read_text())["measured"]
+    assert found.pop("4 full: before")["error"] == "it was killed"
+    assert len({name[0] for name in found}) == 3 and found["3 lora: + 16-bit adapters"]["mfu"] is None
+    for run in found.values():
+        assert run["finite"] and run["first_update"]["kl_k1"] == 0 and run["first_update"]["policy_grad_norm"] > 0
+        assert run["tflop"] > 0 and run["generated_tokens_per_second"] > 0 and run["peak_gib"] > 0
+    old = found["2 lora: before"]
+    assert old["checkpointing"] and old["rows_a_pass"] == 2 and len(old["profile"]["top"]) == 25
+    new = [run for name, run in found.items() if name.startswith("3")][-1]
+    assert not new["checkpointing"] and new["rows_a_pass"] == 4
+    lines = log.read_text()
+    assert gpu_script.main(given) == 1 and log.read_text() == lines
 
 
 @without_card

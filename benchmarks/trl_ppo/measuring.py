@@ -27,6 +27,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--turns", action="store_true", help="wait for a line on stdin before every update but one")
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="theirs")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="theirs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

@@ -1,8 +1,9 @@
-"""TRL 1.12's experimental PPOTrainer on a model folder and prompts; run.py starts it in its own environment.
+"""TRL 1.12's experimental PPOTrainer on a model folder and prompts; run.py starts it with that TRL.
 
-Set up as its documentation has it, and so that nothing but updates costs time: no evaluation, samples or saves, float32
-and no recomputing of activations, as ours. `--finetune lora` gives the policy an adapter by `peft_config` (the
-reference is then the policy without it); the critic trains in full, since the trainer has no option for it.
+Set up as its documentation has it, and so that nothing but updates costs time: no evaluation, samples or saves, no
+recomputing of activations, and float32, as ours (gpu.py asks for bfloat16 on a card). `--finetune lora` gives their
+policy an adapter by `peft_config` (the reference is then the policy without it); the critic trains in full, since the trainer
+has no option for it.
 """
 
 import json
@@ -44,9 +45,9 @@ def options(args) -> PPOConfig:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        bf16=False,
+        bf16=args.dtype == "bfloat16",
         gradient_checkpointing=False,
-        use_cpu=True,
+        use_cpu=args.device == "cpu",
         seed=args.seed,
     )
 
@@ -57,14 +58,15 @@ def prepare(args, stamps: Stamps) -> PPOTrainer:
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     prompts = json.loads(args.prompts.read_text(encoding="utf-8"))
     lora = LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
-    reward = AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1)
+    load = {"pretrained_model_name_or_path": args.model, "dtype": getattr(torch, args.dtype)}
+    reward = AutoModelForSequenceClassification.from_pretrained(**load, num_labels=1)
     return PPOTrainer(
         options(args),
         tokenizer,
-        model=AutoModelForCausalLM.from_pretrained(args.model),
+        model=AutoModelForCausalLM.from_pretrained(**load),
         ref_model=None,  # a frozen copy; with an adapter, the policy with it switched off
         reward_model=reward.requires_grad_(False).eval(),
-        value_model=AutoModelForSequenceClassification.from_pretrained(args.model, num_labels=1),
+        value_model=AutoModelForSequenceClassification.from_pretrained(**load, num_labels=1),
         train_dataset=Dataset.from_dict({"input_ids": tokenizer(prompts)["input_ids"]}),
         peft_config=lora if args.finetune == "lora" else None,
         callbacks=[Watch(stamps)],
@@ -80,7 +82,10 @@ def main() -> None:
     trainer = prepare(args, stamps)
     trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
     trainer.train()
-    write(args, stamps, imported, trained=trained, trl=trl_version, torch=torch.__version__)
+    found = {"trained": trained, "trl": trl_version, "torch": torch.__version__}
+    if args.device == "cuda":
+        found["peak_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    write(args, stamps, imported, **found)
 
 
 if __name__ == "__main__":

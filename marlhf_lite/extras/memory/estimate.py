@@ -54,9 +54,15 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
 
     The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. `gpu` adds
     CUDA's own memory. Sampling merges LoRA's adapter into copies if a card of --gpu GiB has room for them; without
-    --gpu they are not counted. On a CPU a process needs more: about 0.5 GiB for its libraries, and copies that its
+    --gpu they are not counted. With --gradient_checkpointing auto, activations are recomputed unless a card of --gpu
+    GiB has room for all of them. On a CPU a process needs more: about 0.5 GiB for its libraries, and copies that its
     matrix products make.
     """
+    if options.gradient_checkpointing == "auto":
+        kept = estimate_memory(replace(options, gradient_checkpointing=False))
+        if kept.peak <= options.gpu * GIB and not is_spread(options):
+            return replace(kept, cuda=kept.cuda if gpu else 0.0)
+        options = replace(options, gradient_checkpointing=True)
     base = empty_base(_in_passes(options))
     size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
     head, scored = base.get_output_embeddings(), 1 + (options.reward == "rm")  # critic, and the reward model
@@ -213,15 +219,21 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
     """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
-    A layer keeps the inputs of its products and norms; with gradient checkpointing it keeps only its own input, and one
-    layer at a time is computed again. Real modules keep up to a third more or less.
+    A layer keeps the inputs of its products and norms; those of products in float32, once for each, if PEFT computes the
+    adapters over 4 bits. With gradient checkpointing it keeps only its own input, and one layer at a time is computed
+    again. Real modules keep up to a third more or less.
     """
     config, element = base.config.get_text_config(), base.dtype.itemsize
+    hidden, layers = config.hidden_size, config.num_hidden_layers
     queries, keys, inner = _widths(config)
-    layer = tokens * (element * (2 * config.hidden_size + 2 * queries + 2 * keys + 4 * inner) + 8 * config.hidden_size)
+    inputs = element * (2 * hidden + queries + inner)
+    if options.load_in_4bit:
+        inputs = ADAPTER_BYTES * (5 * hidden + queries + inner)
+    norms = 4 * hidden * (4 if options.finetune == "full" else 2)  # a weight that trains needs the scaled input, too
+    layer = tokens * (inputs + element * (queries + 2 * keys + 3 * inner) + norms)
     if not options.gradient_checkpointing:
-        return config.num_hidden_layers * layer, 0
-    return config.num_hidden_layers * tokens * config.hidden_size * element, layer
+        return layers * layer, 0
+    return layers * tokens * hidden * element, layer
 
 
 def generation_bytes(base: PreTrainedModel, rows: int, width: int, adapters: bool) -> float:

@@ -1,0 +1,111 @@
+"""Put what `gpu.py` needs on a machine without a network into one folder, and weigh it: build/gpu.
+
+It holds a reduced tree (library, benchmarks, the tests of kernels, the tokenizer), wheels that a machine with torch
+lacks (two TRLs: ours needs the newer one), and `run.sh`, which takes the options of `gpu.py`:
+
+    python benchmarks/carry.py            # here
+    sh build/gpu/run.sh --rows 0-5        # there; its log and its record are in $OUT, or in build/gpu/found
+
+Of bitsandbytes only the libraries for `--cuda` are kept.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "gpu"
+TREE = ["marlhf_lite", "marlhf_lab", "benchmarks", "tests/test_on_card.py", "tests/conftest.py", "tests/small_runs.py"]
+TREE += ["data/tiny-gemma", "pyproject.toml"]
+# Versions of constraints.txt; what these need besides is what a machine with torch and transformers has.
+PINNED = ["accelerate", "datasets", "defusedxml", "dill", "multiprocess", "nltk", "peft", "pydantic-monty"]
+PINNED += ["pydantic-monty-client", "pydantic-monty-runtime", "transformers", "trl", "xxhash"]
+UNPINNED = ["liger-kernel>=0.8,<1", "bitsandbytes>=0.46,<1"]
+LIMIT_MIB = 64
+RUN = """\
+# Unpacks the wheels once, and measures: options are those of gpu.py.
+cd "$(dirname "$0")" || exit 1
+out=${OUT:-$PWD/found}
+mkdir -p "$out"
+if [ ! -d site ]; then
+    for wheel in wheels/*.whl; do python3 -m zipfile -e "$wheel" site; done
+    python3 -m zipfile -e trl/*.whl site_trl
+fi
+[ -e "$out/gpu.jsonl" ] || { [ -e found/gpu.jsonl ] && cp found/gpu.jsonl "$out"; }
+[ -d /dev/shm ] && export TMPDIR=/dev/shm
+export PYTHONPATH="$PWD/tree:$PWD/site" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+exec python3 tree/benchmarks/gpu.py --trl "$PWD/site_trl" --commit "$(cat commit)" \\
+    --log "$out/gpu.jsonl" --out "$out/gpu.json" "$@"
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", default="3.12", help="of the machine with the card")
+    parser.add_argument("--cuda", default="130", help="CUDA of its torch, as bitsandbytes writes it")
+    return parser.parse_args()
+
+
+def copy_tree() -> None:
+    """Copy tracked files, so that nothing else is weighed."""
+    for name in git("ls-files", *TREE).splitlines():
+        target = FOLDER / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    (FOLDER / "commit").write_text(git("rev-parse", "HEAD"), encoding="utf-8")
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def download(args: argparse.Namespace, folder: str, *wanted: str) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    pip += ["--python-version", args.python, "--implementation", "cp", "--dest", str(FOLDER / folder)]
+    for version in ("2_28", "2_24", "2_17"):
+        pip += ["--platform", f"manylinux_{version}_x86_64"]
+    pip += ["--platform", "manylinux2014_x86_64"]
+    if subprocess.run([*pip, *wanted], check=False).returncode:
+        raise SystemExit(f"{', '.join(wanted)}: could not be downloaded: see above, fix it and start again")
+
+
+def keep_one_cuda(wheel: Path, cuda: str) -> None:
+    """Write the wheel again without the libraries of other CUDAs and other makers."""
+    whole = wheel.rename(wheel.with_suffix(".whole"))
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as new:
+        for item in old.infolist():
+            library = item.filename.endswith(".so")
+            if not library or item.filename.endswith((f"_cuda{cuda}.so", "_cpu.so")):
+                new.writestr(item, old.read(item))
+    whole.unlink()
+
+
+def main() -> int:
+    args = arguments()
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    copy_tree()
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line.partition("==")[0] in PINNED]
+    download(args, "wheels", *pins, *UNPINNED)
+    download(args, "trl", "trl==1.12.0")
+    (bits,) = (FOLDER / "wheels").glob("bitsandbytes-*.whl")
+    keep_one_cuda(bits, args.cuda)
+    (FOLDER / "run.sh").write_text(RUN, encoding="utf-8")
+    sizes = {part.name: weight(part) for part in sorted(FOLDER.iterdir())}
+    for name, size in sizes.items():
+        print(f"{size:6.1f} MiB {name}")
+    total = sum(sizes.values())
+    print(f"{total:6.1f} MiB in {FOLDER.relative_to(ROOT)}, of {LIMIT_MIB} at most")
+    return int(total > LIMIT_MIB)
+
+
+def weight(path: Path) -> float:
+    files = [path, *path.rglob("*")] if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
+
+
+if __name__ == "__main__":
+    sys.exit(main())

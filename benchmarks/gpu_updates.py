@@ -1,0 +1,375 @@
+"""Updates on a device, with what makes them faster switched on and off, and what they had to compute: for gpu.py."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import torch
+from accelerate import PartialState
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoModelForCausalLM, GemmaConfig
+
+from marlhf_lite.config.options import ModelConfig, PPOTrainerConfig
+from marlhf_lite.macro import FixedNGram
+from marlhf_lite.models import last_layer, lora
+from marlhf_lite.models.actor_critic import PPOModels, checkpoint_activations, unwrap_peft
+from marlhf_lite.models.architectures import known_config
+from marlhf_lite.models.loading import (
+    EMBEDDED_MODEL,
+    build_models,
+    load_base,
+    load_tokenizer,
+    new_policy,
+    new_reward_model,
+)
+from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.training.rewards import ModelReward
+from marlhf_lite.training.rollout import Sampling, generate
+
+GIB = 2**30
+TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "A10": 125, "L40": 181, "L4": 121, "T4": 65}  # dense, 16 bits
+TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def training_flops(layers: int, head: int, tokens: float, response_tokens: float, way: str) -> float:
+    """Return the operations that scoring and training of an update need; see the top of this file.
+
+    `layers` and `head` are weights, `tokens` all real tokens of the batch. Reference, reward model, policy and critic
+    read them, the last two backward, too; the head gives log-probabilities of reference and policy.
+    """
+    backward = 2 if way == "full" else 1
+    return 2 * layers * tokens * (4 + 2 * backward) + 2 * head * response_tokens * (2 + backward)
+
+
+def generation_bytes(model, config, prompt_tokens: float, response_tokens: float, rows: int) -> float:
+    """Return the least bytes that sampling reads: at each token all weights, and keys and values of all rows so far."""
+    steps = response_tokens / rows
+    weights = sum(p.nbytes for p in model.parameters())
+    width = config.num_hidden_layers * 2 * config.num_key_value_heads * config.head_dim * 2  # 16 bits
+    return steps * (weights + (prompt_tokens + response_tokens / 2) * width)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def save_base(folder: Path, tiny: bool, dtype: torch.dtype) -> str:
+    """Save a random model with a tokenizer in `folder`, which is returned."""
+    config = GemmaConfig(**TINY) if tiny else known_config("google/gemma-2b")
+    torch.manual_seed(0)
+    with torch.device(PartialState().device):
+        base = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    base.save_pretrained(folder)
+    load_tokenizer(EMBEDDED_MODEL).save_pretrained(folder)
+    return str(folder)
+
+
+def build(options: ModelConfig, folder: Path) -> PPOModels:
+    """Build the four models over one base, as SFT and the reward model leave them."""
+    base = load_base(options)
+    new_policy(base, options).save_pretrained(folder / "sft")
+    new_reward_model(base, folder / "sft").save_pretrained(folder / "rm")
+    return build_models(base, folder / "sft", folder / "rm", gradient_checkpointing=options.gradient_checkpointing)
+
+
+def make_prompts(tokenizer, count: int, tokens: int) -> list[str]:
+    """Return different texts of about `tokens` tokens."""
+    words = "the friend of my uncle moved to the harbor and waited some days for a letter from the old town".split()
+    texts = []
+    for i in range(count):
+        text, k = f"Post {i}:", i
+        while len(tokenizer(text)["input_ids"]) < tokens - 4:
+            text, k = f"{text} {words[k % len(words)]}", k + 7
+        texts.append(text)
+    return texts
+
+
+def recompute(trainer: PPOTrainer, on: bool) -> None:
+    for role in (trainer.models.policy, trainer.models.critic):
+        if on:
+            checkpoint_activations(role.model)
+        else:
+            unwrap_peft(role.model).gradient_checkpointing_disable()
+
+
+def set_rows(trainer: PPOTrainer, rows: int) -> None:
+    trainer.micro_batch_size = trainer.reward.micro_batch_size = rows
+
+
+# -- levers -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lever:
+    """Something that is faster. `old(bench, trainer)` is a block without it; `missing` says why it is not there."""
+
+    name: str
+    old: Callable[[Bench, PPOTrainer], AbstractContextManager]
+    missing: str = ""
+    ways: tuple[str, ...] = ("lora", "full")
+
+
+def peft_adapters(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
+    return mock.patch.dict(lora.WAYS, {torch.bfloat16: None, torch.float16: None})
+
+
+def whole_last_layer(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
+    return mock.patch.object(last_layer, "PLAIN_LAYERS", frozenset())
+
+
+@contextmanager
+def checkpointing(bench: Bench, trainer: PPOTrainer) -> Iterator[None]:
+    recompute(trainer, on=True)
+    set_rows(trainer, bench.args.micro)
+    yield
+    recompute(trainer, on=bench.args.checkpointing)
+    set_rows(trainer, trainer.config.micro_batch_size)
+
+
+LEVERS = (
+    Lever("16-bit adapters", peft_adapters, ways=("lora",)),
+    Lever("no checkpointing", checkpointing),
+    Lever("last layer at responses", whole_last_layer),
+)
+
+
+@contextmanager
+def levers(bench: Bench, trainer: PPOTrainer, count: int) -> Iterator[None]:
+    """Inside this block only the first `count` levers are on."""
+    with ExitStack() as stack:
+        for lever in LEVERS[count:]:
+            if not lever.missing:
+                stack.enter_context(lever.old(bench, trainer))
+        yield
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+class OutOfTime(Exception):
+    """No time is left for another measurement."""
+
+
+class Bench:
+    """The models that are loaded, and what was measured."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.device = args, torch.device(args.device)
+        self.done = {line["name"] for line in read_log(args.log) if "begun" not in line}
+        self.tokenizer = load_tokenizer(EMBEDDED_MODEL)
+        self.loaded: tuple[tuple, PPOTrainer | None] = (), None
+
+    def measure(self, name: str, work: Callable[..., dict], *given, **more) -> None:
+        """Write what `work` returns as a line of the log, if none is there yet.
+
+        An error is written, too, and ends this process: a card may be of no use after it.
+        """
+        if name in self.done:
+            return
+        if time.time() > self.args.child:
+            raise OutOfTime
+        start = time.monotonic()
+        write_line(self.args.log, {"name": name, "begun": True})
+        try:
+            found = work(self, *given, **more)
+        except Exception as error:
+            traceback.print_exc()
+            write_line(self.args.log, {"name": name, "error": f"{type(error).__name__}: {error}"[:1000]})
+            raise SystemExit(1) from error
+        write_line(self.args.log, {"name": name, **found, "measured_in": time.monotonic() - start})
+        self.done.add(name)
+
+    def trainer(self, way: str, dtype: str = "bfloat16", four_bits: bool = False, **sizes) -> PPOTrainer:
+        """Return a trainer with all levers on, the loaded one if it is the same."""
+        key = (way, dtype, four_bits, *sizes.items())
+        if self.loaded[0] == key:
+            return self.loaded[1]
+        self.unload()
+        args = self.args
+        sizes = {"batch_size": args.batch, "max_response_length": args.response, "prompt": args.prompt} | sizes
+        prompts = make_prompts(self.tokenizer, sizes["batch_size"], sizes.pop("prompt"))
+        rates = {"policy_learning_rate": 1e-5, "critic_learning_rate": 1e-5}
+        rows = args.micro * (2 if way == "lora" else 1)  # full fine-tuning has no room for more without checkpointing
+        ppo = PPOTrainerConfig(n="5", updates=1000, micro_batch_size=rows, **sizes, **rates)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            base = save_base(folder / "model", args.tiny, getattr(torch, dtype))
+            options = ModelConfig(
+                model=base,
+                finetune=way,
+                dtype=dtype,
+                load_in_4bit=four_bits,
+                gradient_checkpointing=args.checkpointing,
+            )
+            models = build(options, folder)
+        reward = ModelReward(models.reward, ppo.micro_batch_size)
+        trainer = PPOTrainer(models, self.tokenizer, prompts, reward, FixedNGram(5), ppo)
+        self.loaded = key, trainer
+        return trainer
+
+    def unload(self) -> None:
+        self.loaded = (), None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wait(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def start_peak(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float:
+        """Return the most on the card since `start_peak`, CUDA's own left out; on a CPU of the whole process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved() / GIB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def updates(
+    bench: Bench,
+    way: str,
+    on: int = len(LEVERS),
+    profiled: bool = False,
+    rows: int = 0,
+    warmup: int | None = None,
+    **model,
+) -> dict:
+    """Run updates with the first `on` levers, and return means over all after the warm-up."""
+    args, trainer = bench.args, bench.trainer(way, **model)
+    set_rows(trainer, trainer.config.micro_batch_size)
+    bench.start_peak()
+    with levers(bench, trainer, on):
+        if rows:
+            set_rows(trainer, rows)
+        rows_a_pass = trainer.micro_batch_size
+        recomputes = unwrap_peft(trainer.models.policy.model).is_gradient_checkpointing
+        metrics = []
+        for i in range((args.warmup if warmup is None else warmup) + args.updates):
+            torch.manual_seed(i)
+            metrics.append(trainer.update(trainer.prompts))
+        shown = profile_update(bench, trainer) if profiled or args.profile else {}
+        memory = bench.peak_gib()
+    used = metrics[-args.updates :]
+    mean = {name: sum(row[name] for row in used) / len(used) for name in used[0] if is_number(used[0][name])}
+    return {
+        "way": way,
+        "rows_a_pass": rows_a_pass,
+        "checkpointing": recomputes,
+        "seconds_per_update": mean["seconds"],
+        "seconds_by_phase": {k[8:]: mean[k] for k in mean if k.startswith("seconds_")},
+        "first_update": {name: metrics[0][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")},
+        "finite": all(math.isfinite(row[name]) for row in metrics for name in ("value_loss", "policy_grad_norm")),
+        "skipped_steps": sum(row["skipped_steps"] for row in metrics),
+        "peak_gib": memory,
+        **rates(bench, trainer, way, mean),
+        **shown,
+    }
+
+
+def is_number(value) -> bool:
+    return isinstance(value, int | float)
+
+
+def rates(bench: Bench, trainer: PPOTrainer, way: str, mean: dict) -> dict:
+    """Return MFU of scoring and training, and what sampling does in a second."""
+    policy, prompts = trainer.models.policy.model, encode_prompts(bench.tokenizer, trainer.prompts)
+    config, prompt_tokens = unwrap_peft(policy).config, sum(map(len, prompts))
+    head = config.vocab_size * config.hidden_size
+    shape = GemmaConfig(**TINY) if bench.args.tiny else known_config("google/gemma-2b")
+    with torch.device("meta"):  # weights of 4 bits cannot be counted
+        layers = AutoModelForCausalLM.from_config(shape).num_parameters() - head
+    work = training_flops(layers, head, prompt_tokens + mean["tokens"], mean["tokens"], way)
+    moved = generation_bytes(policy, config, prompt_tokens, mean["tokens"], len(prompts))
+    spent = mean["seconds_scoring"] + mean["seconds_training"]
+    card = torch.cuda.get_device_name() if bench.device.type == "cuda" else ""
+    peak = bench.args.peak_tflops or next((value for name, value in TFLOPS.items() if name in card), 0)
+    return {
+        "tflop": work / 1e12,
+        "mfu": work / spent / (peak * 1e12) if peak else None,
+        "generated_tokens_per_second": mean["tokens"] / mean["seconds_generation"],
+        "generation_gb_per_second": moved / mean["seconds_generation"] / 1e9,
+    }
+
+
+def profile_update(bench: Bench, trainer: PPOTrainer) -> dict:
+    """Return the 25 kernels of an update that take longest, and the share of it in which the device computes."""
+    cuda = bench.device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as recorded:
+        start = bench.wait()
+        row = trainer.update(trainer.prompts)
+        spent = bench.wait() - start
+    name = "self_device_time_total" if cuda else "self_cpu_time_total"
+    found = sorted(recorded.key_averages(), key=lambda event: -getattr(event, name))
+    busy = sum(getattr(event, name) for event in found) / 1e6
+    top = [{"kernel": e.key[:160], "calls": e.count, "seconds": getattr(e, name) / 1e6} for e in found[:25]]
+    phases = {key[8:]: value for key, value in row.items() if key.startswith("seconds_")}
+    kernels = sum(event.count for event in found)
+    return {"profile": {"busy": busy / spent, "kernels": kernels, "seconds_by_phase": phases, "top": top}}
+
+
+@dataclass(frozen=True)
+class StaticCache(Sampling):
+    """Sampling with transformers' cache of a fixed size; compiling takes longer than this script has."""
+
+    def arguments(self) -> dict:
+        return super().arguments() | {"cache_implementation": "static", "disable_compile": True}
+
+
+def generation(bench: Bench, kind: type[Sampling], rows: int, on: int) -> dict:
+    """Sample twice, and return the second one's seconds and rates."""
+    trainer = bench.trainer("lora")
+    prompts = make_prompts(bench.tokenizer, rows, bench.args.prompt)
+    policy = trainer.models.policy.eval().model
+    bench.start_peak()
+    with levers(bench, trainer, on):
+        for _ in range(2):
+            torch.manual_seed(0)
+            start = bench.wait()
+            rollout = generate(policy, bench.tokenizer, prompts, kind(bench.args.response))
+            spent = bench.wait() - start
+    counts = int(rollout.attention_mask[:, : rollout.prompt_width].sum()), int(rollout.mask.sum())
+    moved = generation_bytes(policy, unwrap_peft(policy).config, *counts, rows)
+    found = {"seconds": spent, "tokens_per_second": counts[1] / spent, "gb_per_second": moved / spent / 1e9}
+    return found | {"milliseconds_per_step": 1e3 * spent * rows / counts[1], "peak_gib": bench.peak_gib()}
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def read_log(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def write_line(path: Path, found: dict) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(found) + "\n")
+    print(json.dumps({name: value for name, value in found.items() if name != "profile"}), flush=True)
