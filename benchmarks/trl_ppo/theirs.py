@@ -2,8 +2,8 @@
 
 Set up as its documentation has it, and so that nothing but updates costs time: no evaluation, samples or saves, no
 recomputing of activations, and float32, as ours (gpu.py asks for bfloat16 on a card). `--finetune lora` gives their
-policy an adapter by `peft_config` (the reference is then the policy without it); the critic trains in full, since the trainer
-has no option for it.
+policy an adapter by `peft_config` (the reference is then the policy without it); the critic trains in full, since the
+trainer has no option for it.
 """
 
 import json
