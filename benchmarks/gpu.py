@@ -8,7 +8,7 @@ switched on one after the other in one process, so that the old way and the new 
     2  LoRA the old way, one update profiled
     3  LoRA with one lever more each time, the last one profiled
     4  full fine-tuning, the same
-    5  generation alone: transformers' cache that grows, its static one, and ours, for 1 and 4 batches of rows
+    5  generation alone: transformers' cache that grows, its static one, and ours, for 1 and 4 batches of rows (LoRA)
     6  the preset lora-t4-16gb with the memory of a T4
     7  TRL 1.12's PPOTrainer with LoRA (benchmarks/trl_ppo)
     8  8, 16 and 32 rows a pass; a 4-bit base
@@ -56,6 +56,7 @@ from gpu_updates import (
     read_log,
     recompute,
     save_base,
+    transformers_generate,
     updates,
     write_line,
 )
@@ -63,7 +64,7 @@ from gpu_updates import (
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.extras.memory.estimate import estimate_memory
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.training.rollout import Sampling
+from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 from marlhf_lite.utils.tables import markdown
@@ -129,6 +130,8 @@ def card(bench: Bench) -> dict:
 
 def row_1(bench: Bench) -> None:
     bench.measure("1 adapters", same_adapters)
+    if bench.args.device == "cuda":
+        bench.measure("1 graph", same_tokens)
     bench.measure("1 tests", on_card)
 
 
@@ -152,6 +155,20 @@ def same_adapters(bench: Bench) -> dict:
     k3 = (ratio.exp() - 1 - ratio).mean().item()
     check(k3 < 1e-5, f"k3 of adapters against PEFT's is {k3:.1e}, not below 1e-5")
     return {"k3": k3, "changed_by_adapters": (before - theirs).abs().mean().item()}
+
+
+def same_tokens(bench: Bench) -> dict:
+    """The share of responses that a graph samples as transformers' generate does, in 16 bits; all of float32's do."""
+    trainer, sampling = bench.trainer("lora"), Sampling(bench.args.response)
+    given = trainer.models.policy.eval().model, bench.tokenizer, trainer.prompts, sampling
+    torch.manual_seed(0)
+    ours = generate(*given).response_ids
+    with transformers_generate(bench, trainer):
+        torch.manual_seed(0)
+        theirs = generate(*given).response_ids
+    check(ours.shape == theirs.shape, f"shapes {tuple(ours.shape)} and {tuple(theirs.shape)}")
+    first = (ours != theirs).int().argmax(1)[(ours != theirs).any(1)]
+    return {"equal": (ours == theirs).all(1).float().mean().item(), "first_differences": sorted(first.tolist())[:8]}
 
 
 def check(holds: bool, otherwise: str) -> None:
@@ -185,19 +202,21 @@ def row_4(bench: Bench) -> None:
 
 def with_levers(bench: Bench, row: str, way: str) -> None:
     """One lever more each time."""
-    last = max(i for i, lever in enumerate(LEVERS) if not lever.missing)
-    for i, lever in enumerate(LEVERS):
+    for i, lever in enumerate(LEVERS, start=1):
         name = f"{row} {way}: + {lever.name}"
-        if lever.missing:
-            bench.measure(name, lambda bench, why=lever.missing: {"left_out": why})
+        if lever.cuda_alone and bench.args.device == "cpu":
+            bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
         elif way in lever.ways:
-            bench.measure(name, updates, way, on=i + 1, profiled=i == last)
+            bench.measure(name, updates, way, on=i, profiled=i == len(LEVERS))
 
 
 def row_5(bench: Bench) -> None:
     for rows in (bench.args.batch, 4 * bench.args.batch):
-        bench.measure(f"5 generation, {rows} rows: cache that grows", generation, Sampling, rows, on=0)
-        bench.measure(f"5 generation, {rows} rows: static cache", generation, StaticCache, rows, on=0)
+        name = f"5 generation, {rows} rows"
+        bench.measure(f"{name}: cache that grows", generation, Sampling, rows, graph=False)
+        bench.measure(f"{name}: static cache", generation, StaticCache, rows, graph=False)
+        if bench.args.device == "cuda":
+            bench.measure(f"{name}: ours", generation, Sampling, rows, graph=True)
 
 
 def row_6(bench: Bench) -> None:

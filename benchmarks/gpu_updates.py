@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -35,6 +35,7 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 from marlhf_lite.tasks.tokenization import encode_prompts
+from marlhf_lite.training import rollout
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, generate
@@ -124,20 +125,16 @@ def set_rows(trainer: PPOTrainer, rows: int) -> None:
 
 @dataclass(frozen=True)
 class Lever:
-    """Something that is faster. `old(bench, trainer)` is a block without it; `missing` says why it is not there."""
+    """Something that is faster. `old(bench, trainer)` is a block without it."""
 
     name: str
     old: Callable[[Bench, PPOTrainer], AbstractContextManager]
-    missing: str = ""
     ways: tuple[str, ...] = ("lora", "full")
+    cuda_alone: bool = False
 
 
 def peft_adapters(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
     return mock.patch.dict(lora.WAYS, {torch.bfloat16: None, torch.float16: None})
-
-
-def whole_last_layer(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
-    return mock.patch.object(last_layer, "PLAIN_LAYERS", frozenset())
 
 
 @contextmanager
@@ -149,10 +146,19 @@ def checkpointing(bench: Bench, trainer: PPOTrainer) -> Iterator[None]:
     set_rows(trainer, trainer.config.micro_batch_size)
 
 
+def transformers_generate(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
+    return mock.patch.object(rollout, "has_plain_cache", lambda model: False, create=True)
+
+
+def whole_rows(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
+    return mock.patch.object(last_layer, "has_plain_last_layer", lambda backbone: False)
+
+
 LEVERS = (
     Lever("16-bit adapters", peft_adapters, ways=("lora",)),
     Lever("no checkpointing", checkpointing),
-    Lever("last layer at responses", whole_last_layer),
+    Lever("a graph samples", transformers_generate, cuda_alone=True),
+    Lever("rows aligned left, last layer at responses", whole_rows),
 )
 
 
@@ -161,8 +167,7 @@ def levers(bench: Bench, trainer: PPOTrainer, count: int) -> Iterator[None]:
     """Inside this block only the first `count` levers are on."""
     with ExitStack() as stack:
         for lever in LEVERS[count:]:
-            if not lever.missing:
-                stack.enter_context(lever.old(bench, trainer))
+            stack.enter_context(lever.old(bench, trainer))
         yield
 
 
@@ -286,7 +291,7 @@ def updates(
         "checkpointing": recomputes,
         "seconds_per_update": mean["seconds"],
         "seconds_by_phase": {k[8:]: mean[k] for k in mean if k.startswith("seconds_")},
-        "first_update": {name: metrics[0][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")},
+        "last_update": {name: used[-1][name] for name in ("value_loss", "policy_grad_norm", "kl_k1")},
         "finite": all(math.isfinite(row[name]) for row in metrics for name in ("value_loss", "policy_grad_norm")),
         "skipped_steps": sum(row["skipped_steps"] for row in metrics),
         "peak_gib": memory,
@@ -344,22 +349,27 @@ class StaticCache(Sampling):
         return super().arguments() | {"cache_implementation": "static", "disable_compile": True}
 
 
-def generation(bench: Bench, kind: type[Sampling], rows: int, on: int) -> dict:
+def generation(bench: Bench, kind: type[Sampling], rows: int, graph: bool) -> dict:
     """Sample twice, and return the second one's seconds and rates."""
     trainer = bench.trainer("lora")
     prompts = make_prompts(bench.tokenizer, rows, bench.args.prompt)
     policy = trainer.models.policy.eval().model
     bench.start_peak()
-    with levers(bench, trainer, on):
+    with nullcontext() if graph else transformers_generate(bench, trainer):
         for _ in range(2):
             torch.manual_seed(0)
             start = bench.wait()
-            rollout = generate(policy, bench.tokenizer, prompts, kind(bench.args.response))
+            found = generate(policy, bench.tokenizer, prompts, kind(bench.args.response))
             spent = bench.wait() - start
-    counts = int(rollout.attention_mask[:, : rollout.prompt_width].sum()), int(rollout.mask.sum())
+    counts = int(found.attention_mask[:, : found.prompt_width].sum()), int(found.mask.sum())
     moved = generation_bytes(policy, unwrap_peft(policy).config, *counts, rows)
-    found = {"seconds": spent, "tokens_per_second": counts[1] / spent, "gb_per_second": moved / spent / 1e9}
-    return found | {"milliseconds_per_step": 1e3 * spent * rows / counts[1], "peak_gib": bench.peak_gib()}
+    return {
+        "seconds": spent,
+        "tokens_per_second": counts[1] / spent,
+        "gb_per_second": moved / spent / 1e9,
+        "milliseconds_per_step": 1e3 * spent * rows / counts[1],
+        "peak_gib": bench.peak_gib(),
+    }
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
