@@ -219,9 +219,9 @@ def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
 def activation_bytes(base: PreTrainedModel, options: ModelConfig, tokens: int) -> tuple[float, float]:
     """Return the bytes that one model keeps of `tokens` tokens for its backward pass, and the bytes computed again.
 
-    A layer keeps the inputs of its products and norms; those of products in float32, once for each, if PEFT computes the
-    adapters over 4 bits. With gradient checkpointing it keeps only its own input, and one layer at a time is computed
-    again. Real modules keep up to a third more or less.
+    A layer keeps the inputs of its products and norms; over 4 bits, PEFT, which computes the adapters, keeps those
+    of products in float32, once for each. With gradient checkpointing a layer keeps only its own input, and one at a
+    time is computed again. Real modules keep up to a third more or less.
     """
     config, element = base.config.get_text_config(), base.dtype.itemsize
     hidden, layers = config.hidden_size, config.num_hidden_layers
