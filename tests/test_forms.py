@@ -210,7 +210,6 @@ def test_full_fine_tuning_says_model(tokenizer, pairs, tmp_path, capsys):
 def test_the_way_of_layers_is_recorded(base, tiny, dtype, way):
     options = replace(tiny, dtype=dtype)
     assert ways(load_base(options), options) == {"adapters": way, "last_layer": "at responses"}
-    assert ways(base, replace(tiny, gradient_checkpointing=True))["last_layer"] == "whole"
     assert ways(base, replace(tiny, load_in_4bit=True))["adapters"] == "by peft"
 
 

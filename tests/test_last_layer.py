@@ -16,7 +16,7 @@ from marlhf_lite.models.actor_critic import (
     checkpoint_activations,
     without_dropout,
 )
-from marlhf_lite.models.last_layer import has_plain_last_layer, last_states
+from marlhf_lite.models.last_layer import last_states
 from marlhf_lite.models.loading import load_base, new_policy, new_reward_model
 from marlhf_lite.training.rollout import from_texts
 
@@ -90,17 +90,18 @@ def test_the_mlp_of_the_last_layer_runs_at_few_positions(actors, rollout):
     assert widths == [length + 1 if name in PLAIN else rollout.tokens.shape[1]] * 2
 
 
-def test_gradient_checkpointing_takes_the_whole_layer(family, rollout):
-    """It runs a layer again in the backward pass."""
-    name, model, _ = family
-    options = ModelConfig(model=model, lora_r=4)
-    policy = new_policy(load_base(options), options)
-    assert has_plain_last_layer(policy.get_base_model().base_model) == (name in PLAIN)
-    checkpoint_activations(policy)
-    assert not has_plain_last_layer(policy.train().get_base_model().base_model)
-    found = PolicyModel(policy)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
-    found[rollout.mask].sum().backward()
-    assert found.isfinite().all()
+def test_recomputation_changes_no_number(actors, rollout):
+    """The other layers run twice; the last one of a family on the list runs once, at the response."""
+    name, models = actors
+    right, runs = run(models.train(), rollout), []
+    for role in (models.policy, models.critic):
+        checkpoint_activations(role.model)
+    for module, layer in models.policy.named_modules():
+        if module.endswith(".mlp"):
+            layer.register_forward_pre_hook(lambda *_, module=module: runs.append(module.split(".")[-2]))
+    found = run(models, rollout)
+    assert right.keys() == found.keys() and all(torch.equal(found[key], right[key]) for key in right)
+    assert runs.count("0") == 2 and runs.count("1") == (1 if name in PLAIN else 2)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -244,7 +244,25 @@ def test_every_number_is_bounded_and_every_choice_is_a_type():
     numbers = {name for name in OWNER if TYPES[name] in (int, int | None, *FLOATS)}
     assert numbers == set(BOUNDED)
     for name, hint in TYPES.items():
-        assert hint in (int, str, bool, int | None, *FLOATS) or typing.get_origin(hint) is typing.Literal, name
+        kinds = (int, str, bool, int | None, *FLOATS, bool | typing.Literal["auto"])
+        assert hint in kinds or typing.get_origin(hint) is typing.Literal, name
+
+
+@pytest.mark.parametrize(
+    "words, value",
+    [
+        ([], False),
+        (["--gradient_checkpointing"], True),
+        (["--gradient_checkpointing", "true"], True),
+        (["--gradient_checkpointing", "False"], False),
+        (["--gradient_checkpointing", "auto"], "auto"),
+    ],
+)
+def test_a_switch_that_a_run_may_decide(words, value, tmp_path):
+    assert read(*words, command="ppo").gradient_checkpointing is value
+    (tmp_path / "my.yaml").write_text(f"gradient_checkpointing: {value}")
+    assert read("--config", str(tmp_path / "my.yaml"), command="ppo").gradient_checkpointing == value
+    fails(lambda: read("--gradient_checkpointing", "perhaps", command="ppo"), "--gradient_checkpointing")
 
 
 def test_rules_from_options():

@@ -22,7 +22,9 @@ from plain_update import (
     trainables,
 )
 from small_runs import batches, build, same, timeless, watch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marlhf_lite.config.options import (
     RolloutConfig,
@@ -210,15 +212,18 @@ def test_generation_in_batches_gives_the_same_responses(roles, tokenizer, texts,
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 
-def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.00 GiB."):
-    """A pass with gradients of more rows than these does not fit; the sizes that were tried."""
+def small_memory(roles, rows, message="CUDA out of memory. Tried to allocate 2.00 GiB.", recomputing=0):
+    """A pass with gradients of more rows than these does not fit; the sizes that were tried.
+
+    A model that recomputes its activations has room for more rows, `recomputing`.
+    """
     tried = []
 
-    def hook(_, args, kwargs):
+    def hook(backbone, args, kwargs):
         ids = kwargs["input_ids"]
         if torch.is_grad_enabled():
             tried.append(tuple(ids.shape))
-            if len(ids) > rows:
+            if len(ids) > (recomputing if recomputing and backbone.gradient_checkpointing else rows):
                 raise torch.OutOfMemoryError(message)
 
     roles.policy.model.get_base_model().model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -244,6 +249,49 @@ def test_the_dry_run_finds_the_most_that_fits(roles, tokenizer, fits, expected, 
     assert all(p.grad is None for p in made.actor_critic.parameters()) and not made.optimizer.state
     assert min(held) >= 2 * sum(len(made.parameters[name]) for name in NAMES)  # room for the optimizer's two moments
     assert f"micro_batch_size {expected}: the most that fits of 12" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "asked, fits, recomputing, expected",
+    [
+        (0, 99, 99, (False, 12)),
+        (0, 6, 99, (False, 6)),
+        (0, 3, 7, (True, 6)),
+        (0, 1, 1, (True, 1)),
+        (6, 7, 99, (False, 6)),
+        (6, 5, 6, (True, 6)),
+        (6, 5, 5, (True, 3)),
+        (2, 2, 99, (False, 2)),
+    ],
+)
+def test_the_dry_run_decides_whether_to_recompute(base, sft, rm, tokenizer, asked, fits, recomputing, expected, capsys):
+    """Only if fewer rows than asked for fit without it, or fewer than four of any number."""
+    roles = build_models(base, sft, rm, gradient_checkpointing="auto")
+    small_memory(roles, fits, recomputing=recomputing)
+    made = build(roles, tokenizer, micro_batch_size=asked, batch_size=12, length=5, updates=1)
+    made.train()
+    assert (made.gradient_checkpointing, made.micro_batch_size) == expected
+    for role in (roles.policy, roles.critic):
+        layers = [x for x in role.modules() if isinstance(x, GradientCheckpointingLayer)]
+        assert {layer.gradient_checkpointing for layer in layers} == {expected[0]}
+    assert f"longest responses (gradient_checkpointing {expected[0]})" in "".join(capsys.readouterr())
+
+
+def test_losses_do_not_depend_on_recomputation(base, sft, rm, tokenizer, tmp_path):
+    """Nor does a run that goes on: it knows what was decided."""
+    histories, asked = [], {"micro_batch_size": 3, "num_ppo_epochs": 2, "checkpoint_every": 1}
+    for fits in (99, 2):
+        run = RunFolder.create(tmp_path / str(fits), {})
+        for updates in (2, 4):
+            roles = build_models(base, sft, rm, gradient_checkpointing="auto")
+            tried = small_memory(roles, fits, recomputing=99)
+            trainer = build(roles, tokenizer, run, updates=updates, **asked)
+            history = trainer.train(resume=updates == 4)
+            assert trainer.gradient_checkpointing == (fits == 2) and trainer.micro_batch_size == 3
+            run = RunFolder.open(run.path)
+        assert max(rows for rows, _ in tried) == 3
+        histories.append(timeless(history))
+    assert histories[0] == histories[1]
 
 
 def test_the_dry_run_is_of_whole_dialogues(roles, tokenizer):
@@ -403,3 +451,30 @@ def test_weight_decay_is_for_matrices():
     assert {group["name"] for group in optimizer.param_groups} == {"policy"}
     assert all(group["betas"] == (0.8, 0.95) for group in optimizer.param_groups)
     assert len(make_optimizer({"policy": [matrix, vector]}, {"policy": 0.5}, RolloutConfig()).param_groups) == 1
+
+
+class Waits(TorchDispatchMode):
+    """Counts where a GPU would be waited for: numbers that Python reads, and indices that a mask gives."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.split("::")[1]
+        by_mask = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        self.count += by_mask or name in ("_local_scalar_dense", "nonzero", "equal")
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_micro_batch_waits_for_the_device_three_times_at_most(moved, batch, epoch, monkeypatch):
+    """The rows of what is trimmed, and whether each of two models has padding to mask."""
+    made, counts, tolist = learner(moved, options(micro_batch_size=1)), [], torch.Tensor.tolist
+    work = made.objective.batch(batch, FixedNGram(3)(batch.mask))
+    old = made.forward_backward(work, made.loss_normalizers(work))[0] if epoch == 2 else None
+    for size in (6, 1):
+        made.micro_batch_size = size
+        with Waits() as waits, monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "tolist", lambda x: (setattr(waits, "count", waits.count + 1), tolist(x))[1])
+            made.forward_backward(work, made.loss_normalizers(work), old)
+        counts.append(waits.count)
+    assert len(batch) == 6 and 0 < (counts[1] - counts[0]) / 5 <= 3

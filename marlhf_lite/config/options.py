@@ -70,7 +70,11 @@ class ModelConfig(Checked):
         "lora", "Trained weights; lora: adapters over one frozen base, full: all weights of four models (the paper)."
     )
     load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes), for --finetune lora.")
-    gradient_checkpointing: bool = option(False, "Recomputation of activations: less memory, more time.")
+    gradient_checkpointing: bool | Literal["auto"] = option(
+        False,
+        "Recomputation of activations: less memory, more time. auto: PPO recomputes if a dry run finds that few rows "
+        "fit without it; other stages recompute.",
+    )
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")

@@ -22,9 +22,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import yaml
+from transformers.hf_argparser import string_to_bool
 from trl import TrlParser
 
 from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
@@ -74,6 +75,11 @@ DATA = [f.name for f in fields(DataConfig) if f.name not in {f.name for f in fie
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
+def bool_or_auto(word: str) -> bool | str:
+    """Return what a word says of an option that is on, off, or decided by the run."""
+    return word if word == "auto" else string_to_bool(word)
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Each option once, with its type before its help."""
 
@@ -99,7 +105,11 @@ class OptionParser(TrlParser):
                 shown = "" if option.default in (None, "") else f" [{option.default}]"
                 option.metadata = {"help": option.metadata["help"] + shown}  # without bounds, which argparse would take
                 option.metadata |= {"metavar": TYPES[kinds[0]]} if kinds else {}  # argparse shows choices by itself
+                takes_auto = option.type == bool | Literal["auto"]
+                option.type = bool if takes_auto else option.type
                 self._parse_dataclass_field(group, option)
+                if takes_auto:
+                    self._actions[-1].type = bool_or_auto
 
     def error(self, message: str):
         message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough

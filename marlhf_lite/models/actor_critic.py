@@ -1,6 +1,7 @@
 """The four models of PPO: policy, reference, reward model and critic (paper, section 2.2)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from peft import PeftModel
 from torch import Tensor, nn
@@ -94,6 +95,7 @@ class PPOModels:
     reference: PolicyModel
     reward: ScalarHeadModel | None  # None where the reward is not a model
     critic: ScalarHeadModel
+    gradient_checkpointing: bool | Literal["auto"] = False  # of policy and critic; "auto": the trainer decides
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -123,8 +123,7 @@ def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
     """How layers of this base are computed under these options, for the run's record."""
     adapters = "added in " + str(base.dtype).removeprefix("torch.")
     adapters = "by peft" if options.load_in_4bit else "merged" if base.dtype == torch.float32 else adapters
-    plain = has_plain_last_layer(base.base_model) and not options.gradient_checkpointing
     return {
         "adapters": adapters if options.finetune == "lora" else "none",
-        "last_layer": "at responses" if plain else "whole",
+        "last_layer": "at responses" if has_plain_last_layer(base.base_model) else "whole",
     }

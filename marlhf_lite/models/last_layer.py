@@ -22,12 +22,11 @@ def last_states(backbone: nn.Module, kept: int, **inputs) -> Tensor:
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
-    """Return whether the last layer can run at few positions: not under checkpointing, which runs it again later."""
+    """Return whether the last layer can run at few positions."""
     known = backbone.config.model_type in PLAIN_LAYERS and type(backbone).__module__.startswith("transformers.models.")
     if not known or backbone.config._attn_implementation not in ("sdpa", "eager"):
         return False
-    layer = backbone.layers[-1]
-    return "forward" not in vars(layer) and not (layer.gradient_checkpointing and layer.training)
+    return "forward" not in vars(backbone.layers[-1])
 
 
 class _Before:
@@ -42,8 +41,11 @@ class _Before:
 
 @contextmanager
 def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
-    """Inside this block the layer returns its states [B, kept, H] at the last `kept` positions."""
-    plain = layer.forward
+    """Inside this block the layer returns its states [B, kept, H] at the last `kept` positions.
+
+    Checkpointing leaves it out: the backward pass begins with it, so nothing else is kept while it would be recomputed.
+    """
+    plain, recomputes = layer.forward, layer.gradient_checkpointing
 
     def forward(hidden: Tensor, position_embeddings=None, attention_mask=None, position_ids=None, **more) -> Tensor:
         (rows, length), attention = hidden.shape[:2], layer.self_attn
@@ -60,8 +62,9 @@ def _last_layer_at(layer: nn.Module, kept: int) -> Iterator[None]:
         at = {"position_embeddings": (cos[:, skip:], sin[:, skip:]), "position_ids": position_ids[:, skip:]}
         return plain(hidden[:, skip:], attention_mask=attention_mask, **at, **more)
 
-    layer.forward = forward
+    layer.forward, layer.gradient_checkpointing = forward, False
     try:
         yield
     finally:
         del layer.forward
+        layer.gradient_checkpointing = recomputes

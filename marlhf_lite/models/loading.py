@@ -351,7 +351,7 @@ def build_models(
     sft: str | Path,
     rm: str | Path | None,
     critic_init: str = "rm",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool | Literal["auto"] = False,
     with_reward: bool = True,
     critic_head_init: Literal["normal", "zero"] = "normal",
 ) -> PPOModels:
@@ -359,7 +359,8 @@ def build_models(
 
     Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
     without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
-    Without `with_reward`, where the reward is a function, the reward model itself is not loaded.
+    Without `with_reward`, where the reward is a function, the reward model itself is not loaded. With
+    `gradient_checkpointing="auto"` the trainer decides whether policy and critic recompute activations.
     """
     from_rm = rm is not None and critic_init == "rm"
     critic = (
@@ -368,11 +369,12 @@ def build_models(
     policy = load_policy(base, sft)
     for model in (policy, critic):
         without_dropout(model)
-        if gradient_checkpointing:
+        if gradient_checkpointing is True:
             checkpoint_activations(model)
     return PPOModels(
         policy=PolicyModel(policy),
         reference=PolicyModel(load_policy(base, sft, trainable=False)),
         reward=ScalarHeadModel(load_score_model(base, rm)) if rm is not None and with_reward else None,
         critic=ScalarHeadModel(critic),
+        gradient_checkpointing=gradient_checkpointing,
     )

@@ -21,7 +21,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.rollout)
 
-    def select(self, rows: Tensor) -> "Batch":
+    def select(self, rows: Tensor | slice) -> "Batch":
         """Some of the responses."""
         return Batch(self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows))
 
@@ -45,7 +45,7 @@ class Experience:
     advantages: Tensor  # [B, S] Â_τ of each macro action, 0 on padding
     returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
 
-    def select(self, rows: Tensor) -> "Experience":
+    def select(self, rows: Tensor | slice) -> "Experience":
         """Those of some responses."""
         return Experience(**{name: x[rows] for name, x in vars(self).items()})
 

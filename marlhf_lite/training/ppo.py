@@ -86,6 +86,7 @@ class PPOTrainer(Runner):
     ):
         super().__init__(config, prompts, run=run, held_out=held_out, name=name, accelerator=accelerator)
         self.models, self.tokenizer, self.sampler = models, tokenizer, sampler
+        self.gradient_checkpointing = models.gradient_checkpointing
         self.reward, self.termination, self.gold = reward, macro.as_rule(termination), gold
         self.objective = objective(config) if objective else make_objective(config)
         # A custom objective may read all responses of an update.
@@ -225,9 +226,10 @@ class PPOTrainer(Runner):
             gold=score_responses(FunctionReward(self.gold, "gold"), rollout).cpu() if self.gold else None,
         )
 
-    def _micro_batches(self, batch: Rollout | Batch) -> Sequence[Tensor]:
+    def _micro_batches(self, batch: Rollout | Batch) -> Sequence[slice]:
         """The rows that go through the models together."""
-        return torch.arange(len(batch)).split(self.micro_batch_size)
+        size = self.micro_batch_size
+        return [slice(start, start + size) for start in range(0, len(batch), size)]
 
     def _inputs(self, part: Rollout) -> tuple:
         """What policy, reference, and policy with critic are called with."""

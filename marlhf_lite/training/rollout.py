@@ -97,17 +97,22 @@ class Rollout:
         return torch.nn.functional.pad(places, (1, 0)).amax(1)
 
     def select(self, rows: slice | Tensor) -> "Rollout":
-        """Select some of the responses; T stays, so that the same index selects from [B, S] tensors."""
-        rows = torch.arange(len(self), device=self.tokens.device)[rows]
+        """Select some of the responses; T stays, so that the same index selects from [B, S] tensors.
+
+        A slice gives views of the tensors, and waits for no device.
+        """
+        places = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
 
         def pick(x):
-            return x[rows.to(x.device)] if isinstance(x, Tensor) else x and [x[i] for i in rows.tolist()]
+            if isinstance(x, Tensor):
+                return x[rows if isinstance(rows, slice) else rows.to(x.device)]
+            return x and [x[i] for i in places]
 
         return Rollout(**{name: pick(x) for name, x in vars(self).items()})
 
     def copy(self) -> "Rollout":
         """The same rollout in new lists and tensors, for a user's function, which may change them."""
-        return self.select(slice(None))  # an index of tensors copies
+        return self.select(torch.arange(len(self)))  # an index of tensors copies
 
     def to(self, device) -> "Rollout":
         """The same rollout on another device."""
@@ -117,9 +122,10 @@ class Rollout:
         """The rollout without columns that are padding in every row; `widen` gives results their T back."""
         if not len(self):
             return self
-        # The longest prompt and the longest response of these rows.
-        start = self.prompt_width - int(self.attention_mask[:, : self.prompt_width].sum(1).max())
-        width = max(int(self.ends.max()), 1)
+        # The longest prompt and the longest response of these rows, by one wait for the device.
+        prompts = self.attention_mask[:, : self.prompt_width].sum(1)
+        longest, width = torch.stack([prompts.max(), self.ends.max().clamp(min=1)]).tolist()
+        start = self.prompt_width - longest
         read, by_token = slice(start, self.prompt_width + width), ("mask", "sampled_logprobs", "ref_logprobs")
         narrow = {name: x[:, :width] for name in by_token if (x := getattr(self, name)) is not None}
         return replace(self, tokens=self.tokens[:, read], attention_mask=self.attention_mask[:, read], **narrow)
@@ -361,8 +367,7 @@ def from_tokens(
 
 
 def _make_rollout(tokenizer, prompts, tokens, prompt_mask, mask, ended) -> Rollout:
-    response_ids = tokens[:, prompt_mask.shape[1] :]
-    kept = [row[m].tolist() for row, m in zip(response_ids, mask, strict=True)]
-    responses = decode_continuation(tokenizer, kept)
+    rows = torch.cat([mask.sum(1, keepdim=True), tokens[:, prompt_mask.shape[1] :]], 1).tolist()  # one wait for all
+    responses = decode_continuation(tokenizer, [ids[:length] for length, *ids in rows])
     attention_mask = torch.cat([prompt_mask, mask.long()], 1)
     return Rollout(list(prompts), responses, tokens, attention_mask, mask, ended)

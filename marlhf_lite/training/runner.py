@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from accelerate import Accelerator
@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
-from marlhf_lite.models.actor_critic import PPOModels
+from marlhf_lite.models.actor_critic import PPOModels, checkpoint_activations
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards, sampler_checks
 from marlhf_lite.training.distributed import is_sharded
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from marlhf_lite.training.checkpoint import Checkpoints
     from marlhf_lite.utils.run_folder import RunFolder
 
+FEW_ROWS = 4  # in a pass; recomputation costs more than what a GPU gains by passes of more rows
 BATCH_SIZES = ("micro_batch_size", "generation_batch_size")  # halved if memory ends
 
 
@@ -47,6 +48,7 @@ class Runner:
     parameters: dict[str, list[nn.Parameter]]
     micro_batch_size: int  # responses that go through the models together
     generation_batch_size: int  # responses that are sampled together; 0 for all
+    gradient_checkpointing: bool | Literal["auto"]  # "auto" until a dry run has decided
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Runner:
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)  # no process of another seed
         if resume:
             self._resume()
-        if not self.micro_batch_size:
+        if not self.micro_batch_size or self.gradient_checkpointing == "auto":
             self.fit_micro_batch_size()
         # Batches follow from the seed, so the number of updates is the position in the data.
         stream = prompt_batches(self.prompts, self.config, self.accelerator, self.seed)
@@ -181,7 +183,8 @@ class Runner:
     def counters(self) -> dict[str, float]:
         """What changes while training, other than weights, optimizer and random generators."""
         sizes = [f"{asked}{name}" for asked in ("", "asked_") for name in BATCH_SIZES]
-        return {name: getattr(self, name) for name in ("updates_done", "generated_tokens", "nonfinite_in_row", *sizes)}
+        names = ("updates_done", "generated_tokens", "nonfinite_in_row", "gradient_checkpointing", *sizes)
+        return {name: getattr(self, name) for name in names}
 
     def _resume(self) -> None:
         if self.checkpoints is None:
@@ -189,6 +192,8 @@ class Runner:
         update = self.config.from_checkpoint
         for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
             setattr(self, name, value)
+        if self.gradient_checkpointing is True:
+            self._recompute_activations()
         for name in BATCH_SIZES:
             asked = getattr(self.config, name)
             if getattr(self, f"asked_{name}") != asked:  # else the size in force stays
@@ -218,18 +223,36 @@ class Runner:
         return self._shrink(attempt, self.micro_batch_size, alone=alone)
 
     def fit_micro_batch_size(self) -> int:
-        """Set `micro_batch_size` to the largest that fits (`--micro_batch_size 0`), found by dry runs; returns it."""
-        processes = self.accelerator.num_processes
+        """Set `micro_batch_size` to the largest that fits (`--micro_batch_size 0`), found by dry runs; returns it.
+
+        They decide `--gradient_checkpointing auto`, too: activations are recomputed if fewer rows than asked for, or
+        fewer than `FEW_ROWS` of any number, fit without it. Nobody can try again under FSDP2, which recomputes.
+        """
+        processes, sharded = self.accelerator.num_processes, is_sharded(self.actor_critic)
         share = max(self.config.batch_size // self.config.num_mini_batches // processes, 1)
+        most, least = self.micro_batch_size or share, min(self.micro_batch_size or FEW_ROWS, share)
 
         def attempt(size: int) -> None:
             self.micro_batch_size = size
+            if self.gradient_checkpointing == "auto" and (size < least or sharded):
+                self._recompute_activations()
             self._dry_run(share)
 
-        self._shrink(attempt, share, alone=processes == 1 or not is_sharded(self.actor_critic))
+        undecided, alone = self.gradient_checkpointing == "auto", processes == 1 or not sharded
+        self._shrink(attempt, most, alone=alone)
+        if undecided and any(gather_object([self.gradient_checkpointing is True])):
+            self._recompute_activations()
+            self._shrink(attempt, most, alone=alone)  # more rows fit now
+        self.gradient_checkpointing = self.gradient_checkpointing is True
         self.micro_batch_size = size = min(gather_object([self.micro_batch_size]))
-        self.logger.write_line(f"micro_batch_size {size}: the most that fits of {share} of the longest responses")
+        how = f" (gradient_checkpointing {self.gradient_checkpointing})" if undecided else ""
+        self.logger.write_line(f"micro_batch_size {size}: the most that fits of {most} of the longest responses{how}")
         return size
+
+    def _recompute_activations(self) -> None:
+        self.gradient_checkpointing = True
+        for role in (self.models.policy, self.models.critic):
+            checkpoint_activations(role.model)
 
     def _shrink(self, attempt: Callable, size: int, alone: bool):
         start_over = self.optimizer.zero_grad
