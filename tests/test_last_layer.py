@@ -62,8 +62,9 @@ def run(actors, rollout):
     return found | {"ends": rollout.at_last_token(scores.detach())} | gradients
 
 
-def whole(backbone, kept, **inputs):
-    return backbone(**inputs).last_hidden_state[:, -kept:]
+def whole(backbone, kept, tokens, attention_mask):
+    inputs = {"attention_mask": attention_mask, "position_ids": actor_critic.position_ids(attention_mask)}
+    return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 2)])  # the second has no padding before it
@@ -80,14 +81,28 @@ def test_numbers_and_gradients_are_those_of_the_whole_layer(actors, rollout, row
         )
 
 
-def test_the_mlp_of_the_last_layer_runs_at_few_positions(actors, rollout):
+def test_layers_run_at_few_positions(actors, rollout):
+    """All but the last one as far as the longest row, the last one from where the first response is chosen."""
     name, models = actors
-    widths, length = [], rollout.mask.shape[1]
+    rollout = rollout.select(rollout.attention_mask.sum(1).argsort()[:-1])  # no row has all columns
+    widths, masks = {"0": [], "1": []}, []
     for module, layer in models.named_modules():
-        if module.endswith(".1.mlp") or module.endswith("h.1.mlp"):
-            layer.register_forward_hook(lambda _, args, out: widths.append(args[0].shape[1]))
+        if module.endswith(".mlp"):
+            seen = widths[module.split(".")[-2]]
+            layer.register_forward_hook(lambda _, args, out, seen=seen: seen.append(args[0].shape[1]))
+        if module.endswith(".0.self_attn"):
+            layer.register_forward_pre_hook(
+                lambda _, args, given: masks.append(given["attention_mask"]), with_kwargs=True
+            )
     run(models, rollout)
-    assert widths == [length + 1 if name in PLAIN else rollout.tokens.shape[1]] * 2
+    rows, prompts = rollout.attention_mask.sum(1), rollout.attention_mask[:, : rollout.prompt_width].sum(1)
+    longest, first = int(rows.max()), int(prompts.min()) - 1
+    width = rollout.tokens.shape[1]
+    assert longest < width
+    assert widths == (
+        {"0": [longest] * 2, "1": [longest - first] * 2} if name in PLAIN else dict.fromkeys("01", [width] * 2)
+    )
+    assert name not in PLAIN[:3] or masks == [None, None]  # others have windows
 
 
 def test_recomputation_changes_no_number(actors, rollout):
@@ -108,10 +123,9 @@ def test_recomputation_changes_no_number(actors, rollout):
 def test_attention_implementations(tiny, rollout, attention):
     base = load_base(copy.copy(tiny)).base_model
     base.set_attn_implementation(attention)
-    inputs = {"input_ids": rollout.tokens, "attention_mask": rollout.attention_mask, "use_cache": False}
-    inputs["position_ids"] = actor_critic.position_ids(rollout.attention_mask)
+    kept, inputs = rollout.mask.shape[1] + 1, (rollout.tokens, rollout.attention_mask)
     with torch.no_grad():
-        right, found = whole(base, 5, **inputs), last_states(base, 5, **inputs)
-        seen = rollout.attention_mask[:, -5:].bool()
+        right, found = whole(base, kept, *inputs), last_states(base, kept, *inputs)
+        seen = rollout.attention_mask[:, -kept:].bool()
         torch.testing.assert_close(found[seen], right[seen], rtol=0, atol=1e-5)
     assert "forward" not in vars(base.layers[-1]) and last_layer.has_plain_last_layer(base)

@@ -7,13 +7,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from marlhf_lite.models.last_layer import last_states
+from marlhf_lite.models.last_layer import last_states, position_ids
 from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
-
-
-def position_ids(attention_mask: Tensor) -> Tensor:
-    """[B, L] positions that count attended tokens only, so left padding shifts nothing."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def unwrap_peft(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
@@ -38,14 +33,12 @@ class PolicyModel(nn.Module):
 
         Gradients flow through the log-probabilities alone; the entropy is recorded only.
         """
-        inputs = {"input_ids": tokens, "attention_mask": attention_mask, "use_cache": False}
-        inputs["position_ids"] = position_ids(attention_mask)
-        before, targets = slice(-length - 1, -1), tokens[:, -length:]
-        causal_lm = unwrap_peft(self.model)
+        causal_lm, targets = unwrap_peft(self.model), tokens[:, -length:]
         if not has_plain_head(causal_lm):
-            logits = self.model(**inputs, logits_to_keep=length + 1).logits[:, before]
-            return from_logits(logits, targets, temperature)
-        hidden = last_states(causal_lm.base_model, length + 1, **inputs)[:, :-1]
+            inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
+            logits = self.model(input_ids=tokens, **inputs, use_cache=False, logits_to_keep=length + 1).logits
+            return from_logits(logits[:, -length - 1 : -1], targets, temperature)
+        hidden = last_states(causal_lm.base_model, length + 1, tokens, attention_mask)[:, :-1]
         softcap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return from_hidden(hidden, causal_lm.get_output_embeddings(), targets, temperature, softcap)
 
@@ -68,9 +61,7 @@ class ScalarHeadModel(nn.Module):
         before action t. With `length` = T they are those of the last T tokens and the one before, and 0 elsewhere."""
         classifier, width = unwrap_peft(self.model), tokens.shape[1]
         kept = width if length is None else min(length + 1, width)
-        inputs = {"input_ids": tokens, "attention_mask": attention_mask, "use_cache": False}
-        inputs["position_ids"] = position_ids(attention_mask)
-        hidden = last_states(getattr(classifier, classifier.base_model_prefix), kept, **inputs)
+        hidden = last_states(getattr(classifier, classifier.base_model_prefix), kept, tokens, attention_mask)
         return nn.functional.pad(score_states(classifier, hidden), (width - kept, 0))
 
 

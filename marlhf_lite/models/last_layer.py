@@ -1,24 +1,46 @@
-"""The last decoder layer at the positions whose output is read: all give keys and values, only these the rest.
+"""A backbone's states at a response: rows aligned left, and the last layer only where its output is read.
 
-Log-probabilities and values of a response need no output at its prompt. Sums are rounded in another order.
+Aligned left, padding comes after a row's tokens, where causal attention hides it. Without a mask a GPU takes flash
+attention, and fewer columns run if the longest prompt and the longest response are in different rows. Log-probabilities
+and values of a response need no output of the last layer at its prompt, only keys and values. Sums are rounded in
+another order.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 # Families whose layer is norm, attention with rotated q and k, norm, MLP; others norm, scale or fuse in between.
 PLAIN_LAYERS = frozenset("gemma llama mistral qwen2".split())
 
 
-def last_states(backbone: nn.Module, kept: int, **inputs) -> Tensor:
-    """The backbone's states [B, kept, H] at the last `kept` positions, which is all that is computed if it can be."""
-    if not 0 < kept < inputs["input_ids"].shape[1] or not has_plain_last_layer(backbone):
-        return backbone(**inputs).last_hidden_state[:, -kept:]
-    with _last_layer_at(backbone.layers[-1], kept):
-        return backbone(**inputs).last_hidden_state
+def position_ids(attention_mask: Tensor) -> Tensor:
+    """[B, L] positions that count attended tokens only, so left padding shifts nothing."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+    """The backbone's states [B, kept, H] at the last `kept` columns of rows [B, L], which may be padded on both sides.
+
+    States at padding are arbitrary.
+    """
+    width, columns = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
+    starts = attention_mask.argmax(1)
+    lengths = (columns * attention_mask).amax(1) + 1 - starts
+    latest, used = torch.stack([starts.max(), lengths.max()]).tolist()  # one wait for the device
+    first = width - kept - latest  # column of the aligned rows, the first that is read
+    if first < 0 or not has_plain_last_layer(backbone):
+        inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
+        return backbone(input_ids=tokens, **inputs, use_cache=False).last_hidden_state[:, -kept:]
+    aligned = tokens.gather(1, (columns[:used] + starts[:, None]).clamp(max=width - 1))
+    with _last_layer_at(backbone.layers[-1], used - first) if first else nullcontext():
+        cache = None if backbone.gradient_checkpointing else _Before()  # layers that run twice take none
+        states = backbone(input_ids=aligned, past_key_values=cache, use_cache=False).last_hidden_state
+    read = (columns[-kept:] - starts[:, None] - first).clamp(max=states.shape[1] - 1)
+    return states.gather(1, read[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:
@@ -29,14 +51,20 @@ def has_plain_last_layer(backbone: nn.Module) -> bool:
     return "forward" not in vars(backbone.layers[-1])
 
 
-class _Before:
-    """Keys and values of the positions before, in the place of a cache."""
+class _Before(Cache):
+    """Keys and values of the positions before, if any, in the place of a cache, which it looks like when empty.
 
-    def __init__(self, keys: Tensor, values: Tensor):
-        self.keys, self.values = keys, values
+    Without a cache transformers would look for rows that are packed into one, and wait for the device.
+    """
+
+    def __init__(self, *before: Tensor):
+        super().__init__(layers=[])
+        self.before = before
 
     def update(self, keys: Tensor, values: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
-        return torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        if not self.before:
+            return keys, values
+        return torch.cat([self.before[0], keys], 2), torch.cat([self.before[1], values], 2)
 
 
 @contextmanager
