@@ -10,11 +10,14 @@ import pytest
 import torch
 from conftest import nudge
 from torch import nn
-from transformers import GemmaConfig, GemmaForCausalLM
+from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel, checkpoint_activations
 from marlhf_lite.models.logprobs import from_hidden, from_logits
+from marlhf_lite.training.decoding import CHECK_EVERY, decode, has_plain_cache
+from marlhf_lite.training.rollout import Sampling, nonfinite_probabilities_refused
+from marlhf_lite.utils.errors import InputError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CONFIG = GemmaConfig(
@@ -27,6 +30,8 @@ CONFIG = GemmaConfig(
     head_dim=16,
     initializer_range=0.3,
 )
+SMALL = {"vocab_size": 9, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 TOKENS = torch.randint(3, 300, (4, 24), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(24) >= torch.tensor([0, 3, 0, 7])[:, None]).long()  # padded on the left
 LENGTH = 9
@@ -156,3 +161,50 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
     assert gpu_script.main([]) == 0
     assert capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
+
+
+# -- sampling ---------------------------------------------------------------------------------------------------------
+
+SAMPLINGS = [
+    Sampling(40, temperature=0.0),
+    Sampling(40, temperature=1.3, top_k=0),
+    Sampling(40, temperature=0.7, top_k=20, top_p=0.9),
+    Sampling(5, temperature=1.0, top_k=50),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("ends", [[7], [*range(3, 60)]], ids=["few", "many"])
+def test_steps_in_fixed_tensors_draw_the_tokens_of_generate(model, sampling, ends):
+    """On a card by a graph. Rows end apart, and all of them where many tokens are ends."""
+    model, ids, mask = model.to(DEVICE), TOKENS.to(DEVICE), MASK.to(DEVICE)
+    assert has_plain_cache(model) and sampling.max_new_tokens != CHECK_EVERY
+    torch.manual_seed(1)
+    found = decode(model, ids, mask, sampling, ends, 0)
+    torch.manual_seed(1)
+    given = {"input_ids": ids, "attention_mask": mask, "pad_token_id": 0, "eos_token_id": ends}
+    right = model.generate(**given, **sampling.arguments())
+    assert torch.equal(found[:, : right.shape[1]], right) and (found[:, right.shape[1] :] == 0).all()
+    assert found.shape[1] == ids.shape[1] + sampling.max_new_tokens
+
+
+def test_a_probability_that_is_not_finite_ends_in_a_line(model):
+    model.model.norm.weight.data.fill_(float("nan"))
+    given = (model.to(DEVICE), TOKENS.to(DEVICE), MASK.to(DEVICE), SAMPLINGS[1], [7], 0)
+    with (
+        pytest.raises(InputError, match="the policy's probabilities are not finite"),
+        nonfinite_probabilities_refused(),
+    ):
+        decode(*given)
+
+
+def test_what_a_graph_cannot_replay_is_left_to_generate(model):
+    assert has_plain_cache(model)
+    window = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8))
+    assert not has_plain_cache(window)
+    assert has_plain_cache(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None)))
+    assert not has_plain_cache(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)))
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    assert not has_plain_cache(MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None, rope_parameters=dynamic)))
+    model.set_attn_implementation("eager")
+    assert not has_plain_cache(model)

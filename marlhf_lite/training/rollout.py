@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from marlhf_lite.config.method import PPOConfig, SamplingConfig
+from marlhf_lite.models.actor_critic import unwrap_peft
 from marlhf_lite.models.tied import tied_layers
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, pad
+from marlhf_lite.training.decoding import decode, has_plain_cache
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.less_memory import in_batches
@@ -227,12 +229,22 @@ def generate(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Ro
 
 @torch.no_grad()
 def sample(model, tokenizer, ids: Tensor, attention_mask: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`."""
+    """Continue token ids [B, P], padded on the left: `(tokens [B, P+T], mask [B, T], ended [B])`.
+
+    By a graph on a GPU, if the model and the sampling allow it (see `decoding`); else by transformers' `generate`.
+    """
     device, ends = next(model.parameters()).device, end_of_text(model, tokenizer)
+    ids, attention_mask, pad_id = ids.to(device), attention_mask.to(device), tokenizer.pad_token_id
+    plain = type(sampling) is Sampling and not sampling.min_new_tokens and not is_sharded(model)
+    if device.type == "cuda" and plain and has_plain_cache(unwrap_peft(model)):
+        tokens = decode(unwrap_peft(model), ids, attention_mask, sampling, ends, pad_id)
+        mask, ended = response_mask(tokens[:, ids.shape[1] :], ends)
+        width = int(mask.any(0).sum())
+        return tokens[:, : ids.shape[1] + width], mask[:, :width], ended
     tokens = model.generate(
-        input_ids=ids.to(device),
-        attention_mask=attention_mask.to(device),
-        pad_token_id=tokenizer.pad_token_id,
+        input_ids=ids,
+        attention_mask=attention_mask,
+        pad_token_id=pad_id,
         eos_token_id=ends,
         synced_gpus=is_sharded(model),  # a process that is done runs on until all are: they gather layers together
         **sampling.arguments(),
