@@ -8,12 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import nudge
+from conftest import fails, nudge
 from torch import nn
-from transformers import GemmaConfig, GemmaForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    GemmaForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from marlhf_lite.models import logprobs
 from marlhf_lite.models.actor_critic import PolicyModel, checkpoint_activations
+from marlhf_lite.models.loading import use_fused_kernels
 from marlhf_lite.models.logprobs import from_hidden, from_logits
 from marlhf_lite.training.decoding import CHECK_EVERY, decode, has_plain_cache
 from marlhf_lite.training.rollout import Sampling, nonfinite_probabilities_refused
@@ -161,6 +170,31 @@ def test_make_gpu_measures_row_by_row_and_goes_on(gpu_script, tmp_path, capsys):
 def test_make_gpu_without_a_card_says_so_in_one_line(gpu_script, capsys):
     assert gpu_script.main([]) == 0
     assert capsys.readouterr().out == "make gpu: no CUDA device here, so there is nothing to measure\n"
+
+
+# -- fused kernels ----------------------------------------------------------------------------------------------------
+
+
+def test_fused_kernels_are_asked_for_in_a_line(model, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    fails(lambda: use_fused_kernels(model), "--fused_kernels: ", "pip install -e '.[gpu]'")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="triton's kernels need a GPU")
+def test_fused_kernels_give_what_the_layers_give():
+    """In float32: the states of a causal LM and of a classifier, and all gradients."""
+    pytest.importorskip("liger_kernel", reason="liger-kernel is not installed")
+    torch.manual_seed(0)
+    kinds = (GemmaForCausalLM, GemmaForSequenceClassification)
+    for plain in [nudge(kind(CONFIG).eval(), 1).to(DEVICE) for kind in kinds]:  # made before the classes are patched
+        fused, found = use_fused_kernels(copy.deepcopy(plain)), []
+        for one in (plain, fused):
+            states = one.model(TOKENS.to(DEVICE), attention_mask=MASK.to(DEVICE)).last_hidden_state
+            states[MASK.bool().to(DEVICE)].sin().sum().backward()
+            gradients = torch.cat([p.grad.flatten() for p in one.model.parameters()])
+            found.append((states.detach()[MASK.bool().to(DEVICE)], gradients))
+        assert all(relative(ours, theirs) < 1e-4 for ours, theirs in zip(*found, strict=True))
+        assert "Liger" in str(fused.model.norm) and "Liger" not in str(plain.model.norm)
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------

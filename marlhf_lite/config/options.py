@@ -75,6 +75,9 @@ class ModelConfig(Checked):
         "Recomputation of activations: less memory, more time. auto: PPO recomputes if a dry run finds that few rows "
         "fit without it; other stages recompute.",
     )
+    fused_kernels: bool = option(
+        False, "Norms, gated units and rotary embeddings as fused kernels (liger-kernel), on a GPU."
+    )
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")

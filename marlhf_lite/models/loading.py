@@ -120,8 +120,31 @@ def load_tokenizer(name: str):
 def load_base(options: ModelConfig) -> PreTrainedModel:
     """Load the causal LM with every parameter frozen, in eval mode, on this process's device.
 
-    Full fine-tuning gets an empty one on the meta device, since no model shares weights with it.
+    Full fine-tuning gets an empty one on the meta device, since no model shares weights with it. With
+    `--fused_kernels` the models that are made from it have them, too.
     """
+    base = _load_base(options)
+    return use_fused_kernels(base) if options.fused_kernels else base
+
+
+def use_fused_kernels(model: PreTrainedModel) -> PreTrainedModel:
+    """Let norms, gated units and rotary embeddings of `model` run as kernels of liger-kernel; returns `model`.
+
+    Raises `InputError` if there is no GPU, no liger-kernel, or no kernel for the family.
+    """
+    if not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is None:
+        raise InputError("--fused_kernels: needs a GPU and the package liger-kernel: pip install -e '.[gpu]'")
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    from transformers.integrations.liger import apply_liger_kernel
+
+    if (family := model.config.model_type) not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise InputError(f"--fused_kernels: liger-kernel has none for {family} models: leave it out")
+    apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})  # losses are ours
+    model.has_fused_kernels = True
+    return model
+
+
+def _load_base(options: ModelConfig) -> PreTrainedModel:
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     settings = {
         "dtype": dtype,
@@ -281,6 +304,7 @@ def _load_full_model(
         place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
         model = _load(kind, str(folder), place, **settings)
     _check_finite(folder, model.parameters())
+    model = use_fused_kernels(model) if hasattr(base, "has_fused_kernels") else model
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
 
