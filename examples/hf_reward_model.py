@@ -1,7 +1,7 @@
-"""A classifier of the hub as a reward: how sure it is that a response is positive.
+"""Use a classifier from the hub as a reward: how sure it is that a response is positive.
 
 With this file in the current folder: marlhf run --dataset prompts.jsonl --reward hf_reward_model:positive
-CLASSIFIER and LABEL in the environment name another classifier and another of its labels.
+CLASSIFIER and LABEL in the environment choose another classifier and label.
 """
 
 import os
@@ -15,11 +15,11 @@ LABEL = os.environ.get("LABEL", "POSITIVE")
 
 @cache
 def classifier():
-    """Load it at the first call, on the GPU if there is one."""
+    """Load the classifier at the first call, on the GPU if there is one."""
     return pipeline("text-classification", CLASSIFIER)
 
 
 def positive(prompts, responses):
-    """The label's logit for each response: a probability would hardly change once the classifier is sure."""
+    """Return the label's logit for each response; a probability would hardly change once the classifier is sure."""
     given = classifier()(list(responses), top_k=None, function_to_apply="none", truncation=True, batch_size=16)
     return [next(one["score"] for one in labels if one["label"] == LABEL) for labels in given]

@@ -1,4 +1,4 @@
-"""MA-PPO from beginning to end with the library: python examples/ma_ppo.py [--updates 20] [--size 2000]
+"""Run MA-PPO from beginning to end with the library: python examples/ma_ppo.py [--updates 20] [--size 2000]
 
 The algorithm itself, written out without the library, is in ma_ppo_single_file.py.
 """

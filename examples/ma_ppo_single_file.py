@@ -4,9 +4,9 @@
 
 A Gemma of two million weights learns to write summaries: supervised fine-tuning (SFT), a reward model (RM), then PPO
 (a macro action is one token) and MA-PPO (a macro action ω is n tokens) from the same start, in about three minutes on
-two cores. Read `update` first, which is Algorithm 1; MA-PPO differs from PPO in `tau` alone. All weights train, as in
-the paper. Left out, and found in marlhf_lite, which is not needed here: LoRA, micro-batches, several processes,
-checkpoints, other termination rules ζ, weights σ and losses.
+two cores. Read `update` first, which is Algorithm 1; MA-PPO differs from PPO only in `tau`. All weights train, as in
+the paper. This file does not need marlhf_lite, which also has LoRA, micro-batches, several processes, checkpoints,
+other termination rules ζ, weights σ and losses.
 
 Shapes: B responses, P prompt tokens (padded on the left), T response tokens (padded on the right), S macro actions.
 """
@@ -63,7 +63,7 @@ def sample(policy, tokenizer, prompts):
 
 
 def states(model, tokens, attention):
-    """Last hidden states [B, P+T, D]. Positions count from the first token behind the padding on the left."""
+    """Last hidden states [B, P+T, D]. Positions count from the first token after the padding on the left."""
     positions = (attention.cumsum(1) - 1).clamp(min=0)
     return model.base_model(tokens, attention, positions).last_hidden_state
 
@@ -82,7 +82,7 @@ def values(critic, tokens, attention, mask):
 
 
 def reward(rm, tokens, attention, mask):
-    """r_rm(x, y), [B]: the score behind the last token of the response."""
+    """r_rm(x, y), [B]: the score at the last token of the response."""
     scores = rm.score(states(rm, tokens, attention)[:, -mask.shape[1] :]).squeeze(2)
     return scores.gather(1, mask.sum(1, keepdim=True) - 1).squeeze(1)
 
@@ -159,7 +159,7 @@ def make_optimizer(*models_and_rates):
 
 
 def step(optimizer, loss):
-    """One step down the gradient of the loss; its norm is limited for each model apart."""
+    """One step down the gradient of the loss; its norm is limited separately for each model."""
     loss.backward()
     for group in optimizer.param_groups:
         torch.nn.utils.clip_grad_norm_(group["params"], MAX_GRAD_NORM)

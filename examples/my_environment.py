@@ -1,4 +1,4 @@
-"""An environment of your own: it asks for a word, and answers with the letters that are right.
+"""Your own environment: it asks for a word, and answers with the right letters.
 
 marlhf ppo --environment my_environment:Word --termination turn --sft runs/a --dataset prompts.jsonl"""
 

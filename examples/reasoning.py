@@ -1,4 +1,4 @@
-"""Checked answers: tasks of reasoning-gym as a data file, and the reward that checks them (pip install reasoning-gym).
+"""Checked answers: reasoning-gym's tasks as a data file, and their reward (pip install reasoning-gym).
 
 With this file in the current folder:
 python reasoning.py && marlhf run --dataset reasoning.jsonl --reward reasoning:right
@@ -20,7 +20,7 @@ KINDS = {
 
 
 def right(prompts, responses, kind, task, **row):
-    """What reasoning-gym gives the last line of each response, 0 to 1; `kind` and `task` are columns of the file."""
+    """Return reasoning-gym's score of each response's last line, 0 to 1; `kind` and `task` are columns of the file."""
     answers = [(response.strip().splitlines() or [""])[-1].removeprefix("Answer:").strip() for response in responses]
     rows = zip(answers, kind, task, strict=True)
     return [checker(name)(answer if harmless(name, answer) else "", known) for answer, name, known in rows]
@@ -30,12 +30,12 @@ checker = cache(reasoning_gym.get_score_answer_fn)
 
 
 def harmless(kind, answer):
-    """countdown's checker evaluates the text by Python's eval: let through numbers, brackets and four signs alone."""
+    """Countdown's checker calls Python's eval on the text: let only numbers, brackets and four signs through."""
     return kind != "countdown" or bool(re.fullmatch(r"(?!.*\*\*)[\d\s.()+*/-]{1,99}", answer))
 
 
 def rows(count, seed=0):
-    """`count` tasks, as many of each kind: the prompt, an answer for SFT to learn, and what `right` takes."""
+    """Return `count` tasks, equally many of each kind: the prompt, an answer for SFT, and what `right` needs."""
     for kind, options in KINDS.items():
         for task in reasoning_gym.create_dataset(kind, size=count // len(KINDS), seed=seed, **options):
             yield {"prompt": f"{task['question']}\nAnswer:", "answer": f" {task['answer']}", "kind": kind, "task": task}

@@ -1,4 +1,4 @@
-"""A reward behind an HTTP endpoint: a model grades each response, many at a time (pip install openai).
+"""A reward from an HTTP endpoint: a model grades the responses, many at a time (pip install openai).
 
 With this file in the current folder, and a server that speaks chat completions (vLLM, llama.cpp, ollama):
 GRADER_URL=http://localhost:8000/v1 GRADER_MODEL=NAME marlhf run --reward remote_reward:grade
@@ -16,7 +16,7 @@ RULES = (
 
 
 def grade(prompts, responses):
-    """Grades from 0 to 1. The client tries again when the server is busy; no grade at all stops the run."""
+    """Return grades from 0 to 1. The client retries if the server is busy; a missing grade stops the run."""
     return asyncio.run(ask_all(zip(prompts, responses, strict=True)))
 
 
