@@ -7,6 +7,8 @@ from marlhf_lite.config.commands import AddedCommand
 class StudyCommand(AddedCommand):
     """A grid of methods and seeds: what is not done runs, then the table and figures.
 
+    Write options and presets of its runs below shared in the file of --name.
+
     example: marlhf study --name main --workers 2
     """
 
@@ -20,7 +22,6 @@ class StudyCommand(AddedCommand):
     dry_run: bool = option(False, "List of the runs, with what is done already; nothing runs.")
     audit: bool = option(False, "Table of all stored studies with their provenance, docs/provenance.md; nothing runs.")
 
-    options_of_runs = "below shared in the file that --name gives"
     resumes = True
 
     def run(self) -> None:

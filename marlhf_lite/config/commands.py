@@ -202,11 +202,9 @@ class FirstAct(DemoCommand):
 class AddedCommand(Checked):
     """A command that another package adds: an entry point of the group `marlhf_lite.commands` names its class.
 
-    options_of_runs: where the options of the runs that it starts are written; "": it starts none.
     resumes: whether the same command line continues after an interruption.
     """
 
-    options_of_runs = ""
     resumes = False
 
     def run(self) -> None:
@@ -290,15 +288,7 @@ class MemoryCommand(
 
 
 KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)
-KINDS += (
-    EvaluateCommand,
-    CompareCommand,
-    JudgeCommand,
-    GenerateCommand,
-    ExportCommand,
-    DataCommand,
-    MemoryCommand,
-)
+KINDS += (EvaluateCommand, CompareCommand, JudgeCommand, GenerateCommand, ExportCommand, DataCommand, MemoryCommand)
 COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
 
 

@@ -11,7 +11,6 @@ Precedence, highest first:
 """
 
 import argparse
-import copy
 import difflib
 import inspect
 import os
@@ -20,109 +19,89 @@ import shutil
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import yaml
 from transformers.hf_argparser import string_to_bool
-from trl import TrlParser
 
+from marlhf_lite.config import options as o
 from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.config.options import (
-    CheckpointConfig,
-    DataConfig,
-    EngineConfig,
-    EnvironmentConfig,
-    LengthConfig,
-    LoggingConfig,
-    ModelConfig,
-)
 from marlhf_lite.utils.errors import InputError, raise_all
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
 
 Command = TypeVar("Command")
 PRESETS = Path(str(files("marlhf_lite"))) / "config" / "presets"
-# What `--help` lists, with the options that are a command's own; `--help_all` lists the others, too.
-COMMON = (
-    "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm "
-)
-COMMON += "policy reward environment termination n objective updates batch_size micro_batch_size policy_learning_rate "
-COMMON += "kl_coef temperature"
-TYPES = {str: "TEXT", int: "INT", float: "FLOAT", bool: "BOOL"}
+# What `--help` lists besides the options that only this command has; `--help_all` lists all.
+COMMON = "model dataset size columns finetune dtype output_dir resume seed max_prompt_length max_response_length sft rm"
+COMMON += " policy reward environment termination n objective updates batch_size micro_batch_size"
+COMMON += " policy_learning_rate kl_coef temperature"
+TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
 # Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
 MAY_CHANGE = {"output_dir", "overwrite", "resume", "accept_changed", "updates", "prompt_epochs"}
-MAY_CHANGE |= {
-    "vllm_importance_sampling_mode",
-    "micro_batch_size",
-    "per_device_train_batch_size",
-    "generation_batch_size",
-}
-MAY_CHANGE |= {f.name for kind in (CheckpointConfig, EngineConfig, LoggingConfig) for f in fields(kind)}
-# Options by which a command names models that an earlier run made.
+MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
+MAY_CHANGE |= {"vllm_importance_sampling_mode"}
+MAY_CHANGE |= {f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)}
+# Options that name models which an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
-INHERITED = [f.name for kind in (DataConfig, EnvironmentConfig, ModelConfig) for f in fields(kind)]
+INHERITED = [f.name for kind in (o.DataConfig, o.EnvironmentConfig, o.ModelConfig) for f in fields(kind)]
 # Inherited options that may not differ: other rows would mix the parts of the split, another model has other weights.
-# Where --template changes the rows, loading the data tells (`experiments.data`): most data sets do not use it.
+# Loading the data shows whether --template changes the rows (`experiments.data`): most data sets do not use it.
 MUST_MATCH = ("size", "model", "finetune")
-# What says which rows are read. Where they are others than a run's, its options of the data do not count.
+# Options that say which rows are read. If a command reads other rows than a run, the run's data options do not count.
 ROW_SOURCE = ("dataset", "dataset_config", "data_dir", "split")
-DATA = [f.name for f in fields(DataConfig) if f.name not in {f.name for f in fields(LengthConfig)}]
-# A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another one.
+DATA = [f.name for f in fields(o.DataConfig) if f.name not in {f.name for f in fields(o.LengthConfig)}]
+# A policy keeps the shape of its adapter: two policies may differ, but a command cannot ask for another shape.
 ADAPTER = ("lora_r", "lora_alpha", "lora_target_modules")
 
 
-def bool_or_auto(word: str) -> bool | str:
-    """Return what a word says of an option that is on, off, or decided by the run."""
-    return word if word == "auto" else string_to_bool(word)
+class OptionParser(argparse.ArgumentParser):
+    """The options of a command; an error is one line that names the option and the fix."""
 
-
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Each option once, with its type before its help."""
-
-    def __init__(self, prog: str):
-        super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size().columns))
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if action.nargs == 0:
-            return ", ".join(action.option_strings)
-        return f"{action.option_strings[0]} {self._format_args(action, action.metavar)}"
-
-
-class OptionParser(TrlParser):
-    """TRL's parser of dataclasses; its errors are one line that names the option and the fix."""
-
-    def _add_dataclass_arguments(self, command: type) -> None:
-        types = typing.get_type_hints(command)
-        for title, options in groups(command).items():
+    def __init__(self, name: str, command: type, shows_all: bool = False):
+        width = min(110, shutil.get_terminal_size().columns)
+        super().__init__(
+            prog=f"marlhf {name}",
+            usage=f"marlhf {name} [options]",
+            description=inspect.cleandoc(command.__doc__),
+            epilog=f"marlhf {name} --help_all lists all options.",
+            formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=30, width=width),
+            allow_abbrev=False,
+        )
+        self.command, types, by_group = command, typing.get_type_hints(command), groups(command)
+        shown = {*COMMON.split(), *(f.name for f in by_group.get(OWN, ()))}
+        for title, options in by_group.items():
             group = self.add_argument_group(title)
-            for option in map(copy.copy, options):
-                option.type = types[option.name]
-                kinds = [kind for kind in (option.type, *typing.get_args(option.type)) if kind in TYPES]
-                shown = "" if option.default in (None, "") else f" [{option.default}]"
-                option.metadata = {"help": option.metadata["help"] + shown}  # without bounds, which argparse would take
-                option.metadata |= {"metavar": TYPES[kinds[0]]} if kinds else {}  # argparse shows choices by itself
-                takes_auto = option.type == bool | Literal["auto"]
-                option.type = bool if takes_auto else option.type
-                self._parse_dataclass_field(group, option)
-                if takes_auto:
-                    self._actions[-1].type = bool_or_auto
+            for f in options:
+                text = f.metadata["help"] + ("" if f.default in (None, "") else f" [{f.default}]")
+                is_shown = shows_all or f.name in shown or f.name.startswith(f"{name}_")
+                reading = _reading(types[f.name])
+                group.add_argument(f"--{f.name}", help=text if is_shown else argparse.SUPPRESS, **reading)
+        sources = self.add_argument_group("Where options come from: flags win over --config, which wins over --preset")
+        sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
+        if not issubclass(command, AddedCommand):
+            text = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
+            sources.add_argument("--preset", metavar="TEXT", help=text)
 
     def error(self, message: str):
-        message = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)  # one of an option's two names is enough
         raise InputError(f"{message.removeprefix('argument ')}: see {self.prog} --help")
 
     def read_flags(self, words: Sequence[str]) -> dict:
-        """Return the options that these words give, by name and with their types. Raises `InputError`."""
-        blank = argparse.Namespace(**{action.dest: None for action in self._actions})  # no defaults are filled in
-        known, unknown = self.parse_known_args(words, blank)
+        """Return the options that these words give, by name and with their types; dashes in a name are underscores.
+
+        Raises `InputError`.
+        """
+        words = [re.sub(r"^--[\w-]+", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in words]
+        known, unknown = self.parse_known_args(words)
         flags, errors = [flag for action in self._actions for flag in action.option_strings], []
         for word in unknown[:1] + [word for word in unknown[1:] if word.startswith("--")]:
             word = word.partition("=")[0]
-            hint = did_you_mean(word.replace("-", "_").replace("__", "--", 1), flags)
+            hint = did_you_mean(word, flags)
             errors.append(InputError(f"{word}: no option of {self.prog}: {hint}see {self.prog} --help"))
         raise_all(errors)
         return {name: value for name, value in vars(known).items() if value is not None}
@@ -133,18 +112,49 @@ class OptionParser(TrlParser):
         Options of other commands are left out: one file serves several commands.
         """
         mine = {action.dest for action in self._actions}
+        known = mine if issubclass(self.command, AddedCommand) else mine | OPTIONS
         for key in values:
-            if key not in OPTIONS | mine and key != "versions":  # which the config.yaml of a run has
-                hint = did_you_mean(str(key), OPTIONS).rstrip()
-                raise InputError(f"{source}: unknown key {key}: {hint or 'see marlhf <command> --help'}")
+            if key not in known and key != "versions":  # which the config.yaml of a run has
+                hint = did_you_mean(str(key), known).rstrip()
+                raise InputError(f"{source}: unknown key {key}: {hint or f'see {self.prog} --help'}")
         # One word a flag, since a value may begin with a dash.
         flags = [f"--{key}={value}" for key, value in values.items() if key in mine and value is not None]
         try:
             typed = self.read_flags(flags)
-            self.parse_dict(typed, allow_extra_keys=True)  # which refuses numbers out of bounds
+            self.make(typed)
         except InputError as error:
             raise_all([InputError(f"{source}: {line}") for line in str(error).splitlines()])
         return typed
+
+    def read_presets(self, names: str, source: str) -> dict:
+        """Return the options of presets that the command has; comma-separated, later ones win."""
+        return self.read_values(read_presets(names, source), source) if names else {}
+
+    def read_given(self, flags: dict, stored: dict | None = None) -> dict:
+        """Return what flags, the file of --config, the run that goes on (`stored`) and --preset give, in this order."""
+        source = f"--config {flags.get('config')}"
+        values = read_yaml(Path(flags["config"]).expanduser(), source) if "config" in flags else {}
+        named = self.read_presets(flags.get("preset", ""), f"--preset {flags.get('preset')}")
+        return merge([named, stored or {}, self.read_values(values, source), flags])
+
+    def make(self, values: dict):
+        """Return the command's options object; raises `InputError` for numbers out of bounds."""
+        return self.command(**{name: values[name] for name in option_names(self.command) & values.keys()})
+
+
+def bool_or_auto(word: str) -> bool | str:
+    """Return what a word says of an option that is on, off, or decided by the run."""
+    return word if word == "auto" else string_to_bool(word)
+
+
+def _reading(hint) -> dict:
+    """Return the arguments by which argparse reads a value of this type."""
+    kinds = typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is typing.Literal:
+        return {"choices": kinds}
+    if bool in kinds:
+        return {"type": string_to_bool if hint is bool else bool_or_auto, "nargs": "?", "const": True, "metavar": "BOOL"}
+    return {"type": kinds[0], "metavar": TYPES[kinds[0]]}
 
 
 def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
@@ -158,95 +168,36 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
 
 def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command]) -> tuple[Command, list[str]]:
     """Return what `parse` does, and the names of the presets that the options come from; later ones win."""
-    parser = _make_parser(name, command, shows_all="--help_all" in argv)
+    parser = OptionParser(name, command, shows_all="--help_all" in argv)
     flags = parser.read_flags(["--help" if word == "--help_all" else word for word in argv])
-    if issubclass(command, AddedCommand) and command.options_of_runs:
-        _check_no_options_of_runs(name, command, flags)
-    resume = flags.get("resume", "")
-    named = [name.strip() for name in flags["preset"].split(",")] if "preset" in flags else []
-    stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}") if resume else {}
-    presets_named = _read_presets(parser, named, f"--preset {flags.get('preset')}")
-    strong = [*presets_named, stored, _read_file(parser, flags), flags]
-    automatic: list[str] = []
-    weak: list[dict] = []
-    if not resume:
-        inherited = _inherit(parser, merge(strong))
-        automatic = _automatic_presets(name, command, merge([inherited, *strong]))
-        weak = [*_read_presets(parser, automatic, f"marlhf {name}"), inherited]
-    values = merge([*weak, *strong]) | ({"output_dir": resume, "overwrite": False} if resume else {})
-    options = command(**{name: values[name] for name in option_names(command) & values.keys()})
-    if resume:
-        _check_unchanged(options, stored)
-    return options, [*automatic, *named]
+    named = [word.strip() for word in flags.get("preset", "").split(",") if word]
+    if resume := flags.get("resume", ""):
+        stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}")
+        options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume, "overwrite": False})
+        _check_unchanged(options, parser.make(stored))
+        return options, named
+    given = parser.read_given(flags)
+    inherited = _inherit(parser, given)
+    automatic = _automatic_presets(name, command, inherited | given)
+    weak = parser.read_presets(",".join(automatic), f"marlhf {name}")
+    return parser.make(merge([weak, inherited, given])), [*automatic, *named]
 
 
 def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
     """Return what `marlhf <name>` is given: options of flags, of the file of --config and of named presets."""
-    parser = _make_parser(name, command)
-    flags = parser.read_flags(argv)
-    named = flags["preset"].split(",") if "preset" in flags else []
-    return merge([*_read_presets(parser, named, f"--preset {flags.get('preset')}"), _read_file(parser, flags), flags])
-
-
-def _read_file(parser: "OptionParser", flags: dict) -> dict:
-    """Return the options of the file that `--config` names, if it is given."""
-    if "config" not in flags:
-        return {}
-    source = f"--config {flags['config']}"
-    return parser.read_values(read_yaml(Path(flags["config"]).expanduser(), source), source)
-
-
-def _read_presets(parser: "OptionParser", names: Iterable[str], source: str) -> list[dict]:
-    """Return the options of each preset that the command has."""
-    return [parser.read_values(read_presets(name, source), source) for name in names]
+    parser = OptionParser(name, command)
+    return parser.read_given(parser.read_flags(argv))
 
 
 def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
-    """Return the presets that come by themselves: with the command, with other models, with an embedded data set."""
+    """Return the presets that a command takes unasked: its own, that of other models, that of an embedded data set."""
     names, known = option_names(command), presets()
-    embedded = f"embedded/{values.get('dataset', DataConfig.dataset)}"
+    embedded = f"embedded/{values.get('dataset', o.DataConfig.dataset)}"
     embedded = embedded if "dataset" in names and embedded in known else ""
     brought = read_presets(embedded, "--dataset") if embedded else {}
-    model = values.get("model", brought.get("model", ModelConfig.model))
+    model = values.get("model", brought.get("model", o.ModelConfig.model))
     pretrained = "pretrained" if "model" in names and model not in EMBEDDED_MODELS else ""
     return [preset for preset in (name if name in known else "", pretrained, embedded) if preset]
-
-
-def _make_parser(name: str, command: type, shows_all: bool = False) -> OptionParser:
-    parser = OptionParser(
-        command,
-        prog=f"marlhf {name}",
-        usage=f"marlhf {name} [options]",
-        description=inspect.cleandoc(command.__doc__),
-        epilog=f"marlhf {name} --help_all lists all options.",
-        formatter_class=HelpFormatter,
-        allow_abbrev=False,
-    )
-    shown = {"help", *COMMON.split(), *(f.name for f in groups(command).get(OWN, ()))}
-    for action in () if shows_all else parser._actions:
-        if action.dest not in shown and not action.dest.startswith(f"{name}_"):
-            action.help = argparse.SUPPRESS
-    no_presets = issubclass(command, AddedCommand) and command.options_of_runs
-    over_presets = "" if no_presets else ", that over --preset"
-    sources = parser.add_argument_group(f"Where options come from: flags win over --config{over_presets}")
-    sources.add_argument("--config", metavar="FILE", help="YAML file with option names as keys.")
-    named = "Named settings, comma-separated; later ones win, as in released,gemma-2b/tldr. See marlhf presets."
-    sources.add_argument("--preset", metavar="TEXT", help=argparse.SUPPRESS if no_presets else named)
-    return parser
-
-
-def _check_no_options_of_runs(name: str, command: type[AddedCommand], flags: dict) -> None:
-    """Raise `InputError` if options of the runs that a command starts are not in the file that has them."""
-    if preset := flags.get("preset"):
-        hint = f"write `preset: {preset}` {command.options_of_runs}"
-        raise InputError(f"--preset {preset}: marlhf {name} takes presets from its own file: {hint}")
-    if "config" not in flags:
-        return
-    source = f"--config {flags['config']}"
-    for key in read_yaml(Path(flags["config"]).expanduser(), source):
-        if key not in option_names(command):
-            hint = f"write options of its runs {command.options_of_runs}"
-            raise InputError(f"{source}: {key} is no option of marlhf {name}: {hint}")
 
 
 def merge(layers: Sequence[dict]) -> dict:
@@ -285,15 +236,14 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     return {name: value for name, value in config.items() if name not in of_the_start}
 
 
-def _check_unchanged(options: StageCommand, stored: dict) -> None:
+def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
     """Raise `InputError` if an option that changes results differs from that of the run that goes on.
 
     An option that the run has not stored, because it is newer, had its default.
     """
-    started = asdict(type(options)(**{name: stored[name] for name in option_names(type(options)) & stored.keys()}))
     for name, value in asdict(options).items():
-        if name not in MAY_CHANGE and started[name] != value:
-            then = f"the run was started with {started[name]}"
+        if name not in MAY_CHANGE and getattr(started, name) != value:
+            then = f"the run was started with {getattr(started, name)}"
             raise InputError(f"--{name} {value}: {then}: leave it out, or start another run")
 
 
@@ -310,7 +260,7 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
         if "dataset" in theirs:  # what a run on data has not stored had its default
-            theirs = {name: getattr(DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
+            theirs = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
         if _has_other_rows(option, run, theirs, known, origin):
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
@@ -326,7 +276,8 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
 
 def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
     """Return whether the command's data are others than a run's. Raises `InputError` if two runs leave it open."""
-    if not set(ROW_SOURCE) & known.keys() or same_data({**theirs, **_rows_of(known)}, theirs):
+    rows = {name: known[name] for name in ROW_SOURCE if name in known}
+    if not rows or same_data(theirs | rows, theirs):
         return False
     first = origin[next(name for name in ROW_SOURCE if name in known)]
     if first == "this command" or (first.startswith("--policies") and option != "policies"):
@@ -336,20 +287,12 @@ def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: d
     raise InputError(f"--{option} {run}: made with --dataset {theirs.get('dataset')}, {other}: {fix}")
 
 
-def _rows_of(values: dict) -> dict:
-    return {name: values[name] for name in ROW_SOURCE if name in values}
-
-
 def same_data(one: dict, other: dict) -> bool:
     """Return whether the options of two commands name the same rows; a path may be written in several ways."""
 
     def key(values: dict) -> list[str]:
-        name = str(values.get("dataset", ""))
-        place = os.path.expanduser(name)
-        return [
-            os.path.realpath(place) if os.path.exists(place) else name,
-            *(values.get(part, "") for part in ROW_SOURCE[1:]),
-        ]
+        place = os.path.realpath(os.path.expanduser(str(values.get("dataset", ""))))
+        return [place, *(values.get(part, "") for part in ROW_SOURCE[1:])]
 
     return key(one) == key(other)
 
