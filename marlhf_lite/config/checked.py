@@ -1,4 +1,4 @@
-"""Options with bounds: numbers are checked when an options object is made."""
+"""Options with bounds, which are checked when an options object is made."""
 
 import math
 import operator
@@ -23,7 +23,7 @@ def option(default, help: str, **bounds):
 
 @dataclass_transform(field_specifiers=(option,))
 class Checked:
-    """Base of all options classes: each is a dataclass that refuses numbers out of bounds. Raises `InputError`."""
+    """Base of all options classes: a dataclass that raises `InputError` for numbers out of bounds."""
 
     def __init_subclass__(cls):
         dataclass(cls)

@@ -1,8 +1,8 @@
-"""The options of every command: a class that inherits the groups of options it takes (`config.options`).
+"""The options of every command: a class that inherits the groups of options that it takes (`config.options`).
 
-The docstring of a command is what `--help` prints. A command's options are also options of each of its groups, so that
-what takes a `ModelConfig` or a `PPOConfig` takes them. `marlhf run` has the options of all its stages, so its class
-inherits from theirs, and a stage takes the options of its own command or those of the whole run.
+`--help` prints a command's docstring. A command's options object is also one of each of its groups: a function of a
+`ModelConfig` or a `PPOConfig` takes it. `marlhf run` has the options of all its stages, so its class inherits from
+theirs, and a stage takes the options of its command or those of the whole run.
 """
 
 from dataclasses import Field, fields, replace
@@ -17,15 +17,15 @@ from marlhf_lite.config.checked import Checked, option
 
 
 class CommandTraits:
-    """What a command says of its work; `experiments` makes ready what it needs, and asks for no class.
+    """What a command does; `experiments` reads these traits and never a command's class.
 
-    stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. None: it evaluates, or only reads.
-    answers: whether it answers held-out prompts in the end.
-    own_part: the part of the data that takes all rows of a file that no run before has read; "": the file is split.
+    stages: what it trains, in this order: sft, rm, and ppo, dpo, rloo or grpo. Empty: it evaluates, or only reads.
+    answers: whether it answers held-out prompts at the end.
+    own_part: the part that gets all rows of a file that no earlier run has read; "": the file is split.
     runs_programs: whether unit tests may judge answers.
-    methods: its PPO runs, which have termination rules: names, and the options of each.
-    judges_with_rm: whether a whole run trains a reward model to judge answers, if there are pairs and another reward.
-    shows_sft: whether tables of a whole run have the SFT model; else the first method is what others are compared with.
+    methods: its PPO runs, by name, each with its options.
+    judges_with_rm: whether a whole run trains a reward model to judge answers, given pairs and another reward.
+    shows_sft: whether tables of a whole run have the SFT model, as the baseline; else the first method is the baseline.
     """
 
     stages = ()
@@ -34,12 +34,12 @@ class CommandTraits:
     runs_programs = False
     methods = MappingProxyType({})
     judges_with_rm, shows_sft = True, True
-    # What a command has of options that it does not take.
+    # Values of options that a command does not take.
     environment, reward, report_to, vllm_urls, micro_batch_size = "", "", "", (), 0
 
     @property
     def trains_policy(self) -> bool:
-        """Whether it trains a policy by rewards or pairs."""
+        """Whether the command trains a policy by rewards or pairs."""
         return bool({"ppo", "dpo", "rloo", "grpo"} & set(self.stages))
 
 
@@ -102,7 +102,7 @@ class DPOCommand(o.DPOStageConfig, o.SamplingConfig, o.TrainerConfig, PolicyComm
 
 
 class RLOOCommand(o.RLOOStageConfig, o.RewardConfig, PolicyCommand):
-    """RLOO: groups of responses in place of a critic.
+    """RLOO: groups of responses instead of a critic.
 
     example: marlhf rloo --sft runs/a --rm runs/b --num_generations 4 --output_dir runs/e
     """
@@ -120,7 +120,7 @@ class GRPOCommand(o.GRPOStageConfig, o.RewardConfig, PolicyCommand):
 
 
 class EvaluatedCommand(o.EvaluationConfig, StageCommand):
-    """What every command takes that evaluates policies on held-out prompts."""
+    """What every command takes that answers held-out prompts."""
 
     answers = True
 
@@ -160,12 +160,12 @@ class RunCommand(PPOCommand, SFTCommand, RMCommand, EvaluatedCommand):
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """SFT, the reward model where it gives the reward, and PPO."""
+        """SFT, the reward model if it gives the reward, and PPO."""
         return ("sft", "rm", "ppo") if self.reward == "rm" else ("sft", "ppo")
 
     @property
     def methods(self) -> dict[str, PPOCommand]:
-        """One run, called PPO where macro actions are single tokens."""
+        """One run, called PPO if macro actions are single tokens."""
         return {"PPO" if self.token_level else "MA-PPO": self}
 
 
@@ -243,7 +243,7 @@ class GenerateCommand(
     o.SeedConfig,
     o.ModelConfig,
 ):
-    """A policy's answer to a prompt; with --environment, what both say in turn.
+    """A policy's answer to a prompt; with --environment, their dialogue.
 
     example: marlhf generate --policy runs/c --prompt "POST Subreddit: r/tea ... TL;DR:"
     """
@@ -252,12 +252,12 @@ class GenerateCommand(
 
 
 class ExportCommand(o.TrainedPolicyConfig, o.AcceptConfig, o.OutputConfig, o.ModelConfig):
-    """A policy as a model of its own, its adapter merged: a folder for transformers.
+    """A policy as a separate model, its adapter merged: a folder for transformers.
 
     example: marlhf export --policy runs/c --output_dir my-model
     """
 
-    untied: bool = option(False, "An output head of its own, which vLLM needs for --vllm_url --finetune full.")
+    untied: bool = option(False, "Separate the output head from the embedding, as vLLM needs for --finetune full.")
 
 
 class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, CommandTraits):
@@ -284,7 +284,7 @@ class MemoryCommand(
     """
 
     gpu: float = option(0.0, "Memory of a card in GiB, such as 14.7 for a T4; 0: no comparison.", least=0)
-    num_processes: int = option(1, "Cards: FSDP2 spreads --finetune full over them, DDP shares LoRA's batch.", least=1)
+    num_processes: int = option(1, "Cards: FSDP2 splits --finetune full over them, DDP the batch of LoRA.", least=1)
 
 
 KINDS = (DemoCommand, RunCommand, SFTCommand, RMCommand, PPOCommand, DPOCommand, RLOOCommand, GRPOCommand)
@@ -292,11 +292,11 @@ KINDS += (EvaluateCommand, CompareCommand, JudgeCommand, GenerateCommand, Export
 COMMANDS: dict[str, type[Checked]] = {kind.__name__.removesuffix("Command").lower(): kind for kind in KINDS}
 
 
-OWN = "Options of this command"  # that no other command has
+OWN = "Options of this command"  # and of no other
 
 
 def groups(command: type) -> dict[str, list[Field]]:
-    """Return the options of a command by what they are about: its own, then those that it shares with others."""
+    """Return the options of a command by topic: its own first, then those that it shares with other commands."""
     kinds: list[type] = []
     for kind in command.__mro__:
         if kind.__module__ in (method.__name__, o.__name__) and not any(issubclass(group, kind) for group in kinds):
@@ -312,7 +312,7 @@ def option_names(command: type) -> set[str]:
 
 
 def added_commands() -> dict[str, type[AddedCommand]]:
-    """Return the commands that installed packages add, by name; none of a package that is not there."""
+    """Return the commands that installed packages add, by name."""
     entries = entry_points(group="marlhf_lite.commands")
     return {entry.name: entry.load() for entry in entries if find_spec(entry.module.partition(".")[0])}
 

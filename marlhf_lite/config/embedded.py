@@ -1,6 +1,6 @@
-"""The embedded models. What each embedded data set brings along stands in the presets `embedded/<data set>`."""
+"""The embedded models. The presets `embedded/<data set>` have the options that suit each embedded data set."""
 
-# Embedded model -> the data set whose text it has read. Two are other sizes of tiny-gemma.
+# Embedded model -> the data set that it was trained on. Two are other sizes of tiny-gemma.
 EMBEDDED_MODELS: dict[str, str] = {
     "tiny-gemma": "tiny-tldr",
     "tiny-gemma-umbrella": "tiny-umbrella",

@@ -1,4 +1,4 @@
-"""Options of the method itself: macro actions, sampling, batches, PPO, and what a run leaves; see `config.options`."""
+"""Options of the method: macro actions, sampling, batches, PPO, checkpoints and logs; see `config.options`."""
 
 import math
 from typing import Literal
@@ -19,32 +19,29 @@ class MacroConfig(Checked):
 
     termination: str = option(
         "fixed",
-        f"Termination rule of macro actions (section 3.2.1): {', '.join(TERMINATIONS)}, or your own as "
-        "package.module:function; turn: where --environment answers; listed: --lengths in order, the last again and "
-        "again; value_change, cutpoints: where the critic's value changes most, or the policy was least sure; "
-        "sentence_shuffled: lengths of sentences in random order, a control.",
+        f"Rule that ends macro actions (section 3.2.1): {', '.join(TERMINATIONS)}, or your own as "
+        "package.module:function; turn: one for each turn of --environment; listed: --lengths in order, then the last "
+        "one again; value_change: where the critic's value changes most; cutpoints: where the policy was least sure; "
+        "sentence_shuffled: a control, lengths of sentences in random order.",
     )
-    n: str = option(
-        "5", "Tokens per macro action (on average for value_change, cutpoints): an integer or inf; 1: token-level PPO."
-    )
-    last_token_alone: bool = option(False, "The last token always as a macro action of its own (released code).")
+    n: str = option("5", "Tokens per macro action (a mean for value_change, cutpoints) or inf; 1: token-level PPO.")
+    last_token_alone: bool = option(False, "Make the last token a separate macro action (released code).")
     lengths: str = option("2,3,5,10", "Lengths for randomized (released code: 1,2,3,5,10) and listed, comma-separated.")
     perplexity_rule: Literal["macro", "prefix", "token"] = option(
         "macro",
-        "Perplexity that may not rise, for perplexity: the macro action's (section 3.2.1), that of the response so far "
-        "(Appendix B.4), or a token's own (released code).",
+        "Perplexity whose rise ends a macro action, for perplexity: that of the macro action (section 3.2.1), of the "
+        "response so far (Appendix B.4), or of the token (released code).",
     )
-    perplexity_early: bool = option(False, "A perplexity macro action begins one token early (released code).")
+    perplexity_early: bool = option(False, "Begin a perplexity macro action one token early (released code).")
     parser: Literal["grammar", "stanza", "link", "python"] = option(
         "grammar", "Parser for parsing: grammar (embedded task), stanza or link for English, or python (tree-sitter)."
     )
-    cutoff: int = option(5, "Size in tokens below which a phrase is one macro action, for parsing.", least=1)
+    cutoff: int = option(5, "Number of tokens below which a phrase is one macro action, for parsing.", least=1)
     sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(
-        "equal", "Weights of token values in a macro action's value (Appendix D.1); start: its first token alone."
+        "equal", "Weights of token values in a macro action's value (Appendix D.1); start: only its first token."
     )
     reward_pooling: Literal["sum", "mean"] = option(
-        "sum",
-        "Pooling of KL rewards in a macro action: sum (paper), or mean (released code: beta over its length).",
+        "sum", "Pooling of KL rewards in a macro action: sum (paper), or mean (released code: beta over its length)."
     )
     rho: float = option(1.0, "Discount per token inside a macro action, for --reward_pooling sum.", above=0, most=1)
     ratio: Literal["token", "macro", "macro_mean"] = option(
@@ -52,7 +49,7 @@ class MacroConfig(Checked):
         "Importance ratio of a token (Appendix E), a macro action (section 3.2.2), or its geometric mean (GSPO).",
     )
     value_target: Literal["token", "macro"] = option(
-        "token", "Values that regress to the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
+        "token", "Values that learn the return: every token's (Appendix E), or the macro action's (Algorithm 1)."
     )
 
     def __post_init__(self) -> None:
@@ -92,8 +89,8 @@ class SamplingConfig(Checked):
     top_p: float = option(1.0, "Probability mass of the likeliest tokens to sample from.", above=0, most=1)
     min_response_length: int = option(
         0,
-        "Tokens that a response has at least: no end token is sampled before them; 0: no minimum. Log-probabilities "
-        "and KL do not know of it, and so are biased where it rules an end out.",
+        "Fewest tokens of a response: no end token is sampled before them; 0: no minimum. Log-probabilities and KL "
+        "ignore this rule, and are biased at tokens where it excludes an end.",
         least=0,
     )
 
@@ -110,15 +107,15 @@ class BatchConfig(Checked):
 
     batch_size: int = option(32, "Responses per update, over all processes.", least=1)
     micro_batch_size: int = option(
-        16, "Responses per pass: changes memory, not gradients; 0: the most that fit, found by a dry run.", least=0
+        16, "Responses per pass: changes memory, not gradients; 0: as many as fit, found by a dry run.", least=0
     )
 
 
 class GenerationBatchConfig(BatchConfig):
-    """Sizes of batches, while sampling too."""
+    """Sizes of batches, also while sampling."""
 
     generation_batch_size: int = option(
-        0, "Responses that a process samples at a time, for memory; 0: all that it has in an update.", least=0
+        0, "Responses that a process samples at a time, to save memory; 0: all of an update.", least=0
     )
 
 
@@ -135,11 +132,11 @@ class RolloutConfig(BatchConfig, SamplingConfig):
     adam_beta1: float = option(0.9, "First beta of AdamW (released code: 0.9).", least=0, below=1)
     adam_beta2: float = option(0.999, "Second beta of AdamW (released code: 0.95).", least=0, below=1)
     weight_decay: float = option(0.0, "Weight decay of matrices (released code: 0.1).", least=0)
-    max_grad_norm: float = option(1.0, "Largest norm of the gradient, for policy and critic apart.", above=0)
+    max_grad_norm: float = option(1.0, "Largest norm of the gradient, separately for policy and critic.", above=0)
     kl_coef: float = option(0.05, "Coefficient beta of the KL penalty towards the SFT model.", least=0)
     score_clip: float = option(0.0, "Largest absolute score, of a turn with --environment; 0: no limit.", least=0)
     cliprange: float = option(0.2, "Clip range of the policy ratio.", above=0)
-    logprobs_at_temperature: bool = option(False, "Log-probabilities at the sampling temperature instead of at 1.")
+    logprobs_at_temperature: bool = option(False, "Take log-probabilities at the sampling temperature instead of at 1.")
 
 
 class PPOConfig(RolloutConfig, GenerationBatchConfig):
@@ -147,30 +144,29 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
 
     rollouts: int = option(1, "Responses to each prompt of a batch (Table 5: Rollout).", least=1)
     num_ppo_epochs: int = option(1, "Passes over each rollout.", least=1)
-    critic_epochs: int = option(1, "Passes over a rollout of --critic_warmup, where the critic learns alone.", least=1)
+    critic_epochs: int = option(1, "Passes over a rollout of --critic_warmup, when only the critic learns.", least=1)
     num_mini_batches: int = option(1, "Optimizer steps per pass over a rollout.", least=1)
     critic_learning_rate: float = option(3e-3, "Learning rate of the critic, for LoRA.", above=0)
     gamma: float = option(1.0, "Discount per macro action; per token with --objective sae.", above=0, most=1)
     lam: float = option(0.95, "GAE's lambda per macro action.", least=0, most=1)
     objective: str = option(
         "",
-        "Equations other than MA-PPO's, comma-separated: sae (lambda at the borders of macro actions, values of "
-        "tokens), vapo (lambda by length, vapo=0.05 gives alpha), vc_ppo (lambda of the critic's returns, vc_ppo=1), "
-        "released (losses as means over each response), k3 (a KL penalty that is never negative), or your own as "
+        "Equations instead of MA-PPO's, comma-separated: sae (lambda only between macro actions, values of tokens), "
+        "vapo (lambda by length, vapo=0.05 gives alpha), vc_ppo (lambda of the critic's returns, vc_ppo=1), released "
+        "(losses as means over each response), k3 (a KL penalty that is never negative), or your own as "
         "package.module:Class.",
     )
-    whiten: bool = option(False, "Whitening of advantages over the whole update.")
+    whiten: bool = option(False, "Whiten advantages over the whole update.")
     cliprange_value: float = option(0.2, "Clip range of value changes; 0: no clipping.", least=0)
-    kl_ceiling: float = option(0.0, "KL in nats a response beyond which a run stops early; 0: none.", least=0)
-    critic_warmup: int = option(0, "Number of first updates that train the critic alone.", least=0)
+    kl_ceiling: float = option(0.0, "KL in nats per response above which a run stops early; 0: none.", least=0)
+    critic_warmup: int = option(0, "Number of first updates that train only the critic.", least=0)
     critic_init: Literal["rm", "sft"] = option("rm", "Start of the critic: rm with its head, or sft with a new head.")
     critic_head_init: Literal["normal", "zero"] = option(
         "normal", "Start of a critic's new head: normal (the same for all seeds), or zero: all values begin at 0."
     )
-
     vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
         "none",
-        "Weights of the policy's loss where servers sample: their log-probabilities may differ from the trainer's. "
+        "Weights of the policy's loss if servers sample, whose log-probabilities may differ from the trainer's. "
         "token: the ratio trainer / server of each token; macro: of each macro action; at most 3.",
     )
 
@@ -182,17 +178,17 @@ class CheckpointConfig(Checked):
     """Checkpoints of a run."""
 
     checkpoint_every: int = option(10, "Updates between checkpoints, and one at the end; 0: none.", least=0)
-    save_total_limit: int = option(2, "Number of latest checkpoints that are kept.", least=1)
+    save_total_limit: int = option(2, "Number of latest checkpoints to keep.", least=1)
     from_checkpoint: int = option(0, "Update whose checkpoint --resume takes. Default: the latest.", least=0)
 
 
 class LoggingConfig(Checked):
-    """Tests, samples and trackers while a run goes on."""
+    """Tests, samples and trackers during a run."""
 
     eval_every: int = option(0, "Updates between tests on held-out prompts; 0: no tests.", least=0)
-    test_prompts: int = option(64, "Number of held-out prompts in such a test.", least=1)
-    report_to: str = option("", "Trackers that also get the metrics, comma-separated: tensorboard, wandb, trackio, …")
+    test_prompts: int = option(64, "Number of held-out prompts in a test.", least=1)
+    report_to: str = option("", "Trackers to send the metrics to, comma-separated: tensorboard, wandb, trackio, …")
 
 
 class PPOTrainerConfig(PPOConfig, MacroConfig, CheckpointConfig, LoggingConfig, LengthConfig, SeedConfig):
-    """All options of `PPOTrainer` in one object; the options of `marlhf ppo` and `marlhf run` have them, too."""
+    """All options of `PPOTrainer` in one object; those of `marlhf ppo` and `marlhf run` include them."""

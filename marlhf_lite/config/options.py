@@ -1,8 +1,8 @@
 """Options of the command line, of `--config` files and of presets, as dataclasses; `--help` prints their help.
 
 Those of the method (macro actions, sampling, PPO) are in `config.method`. A command takes the classes whose options it
-uses (`config.commands`). Numbers are checked against their bounds when an object is made. Options have the names of TRL
-and transformers, where these have the option.
+uses (`config.commands`). Numbers are checked against their bounds when an object is made. An option that TRL or
+transformers also have has their name.
 """
 
 import math
@@ -32,22 +32,22 @@ from marlhf_lite.utils.errors import InputError
 class OutputConfig(Checked):
     """Output folder."""
 
-    output_dir: str = option("", "Folder for all output. Default: below runs/.")
+    output_dir: str = option("", "Folder for all output. Default: a new one in runs/.")
 
 
 class AcceptConfig(Checked):
     """What has changed since a run was made."""
 
     accept_changed: bool = option(
-        False, "Permission to go on with models, code or data that have changed since a run was made; it is recorded."
+        False, "Continue although models, code or data have changed since a run was made; the change is recorded."
     )
 
 
 class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
-    """Output folder, how a run goes on, and random seed."""
+    """Output folder, resuming, and random seed."""
 
-    overwrite: bool = option(False, "Permission to replace the run in --output_dir.")
-    resume: str = option("", "Folder of a run to go on with, with its options; --updates may be higher.")
+    overwrite: bool = option(False, "Replace the run in --output_dir.")
+    resume: str = option("", "Folder of a run to continue with its options; --updates may be higher.")
 
 
 class ModelConfig(Checked):
@@ -56,9 +56,9 @@ class ModelConfig(Checked):
     model: str = option("tiny-gemma", "Base model: an embedded one (its data set's own), a folder, or a hub name.")
     chat_template: str = option(
         "auto",
-        "Chat template of rows whose texts are lists of messages; auto: the tokenizer's where it has one, none: such "
-        "rows as Human: and Assistant: transcripts, text: for rows of text too, each prompt as a user's message, "
-        "templated: texts that a template wrote already, or a file with a template.",
+        "Chat template that writes lists of messages; auto: the tokenizer's if it has one, none: Human: and "
+        "Assistant: transcripts instead, text: also for rows of text, each prompt as a user's message, templated: a "
+        "template has written the texts already; or a file with a template.",
     )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."
@@ -72,12 +72,10 @@ class ModelConfig(Checked):
     load_in_4bit: bool = option(False, "Base weights in 4 bits (bitsandbytes), for --finetune lora.")
     gradient_checkpointing: bool | Literal["auto"] = option(
         False,
-        "Recomputation of activations: less memory, more time. auto: PPO recomputes if a dry run finds that few rows "
-        "fit without it; other stages recompute.",
+        "Recompute activations: less memory, more time. auto: PPO does so if few rows fit without it in a dry run; "
+        "other stages always do.",
     )
-    fused_kernels: bool = option(
-        False, "Norms, gated units and rotary embeddings as fused kernels (liger-kernel), on a GPU."
-    )
+    fused_kernels: bool = option(False, "Fuse norms, gated units and rotary embeddings (liger-kernel), on a GPU.")
     lora_r: int = option(16, "Rank of every adapter.", least=1)
     lora_alpha: int = option(32, "Scale of every adapter, divided by its rank.", least=1)
     lora_target_modules: str = option("all-linear", "Layers with an adapter: all-linear, or a regular expression.")
@@ -91,7 +89,7 @@ class DataConfig(LengthConfig):
         "Data set: tiny-tldr, -hh, -webgpt, -steps, -code, -umbrella or -guess (embedded), a file (.jsonl .json .csv "
         ".tsv .parquet .arrow), a pattern of files, a folder, an address, or a hub name.",
     )
-    columns: str = option("", "Other names of columns, as prompt=question,chosen=good,rejected=bad.")
+    columns: str = option("", "Your names of columns, as prompt=question,chosen=good,rejected=bad.")
     dataset_config: str = option("", "Configuration of the data set, as load_dataset's name.")
     data_dir: str = option("", "Folder inside the data set, as load_dataset's data_dir.")
     split: str = option("", "Split to train on, such as train_prefs (tests: test_prefs). Default: train.")
@@ -99,10 +97,10 @@ class DataConfig(LengthConfig):
     template: Literal["paper", "released"] = option("paper", "Prompts of TL;DR and WebGPT: the paper's or its code's.")
     part: str = option(
         "",
-        "Rows to evaluate on, such as TL;DR's news articles (cnn_dm), default the test part; of tiny-umbrella the "
-        "length and place, such as L32-first.",
+        "Rows to evaluate on, such as TL;DR's news articles (cnn_dm). Default: the test part. For tiny-umbrella: "
+        "length and position, such as L32-first.",
     )
-    bad_rows: Literal["error", "drop"] = option("error", "Treatment of faulty rows: stop at the first, or drop them.")
+    bad_rows: Literal["error", "drop"] = option("error", "How to treat faulty rows: stop at the first, or drop them.")
 
 
 class SFTInputConfig(Checked):
@@ -123,7 +121,7 @@ class TrainedPolicyConfig(Checked):
     policy: str = option("", "Folder of a policy, or of the run that trained it.")
 
 
-REWARDS = ("rm", "gold", "tests", "all_tests", "environment")  # all others are functions
+REWARDS = ("rm", "gold", "tests", "all_tests", "environment")  # any other is a function
 
 
 class RewardConfig(Checked):
@@ -131,9 +129,9 @@ class RewardConfig(Checked):
 
     reward: str = option(
         "rm",
-        "Reward: rm, gold (embedded task), tests (unit tests, Appendix B.5), all_tests (these, but all or nothing), or "
-        "package.module:function, from (prompts, responses) to scores; environment (the default with "
-        "--environment): its own. For evaluate only a function changes anything.",
+        "Reward: rm, gold (embedded task), tests (unit tests, Appendix B.5), all_tests (the same, all or nothing), "
+        "environment (what --environment gives, its default), or package.module:function, from (prompts, responses) "
+        "to scores. marlhf evaluate uses only a function.",
     )
 
     def __post_init__(self) -> None:
@@ -147,15 +145,15 @@ class EnvironmentConfig(Checked):
     """An environment that answers the policy, turn by turn."""
 
     environment: str = option("", "Class that answers the policy in turns, as package.module:Class (docs/guide.md).")
-    max_turns: int = option(8, "Most turns of the policy in a response, with --environment.", least=1)
-    max_observation_length: int = option(64, "Longest answer of --environment in tokens; others are cut.", least=1)
+    max_turns: int = option(8, "Most turns of the policy per response, with --environment.", least=1)
+    max_observation_length: int = option(64, "Longest answer of --environment in tokens; longer ones are cut.", least=1)
 
 
 class ProgramConfig(Checked):
-    """Where programs run that are judged by unit tests, and the limits of one with all its tests."""
+    """Sandbox for programs that unit tests judge, and the limits of a program with all its tests."""
 
     executor: Literal["monty", "bubblewrap"] = option(
-        "monty", "Sandbox; monty: a subset of Python, everywhere, bubblewrap: all of it, on Linux."
+        "monty", "Sandbox; monty: a subset of Python, on any system, bubblewrap: all of Python, on Linux."
     )
     test_seconds: float = option(4.0, "Wall time in seconds.", above=0)
     test_memory: int = option(256, "Memory in MB.", least=32)
@@ -164,7 +162,7 @@ class ProgramConfig(Checked):
 # SFT, reward model, DPO
 
 
-# Those of transformers' schedules that need no arguments of their own.
+# The schedules of transformers that take no further arguments.
 Decay = Literal["linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt"]
 NoDecay = Literal["constant", "constant_with_warmup"]
 
@@ -172,19 +170,15 @@ NoDecay = Literal["constant", "constant_with_warmup"]
 class TrainerConfig(Checked):
     """Settings that SFT, reward model and DPO share, as transformers' Trainer names them."""
 
-    per_device_train_batch_size: int = option(
-        0, "Most rows per forward and backward pass; 0: the whole batch.", least=0
-    )
-    lr_scheduler_type: Literal[Decay, NoDecay] = option(
-        "cosine", "Learning-rate schedule, by transformers' name for it."
-    )
+    per_device_train_batch_size: int = option(0, "Most rows per forward and backward pass; 0: the batch.", least=0)
+    lr_scheduler_type: Literal[Decay, NoDecay] = option("cosine", "Learning-rate schedule, as transformers names it.")
     warmup_ratio: float = option(0.1, "Share of the updates in which the learning rate warms up.", least=0, below=1)
 
 
 class SFTStageConfig(Checked):
     """Supervised fine-tuning on prompt and chosen response; the loss is on the response."""
 
-    sft_epochs: float = option(1.5, "Passes over the SFT part of the data; 0: the base model as it is.", least=0)
+    sft_epochs: float = option(1.5, "Passes over the SFT part of the data; 0: the base model unchanged.", least=0)
     sft_batch_size: int = option(32, "Sequences per update.", least=1)
     sft_learning_rate: float = option(2e-3, "Peak learning rate of SFT, for LoRA.", above=0)
 
@@ -196,7 +190,7 @@ class RewardModelConfig(Checked):
     rm_batch_size: int = option(32, "Pairs per update.", least=1)
     rm_learning_rate: float = option(1.5e-3, "Peak learning rate of the reward model, for LoRA.", above=0)
     rm_loss: Literal["last", "all"] = option(
-        "last", "Scores to compare; last: at the last token, all: all tokens after the pair diverges (released code)."
+        "last", "Scores to compare; last: at the last token, all: at all after the pair diverges (released code)."
     )
 
 
@@ -210,7 +204,7 @@ class DPOStageConfig(Checked):
 
 
 class GroupConfig(RolloutConfig):
-    """What RLOO and GRPO share: a group of responses to each prompt takes the critic's place."""
+    """What RLOO and GRPO share: a group of responses to each prompt replaces the critic."""
 
     num_generations: int = option(4, "Responses to each prompt (K). The paper's RLOO: 4.", least=2)
 
@@ -218,7 +212,7 @@ class GroupConfig(RolloutConfig):
 class RLOOStageConfig(GroupConfig):
     """RLOO: REINFORCE with a leave-one-out baseline."""
 
-    whiten: bool = option(False, "Whitening of advantages over the whole update.")
+    whiten: bool = option(False, "Whiten advantages over the whole update.")
 
 
 class GRPOStageConfig(GroupConfig):
@@ -230,7 +224,7 @@ class EngineConfig(Checked):
 
     vllm_url: str = option(
         "",
-        "Addresses of vLLM servers that sample in place of transformers, comma-separated, such as "
+        "Addresses of vLLM servers that sample instead of transformers, comma-separated, such as "
         "http://localhost:8000; VLLM_API_KEY holds their key.",
     )
 
@@ -260,14 +254,14 @@ class EvaluationConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes, _ = self.sizes, self.temperatures  # refuses what is no number
+        sizes, _ = self.sizes, self.temperatures  # both refuse text
         if sizes and sizes[-1] > self.eval_samples:
             samples = f"there are {self.eval_samples} samples a prompt"
             raise InputError(f"--best_of {self.best_of}: {samples}: add --eval_samples {sizes[-1]}")
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Temperatures of `eval_temperatures` in ascending order; none where it is empty."""
+        """Temperatures of `eval_temperatures` in ascending order; empty if none are given."""
         return _numbers("eval_temperatures", self.eval_temperatures, least=0.0)
 
     @property
@@ -277,7 +271,7 @@ class EvaluationConfig(Checked):
 
 
 def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
-    """Comma-separated numbers in ascending order, each once; none where `text` is empty."""
+    """Return comma-separated numbers in ascending order, each once; none if `text` is empty."""
     try:
         numbers = {kind(word) for word in text.split(",")} if text.strip() else set()
     except ValueError:
@@ -292,9 +286,8 @@ class EndpointConfig(Checked):
     """An OpenAI-compatible endpoint as judge."""
 
     judge_url: str = option(
-        "https://api.openai.com/v1",
-        "Base URL of the endpoint, without /chat/completions; OPENAI_API_KEY holds its key.",
+        "https://api.openai.com/v1", "Base URL, without /chat/completions; OPENAI_API_KEY holds the endpoint's key."
     )
     judge_model: str = option("", "Name of the model at the endpoint.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)
-    workers: int = option(0, "Number of requests at a time; 0: a fitting one.", least=0)
+    workers: int = option(0, "Number of requests at a time; 0: chosen for you.", least=0)

@@ -153,7 +153,12 @@ def _reading(hint) -> dict:
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": kinds}
     if bool in kinds:
-        return {"type": string_to_bool if hint is bool else bool_or_auto, "nargs": "?", "const": True, "metavar": "BOOL"}
+        return {
+            "type": string_to_bool if hint is bool else bool_or_auto,
+            "nargs": "?",
+            "const": True,
+            "metavar": "BOOL",
+        }
     return {"type": kinds[0], "metavar": TYPES[kinds[0]]}
 
 

@@ -1,4 +1,4 @@
-"""The support matrix: which options go together. A combination that no row of `TABLE` has is refused, by one lookup.
+"""The support matrix: which options go together. One look-up refuses a combination that no row of `TABLE` has.
 
 docs/scaling.md has the same table. A new row comes with a test that runs it.
 """
@@ -35,7 +35,7 @@ TABLE = """
 """.strip()  # a dash stands for all values
 AXES, _, *LINES = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines()]
 ROWS = [{axis: cell.split() for axis, cell in zip(AXES, line, strict=True) if cell != "-"} for line in LINES]
-# Each value of an axis: what a message calls it, and what to do to have it. A message begins with the first axis.
+# Each value of an axis: what a message calls it, and how to get it. The first axis begins a message.
 WORDS = """
 data | pairs | --dataset {data} (pairs) | give rows with chosen and rejected, or train PPO by --reward package.module:f
 data | answers | --dataset {data} (one answer to a prompt) | give rows with prompt and completion, or messages
@@ -77,7 +77,7 @@ def is_listed(cell: Mapping[str, str]) -> bool:
 def refuse(cell: Mapping[str, str], **shown: object) -> None:
     """Raise `InputError` for a combination that no row lists; `shown` are the texts of `SAYS`.
 
-    The message names the fewest values that do not go together, most often two, and each single change that helps.
+    The message names the fewest values that clash, most often two, and each single change that helps.
     """
     if is_listed(cell):
         return
