@@ -340,7 +340,8 @@ def test_parsing_in_the_background_gives_the_same_and_parses_each_text_once(corp
     mask, ids = batch(coded)
     context = {"token_ids": ids, "tokenizer": tokenizer}
     plain = Parsing(inner)(mask, **context)
-    rule = Parsing(slow, background=True)
+    slow.background = True
+    rule = Parsing(slow)
     rule.prepare(mask, **context, ref_logprobs=None)
     assert torch.equal(rule(mask, **context).ids, plain.ids)
     assert sorted(seen) == sorted({text for _, text in corpus})
@@ -353,7 +354,8 @@ def test_parsing_in_the_background_gives_the_same_and_parses_each_text_once(corp
     def broken(text):
         raise RuntimeError("no")
 
-    rule = Parsing(broken, background=True)
+    broken.background = True
+    rule = Parsing(broken)
     rule.prepare(mask, **context)
     with pytest.raises(RuntimeError, match="no"):  # an error in the background arrives
         rule(mask, **context)
@@ -362,25 +364,14 @@ def test_parsing_in_the_background_gives_the_same_and_parses_each_text_once(corp
 MASK, IDS, X = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2).long(), Pieces("x")
 
 
-def given(*sentences):
-    """Run a parser that gives these sentences to the text "abc", and none to another."""
-    rule = Parsing(lambda text: [] if text == "a" else sentences)
-    return lambda: words_of(rule, Pieces("a", "bc"), [0], [0, 1])
-
-
 BAD = [
     (lambda: Sentence()(MASK), "token_ids [B,T]"),
     (lambda: Parsing(GrammarParser())(MASK, token_ids=IDS), "the tokenizer"),
-    (given(ParsedSentence(0, 99, None)), "for 'abc' the sentence 0 to 99"),
-    (given(ParsedSentence(2, 3, None), ParsedSentence(0, 1, None)), "in order and apart"),
-    (given(ParsedSentence(0, 3, nltk.Tree("S", ["abc"]))), "the leaf 'abc'"),
-    (given(ParsedSentence(1, 3, nltk.Tree("S", [Leaf("bc", 1, 3)]))), "the leaf 'bc'"),
-    (given(ParsedSentence(0, 3, nltk.Tree("S", [Leaf("b", 1, 2), Leaf("a", 0, 1)]))), "in order and apart"),
 ]
 
 
 @pytest.mark.parametrize(("run", "part"), BAD)
-def test_faults_name_the_argument_or_the_response(run, part):
+def test_faults_name_the_argument(run, part):
     fails(run, part)
 
 

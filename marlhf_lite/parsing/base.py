@@ -12,8 +12,6 @@ from typing import Protocol
 
 import nltk
 
-from marlhf_lite.utils.errors import InputError
-
 
 class Leaf(str):
     """A word or mark of a tree, with its span in characters from the start of its sentence, end excluded."""
@@ -21,7 +19,7 @@ class Leaf(str):
     start: int
     end: int
 
-    def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":  # copies are made without a span, then get it
+    def __new__(cls, word: str, start: int = 0, end: int = 0) -> "Leaf":  # a copy is made without a span, then gets it
         leaf = super().__new__(cls, word)
         leaf.start, leaf.end = start, end
         return leaf
@@ -37,28 +35,14 @@ class ParsedSentence:
 
 
 class Parser(Protocol):
-    """Any function from a text to its sentences, in order and apart; white space between them may be left out.
+    """Any function from a text to its sentences, in order and without overlap, and so are the leaves of each.
 
-    Text in no sentence counts as a sentence without a tree. A parser may also have a method `prepare(texts)` that
-    parses a batch at once, and an attribute `background`: True lets `Parsing` call it in a thread of its own.
+    Text between sentences that is more than white space counts as a sentence without a tree. A parser may also have a
+    method `prepare(texts)` that parses a batch at once, and an attribute `background`: True lets `Parsing` call it in a
+    separate thread.
     """
 
     def __call__(self, text: str) -> list[ParsedSentence]: ...
-
-
-def check_sentences(sentences: Sequence[ParsedSentence], text: str) -> None:
-    """Raise `InputError` where a parser's sentences, or the leaves in one, are not in order, apart and in the text."""
-    last = 0
-    for sentence in sentences:
-        place, fault = 0, f"the parser gave for {text[:40]!r} the sentence {sentence.start} to {sentence.end}"
-        if not last <= sentence.start <= sentence.end <= len(text):
-            raise InputError(f"{fault}, after one that ends at {last}: give sentences in order and apart")
-        for leaf in [] if sentence.tree is None else leaves(sentence.tree):
-            if not isinstance(leaf, Leaf) or not place <= leaf.start <= leaf.end <= sentence.end - sentence.start:
-                hint = "give leaves of class Leaf in order and apart, with spans from the start of their sentence"
-                raise InputError(f"{fault} with the leaf {leaf!r}: {hint}")
-            place = leaf.end
-        last = sentence.end
 
 
 # Trees. Syntax trees of broken programs can be deeper than Python's stack, so only `place_leaves` recurses.
@@ -78,7 +62,7 @@ def place_leaves(tree: nltk.Tree, spans: Sequence[tuple[int, int]], words: Seque
 
 
 def nodes(tree: nltk.Tree) -> list:
-    """Return all nodes, leaves included, parents before children and left before right."""
+    """Return all nodes with the leaves, parents before children and left before right."""
     visited, stack = [], [tree]
     while stack:
         visited.append(stack.pop())
@@ -120,9 +104,9 @@ ABBREVIATIONS = frozenset(
     "sgt rev hon jan feb mar apr jun jul aug sep sept oct nov dec".split()
 )
 OFTEN_LAST = frozenset("etc a.m p.m inc co".split())  # abbreviations that may also end a sentence
-# Unicode's Sentence_Terminal beside `.!?…`: double marks before white space; those of other scripts, from Armenian to
-# Meitei, and of Chinese and Japanese, which need none, for they stand in no word; the wide full stop, which stands in
-# numbers. Others are Greek's question mark, and Tibetan's mark, which also ends clauses.
+# Unicode's Sentence_Terminal besides `.!?…`: double marks, which white space follows; marks of other scripts, from
+# Armenian to Meitei, Chinese and Japanese, which need no white space because words do not contain them; and the wide
+# full stop, which numbers contain. Added are Greek's question mark and Tibetan's mark, which also ends clauses.
 _DOUBLE = "\u203c\u203d\u2047-\u2049"
 _UNSPACED = "\u037e\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u0f0d\u0f0e"
 _UNSPACED += "\u104a\u104b\u1362\u1367\u1368\u166e\u1735\u1736\u17d4\u17d5\u1803\u1809\u1944\u1945\u1aa8-\u1aab"
@@ -143,8 +127,8 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
     A sentence ends at a line break, at `。`, `！`, `？` or what ends sentences in other scripts, and at `.`, `!`, `?`,
     `…` before white space or between characters of Chinese and Japanese (all with closing quotes and brackets), unless
-    the full stop belongs to an abbreviation, an initial or the number of a list item, or dots are followed by lower
-    case. An abbreviation that does end its sentence is missed.
+    the full stop belongs to an abbreviation, an initial or the number of a list item, or lower case follows dots. The
+    end of a sentence at an abbreviation is missed.
     """
     edges = [0]
     for match in _END.finditer(text):

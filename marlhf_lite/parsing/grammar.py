@@ -20,7 +20,7 @@ class GrammarParser:
     Of several trees it takes the one with most verb phrases built as the corpus builds them, so that a sentence of the
     corpus gets the tree it was made from; among equals the smallest, then the first by its brackets.
 
-    The grammar does not tell the words of a class apart, so a tree is found once for each pattern of words and kept.
+    The grammar treats all words of a class alike, so a tree is found once for each pattern of words and kept.
     """
 
     def __init__(self):
@@ -40,7 +40,7 @@ class GrammarParser:
         return tree and place_leaves(tree, [match.span() for match in matches], [match[0] for match in matches])
 
     def _class_of(self, word: str) -> str | None:
-        """Return one word for all that the grammar cannot tell apart; None for a word that it cannot read."""
+        """Return the same word for all words that the grammar treats alike; None for a word that it cannot read."""
         if word in self._known:
             return _classes().get(word, word)
         if word.isdecimal():

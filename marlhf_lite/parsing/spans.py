@@ -23,7 +23,7 @@ class TokenText:
     def __call__(self, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         """Return `(text, spans)`: for each token its (start, end) in characters, in order and without gaps.
 
-        Special tokens have no text: start = end. Tokens that share a character have the same span.
+        Special tokens have no text (start = end). Tokens that share a character have the same span.
         """
         text, spans, kept, done = "", [], 0, 0  # ids[kept:done] is the context of what comes next
         for i in range(len(ids)):
@@ -64,18 +64,18 @@ class ResponseTokens:
             pieces: neighbouring runs of numbered tokens from token 0 on, as `(end, kind)`. A run of kind `begin` is a
                 macro action, `join` belongs to the macro action before it, `single` has a macro action a token.
 
-        Tokens behind the last piece, and those without text, go with the token before them: alone where that one is
+        Tokens after the last piece, and those without text, go with the token before them: alone if that one is
         single, else into its macro action. Tokens before all text go with the first one that has text.
         """
         kinds: list[str] = []  # of the numbered tokens
         for end, kind in pieces:
             inside = "single" if kind == "single" else "join"
             kinds += [kind, *[inside] * (end - len(kinds) - 1)] if end > len(kinds) else []
-        # What stands before all text, and the first with text, are one macro action, which begins in any case.
-        behind = first = "single" if kinds[:1] == ["single"] else "join"
+        # The tokens before all text, and the first with text, are one macro action, which always begins.
+        other = first = "single" if kinds[:1] == ["single"] else "join"
         remaining, flags = iter([first, *kinds[1:]]), []
         for has_text in self._has_text:
-            kind = next(remaining, behind) if has_text else behind
-            behind = "single" if kind == "single" else "join"
+            kind = next(remaining, other) if has_text else other
+            other = "single" if kind == "single" else "join"
             flags.append(kind != "join")
         return flags

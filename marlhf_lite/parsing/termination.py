@@ -14,7 +14,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from marlhf_lite.macro import MacroActions, TerminationRule
-from marlhf_lite.parsing.base import ParsedSentence, Parser, check_sentences, cut, leaves, split_sentences
+from marlhf_lite.parsing.base import ParsedSentence, Parser, cut, leaves, split_sentences
 from marlhf_lite.parsing.spans import ResponseTokens, TokenText
 from marlhf_lite.utils.errors import InputError
 
@@ -71,20 +71,18 @@ class Parsing(_TextRule):
     §3.2.1); of a larger one, the children are visited. A node with a single leaf (a word or mark, however many tokens)
     joins the macro action before it, so that punctuation never stands alone; the first of a response begins one.
 
-    A token belongs to the first leaf that it has a character of, white space to the leaf after it. Tokens without
-    text, such as EOS, are in no tree: they are not counted, and join the macro action before them. A sentence without
-    a tree falls back to one macro action per token; the share of such sentences is `fallback_rate`.
+    A token belongs to the first leaf that it shares a character with, white space to the leaf after it. Tokens without
+    text, such as EOS, do not count and join the macro action before them. A sentence without a tree falls back to one
+    macro action per token; the share of such sentences is `fallback_rate`.
 
     Args:
         parser: one of this package's, or any function from a text to a list of `ParsedSentence`, see `Parser`.
-        background: parse in a thread while the models score (see `prepare`); None does so if the parser asks for it.
     """
 
-    def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False, background: bool | None = None):
+    def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False):
         super().__init__()
-        background = getattr(parser, "background", False) if background is None else background
-        self.parser, self.cutoff, self.inclusive = parser, cutoff, bool(inclusive)
-        self._pool = ThreadPoolExecutor(1, "parser") if background else None
+        self.parser, self.cutoff, self.inclusive = parser, cutoff, inclusive
+        self._pool = ThreadPoolExecutor(1, "parser") if getattr(parser, "background", False) else None
         self._begun: tuple[list[str], Future] | None = None
         self._counts: Counter[str] = Counter()  # of the last call
 
@@ -106,7 +104,7 @@ class Parsing(_TextRule):
         return _segmentation(rows, mask)
 
     def prepare(self, mask: Tensor, **context: Any) -> None:
-        """Begin to parse these responses in the background, if that is on; the next call of the rule collects."""
+        """Begin to parse these responses in a thread if the parser asks for one; the next call of the rule waits."""
         if self._pool:
             texts = [response.text for response in self._responses(mask, **context)]
             self._begun = texts, self._pool.submit(self._parse, texts)
@@ -114,7 +112,7 @@ class Parsing(_TextRule):
     def metrics(self) -> dict[str, float]:
         """Return the share of sentences that fell back, and the parser's milliseconds per response, of the last call.
 
-        All processes are counted, so all must ask.
+        It counts all processes, so all must call it.
         """
         if not self._counts:
             return {}
@@ -128,7 +126,7 @@ class Parsing(_TextRule):
         return _fallback_rate(self._counts)
 
     def check(self) -> None:
-        """Raise `InputError` if more than half of the last call's sentences had no tree; all processes do."""
+        """Raise `InputError` in all processes if more than half of the last call's sentences had no tree."""
         if (share := self.metrics().get("fallback_rate", 0.0)) > FALLBACK_LIMIT:
             parser, rate = type(self.parser).__name__, f"{share:.0%}"
             raise InputError(
@@ -145,10 +143,7 @@ class Parsing(_TextRule):
         texts = list(dict.fromkeys(texts))
         if hasattr(self.parser, "prepare"):
             self.parser.prepare(texts)
-        parsed = {text: list(self.parser(text)) for text in texts}
-        for text, sentences in parsed.items():
-            check_sentences(sentences, text)
-        return parsed, time.perf_counter() - start
+        return {text: list(self.parser(text)) for text in texts}, time.perf_counter() - start
 
     def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
         """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""
@@ -169,7 +164,7 @@ class Parsing(_TextRule):
 
 
 def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[ParsedSentence]:
-    """Yield the sentences, and text between them that is in none as sentences without a tree."""
+    """Yield the sentences, and the text between them as sentences without a tree."""
     last = 0
     for sentence in [*sentences, ParsedSentence(len(text), len(text), None)]:
         if between := text[last : sentence.start].rstrip():
