@@ -389,8 +389,6 @@ def test_pass_at_k_counts_all_choices(samples):
     for passed, k in itertools.product(range(samples + 1), range(1, samples + 1)):
         choices = list(itertools.combinations([True] * passed + [False] * (samples - passed), k))
         assert pass_at_k(samples, passed, k) == pytest.approx(sum(map(any, choices)) / len(choices))
-    for passed, k in ((samples + 1, 1), (-1, 1), (0, samples + 1), (0, 0)):
-        fails(lambda: pass_at_k(samples, passed, k), "k")  # noqa: B023
 
 
 def test_pass_rates_by_difficulty():

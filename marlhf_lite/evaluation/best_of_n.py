@@ -1,7 +1,7 @@
-"""Best-of-N (rejection sampling): N responses, of which the one with the best reward model score is kept (Figure 8).
+"""Best-of-N (rejection sampling): of N responses, keep the one with the best reward model score (Figure 8).
 
-With S ≥ N samples of a prompt, the expected best of N is estimated without bias from all of them: each sample counts
-by the share of the N-subsets in which it is the best. So one set of samples serves every N, and none is drawn again.
+S ≥ N samples of a prompt give an unbiased estimate of the expected best of N: each sample counts by the share of the
+N-subsets in which it is the best. So one set of samples serves every N.
 """
 
 import math
@@ -19,7 +19,7 @@ RESAMPLES = 2000  # of the bootstrap over prompts
 
 
 def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
-    """[S] the chance that a sample is the best of `n` drawn from all S without replacement; they add up to 1.
+    """Return [S] chances that a sample is the best of `n` drawn from all S without replacement; they add up to 1.
 
     The sample with i others below it has C(i, n−1) / C(S, n). Equal scores share their chances. Raises `InputError`
     for an n outside 1 to S, and for `scores` [S] that are not finite.
@@ -35,17 +35,17 @@ def best_weights(scores: Sequence[float], n: int) -> np.ndarray:
 
 
 def best_of_n(responses: pd.DataFrame | Sequence[Mapping], sizes: Sequence[int] = SIZES) -> list[dict]:
-    """Scores of best-of-N for every method, temperature and N: the grid of Figure 8, with intervals over prompts.
+    """Return scores of best-of-N for every method, temperature and N, as in Figure 8, with intervals over prompts.
 
     The gold score is that of the response which the reward model picks, so it may fall while the RM score rises.
-    Greedy responses (temperature 0) are all the same, so they have N = 1 alone.
+    Greedy responses (temperature 0) are all the same, so they have only N = 1.
 
     Returns:
-        Dicts with method, temperature, n, samples, prompts, rm_score and where known gold (mean, low, high, level), and
-        kl_bound: log N − (N−1)/N nats, which the KL of best-of-N to the policy it samples from cannot exceed.
+        Dicts with method, temperature, n, samples, prompts, rm_score and if known gold (mean, low, high, level), and
+        kl_bound: log N − (N−1)/N nats, an upper bound on the KL of best-of-N to the policy that it samples from.
 
     Raises:
-        InputError: an N larger than the samples stored, or prompts with different numbers of samples.
+        InputError: an N above the number of stored samples, or prompts with different numbers of samples.
     """
     cells, frame = [], to_frame(responses)
     for (method, temperature), group in frame.groupby(["method", "temperature"], sort=False, dropna=False):

@@ -16,18 +16,18 @@ COLUMNS = "method prompts samples rm_score rm_score_wins gold gold_wins kl token
 
 
 def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
-    """All methods in these files or folders against one of them, paired by prompt.
+    """Compare all methods in these files or folders with one of them, paired by prompt.
 
-    Methods that stand in several are told apart as "path: method". Several samples of a prompt count by their mean.
+    A method that is in several gets the name "path: method". Several samples of a prompt count by their mean.
 
     Args:
-        paths: two or more, or one that holds several methods; see `read_responses`.
+        paths: two or more, or one with several methods; see `read_responses`.
         baseline: a method; by default SFT, else the first.
 
     Returns:
-        For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, for other methods than
-        the baseline, <score>_wins: the share of prompts where the method scores higher, ties as half (Wilson interval).
-        `reference`: fingerprint of the SFT model that its KL is to, empty where the answers do not say.
+        For each method the dict of `summarise`, with `baseline`, `samples` of each prompt and, except for the baseline,
+        <score>_wins: the share of prompts at which the method scores higher, ties as half (Wilson interval).
+        `reference`: fingerprint of the SFT model that its KL is to, empty if the answers do not say.
 
     Raises:
         InputError: fewer than two methods, different prompts, scores of different reward models or rewards, no such
@@ -41,7 +41,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
     base = baseline or ("SFT" if "SFT" in entries else next(iter(entries)))
     for name in entries:
         _check_alike(base, entries[base], name, entries[name])
-    # One temperature for all: each entry has a single one, which its name tells where that matters.
+    # One temperature for all: each entry has a single one, which its name has if there are several.
     rows = pd.concat([rows.assign(method=name, temperature=0.0) for name, rows in entries.items()])
     summary = summarise(rows, base)
     for row in summary:
@@ -53,12 +53,12 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
-    """As a Markdown table: behind scores the gain over the baseline with its interval."""
+    """Return a Markdown table; after a score stands its gain over the baseline with the interval."""
     return table(summary, COLUMNS)
 
 
 def kl_note(summary: Sequence[dict]) -> str:
-    """Say which KL is to which SFT model, where these differ; empty where they are the same, or unknown."""
+    """Return a note which KL is to which SFT model; empty if these are the same or unknown."""
     methods: dict[str, list[str]] = {}
     for row in (row for row in summary if row["reference"] and row.get("kl") is not None):
         methods.setdefault(row["reference"], []).append(row["method"])
@@ -67,7 +67,7 @@ def kl_note(summary: Sequence[dict]) -> str:
 
 
 def _entries(paths: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Name to responses, by path, method and, where there are several, temperature."""
+    """Return responses by name: path, method and, if there are several, temperature."""
     entries = {}
     answers = pd.concat([read_responses(path).assign(path=path) for path in paths])
     for (path, method), rows in name_temperatures(answers).groupby(["path", "method"], sort=False):
@@ -86,7 +86,7 @@ def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame)
 
 
 def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
-    """The names of what scored. Gold scores without a name are the data's own; of RM scores nothing is known then."""
+    """Return the names of the scorers. Gold scores without a name are the data's own; RM scores then say nothing."""
     names = set(rows[column].dropna()) - {""} if column in rows else set()
     own = column == "reward" and "gold" in rows and rows["gold"].notna().any()
     return names or ({"the data's gold score"} if own else set())

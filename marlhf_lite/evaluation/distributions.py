@@ -1,5 +1,5 @@
-"""Where scores lie and where training moved them: quantiles, low-quality tails, and each response's shift against the
-baseline's for the same prompt (paper: Figures 3, 10, 14, 16, 20; Appendix D.3)."""
+"""Distributions of scores, and how training moved them: quantiles, low-quality tails, and each response's shift from
+the baseline's for the same prompt (paper: Figures 3, 10, 14, 16, 20; Appendix D.3)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,28 +15,27 @@ TAILS = (0.05, 0.25)  # quantiles of the baseline below which a response is call
 
 
 def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> pd.DataFrame:
-    """Scores with a column for each method and the index (id, sample): the same prompts and samples for all.
+    """Return scores with a column for each method and the index (id, sample).
 
-    `responses` have the same samples of the same prompts for every method, at one temperature. Raises `InputError` for
-    a response without the score, and for methods with different prompts or numbers of samples.
+    `responses` are at one temperature. Raises `InputError` for a response without the score, and if methods differ in
+    their prompts or numbers of samples.
     """
-    frame = to_frame(responses)
-    matrices = {method: score_matrix(rows, score) for method, rows in frame.groupby("method", sort=False)}
-    first, scores = next(iter(matrices.items()))
-    for method, values in matrices.items():
-        if values.shape != scores.shape or not scores.index.isin(values.index).all():
-            shapes = " and ".join(f"{x.shape[0]} x {x.shape[1]}" for x in (scores, values))
-            raise InputError(f"{first} and {method}: prompts or samples differ ({shapes}): evaluate both alike")
-    return pd.DataFrame({method: values.loc[scores.index].stack() for method, values in matrices.items()})
+    groups = to_frame(responses).groupby("method", sort=False)
+    columns = {method: score_matrix(rows, score).stack() for method, rows in groups}
+    table = pd.DataFrame(columns)
+    if table.isna().any(axis=None):
+        raise InputError(f"{', '.join(columns)}: prompts or samples differ: evaluate all alike")
+    return table.loc[next(iter(columns.values())).index]
 
 
 def distributions(scores: pd.DataFrame) -> list[dict]:
-    """How each method's scores are distributed, and how many lie in the tails of the baseline's distribution.
+    """Return how each method's scores are distributed, and how many are in the tails of the baseline's distribution.
 
     Returns:
         For each method in `scores` (a `score_table`) `mean` (bootstrap over prompts), `std`, `quantiles` ({q: score})
         and `below`: for each quantile of the baseline in TAILS `threshold` (that quantile), `share` of responses below
-        it (Wilson interval, as wide as for one sample a prompt) and, but for the baseline, `change` (paired bootstrap).
+        it (Wilson interval, as wide as for one sample per prompt) and, except for the baseline, `change` (paired
+        bootstrap).
     """
     base = scores[baseline(scores)]
     rows = []
@@ -53,16 +52,16 @@ def distributions(scores: pd.DataFrame) -> list[dict]:
 
 
 def shifts(scores: pd.DataFrame) -> pd.DataFrame:
-    """Each response's score minus the baseline's for the same prompt and sample number, without the baseline itself.
+    """Return each response's score minus the baseline's for the same prompt and sample number.
 
-    Responses with the same number share their random numbers where `evaluate_checkpoints` drew them.
+    Responses with the same number share their random numbers if `evaluate_checkpoints` drew them.
     """
     base = baseline(scores)
     return scores.drop(columns=base).sub(scores[base], axis=0)
 
 
 def shift_summary(scores: pd.DataFrame) -> list[dict]:
-    """For each method but the baseline: `mean` shift, its `quantiles`, and the share `below` 0, with their intervals.
+    """Return each method's `mean` shift, its `quantiles`, and the share `below` 0, with intervals; not the baseline's.
 
     The share below 0 is that of responses which training made worse.
     """
@@ -87,5 +86,5 @@ def _share(below: pd.Series) -> dict:
 
 
 def baseline(scores: pd.DataFrame) -> str:
-    """The method that others are compared with: SFT, or the first one where there is no SFT."""
+    """Return the method that others are compared with: SFT, else the first one."""
     return "SFT" if "SFT" in scores else scores.columns[0]

@@ -22,8 +22,7 @@ class HeldOutEvaluation:
     """Answers the same prompts with the same random numbers each time, and compares with the SFT model's answers.
 
     Args:
-        held_out: the prompts. Their seed is that of rewards that draw, too; training's own random state is left as it
-            was.
+        held_out: the prompts. Their seed also serves rewards that draw; the random state of training is kept.
         reward, gold: as for `PPOTrainer`.
     """
 
@@ -33,7 +32,7 @@ class HeldOutEvaluation:
     start: pd.DataFrame | None = field(default=None, init=False)  # the SFT model's answers
 
     def __call__(self, models: PPOModels) -> dict[str, float]:
-        """Means over the prompts, and win rates (a tie counts half) by reward and by gold."""
+        """Return means over the prompts, and win rates (a tie counts half) by reward and by gold."""
         if self.start is None:
             self.start = self._answers(models.reference, models, "SFT")
         ours, metrics = self._answers(models.policy, models, "policy"), {}
@@ -46,15 +45,15 @@ class HeldOutEvaluation:
         return {name: float(value) for name, value in metrics.items()}
 
     def _answers(self, policy: PolicyModel, models: PPOModels, name: str) -> pd.DataFrame:
-        """Answers to all prompts; each process gives its share of them."""
+        """Return answers to all prompts; each process gives its share of them."""
         processes = PartialState()
         rank, count = processes.process_index, processes.num_processes
         training, states = policy.model.training, random_states()
-        set_seed((self.held_out.seed + 100_003 * rank) % 2**32)  # for rewards that draw: answers have their own
+        set_seed((self.held_out.seed + 100_003 * rank) % 2**32)  # for rewards that draw; answers have their own
         try:
             prompts = self.held_out.prompts
             share = prompts[rank::count]
-            # Where the models are spread, all processes answer as many: those with one fewer answer another one again.
+            # If models are in shards, all processes answer the same number: those with one fewer repeat a prompt.
             missing = math.ceil(len(prompts) / count) - len(share) if is_sharded(policy) else 0
             ours = replace(self.held_out, prompts=[*share, *prompts[:1] * missing])
             with gathered_outside_layers(policy):

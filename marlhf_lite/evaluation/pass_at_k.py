@@ -7,7 +7,6 @@ import pandas as pd
 
 from marlhf_lite.evaluation.scores import name_temperatures, score_matrix, table
 from marlhf_lite.evaluation.statistics import bootstrap_mean
-from marlhf_lite.utils.errors import InputError
 
 STRATA = ("introductory", "interview", "competition")  # the difficulties of APPS
 ALL = "all"
@@ -16,21 +15,19 @@ ALL = "all"
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """Return 1 − C(n−c, k) / C(n, k) of one problem: the unbiased estimator of Chen et al. (2021), arXiv 2107.03374.
 
-    n programs are `samples`, c of them `passed`, and k ≤ n may be tried. Raises `InputError` for other numbers.
+    n is the number of `samples`, of which c `passed`, and k ≤ n may be tried.
     """
-    if not (0 <= passed <= samples and 1 <= k <= samples):
-        raise InputError(f"pass@{k} of {passed} among {samples} samples: give 0 ≤ passed ≤ samples, 1 ≤ k ≤ samples")
     return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 def pass_rates(
     responses: pd.DataFrame, difficulty: Mapping[str, str] | None = None, ks: Sequence[int] = (1, 5)
 ) -> list[dict]:
-    """Return pass@k of each method for each difficulty and over all problems, as Table 3 has it.
+    """Return pass@k of each method for each difficulty and over all problems, as in Table 3.
 
     Args:
         responses: rows of `evaluate_checkpoints` with `gold`, the share of tests that a program passed.
-        difficulty: prompt to difficulty, where the data have it.
+        difficulty: prompt to difficulty, if the data have it.
         ks: those beyond the number of samples are left out.
 
     Returns:

@@ -1,7 +1,7 @@
 """Seeded sampling for evaluation: the random numbers belong to a response, not to its batch.
 
 A token is drawn by inverse-transform sampling: one uniform number u picks the token at which the cumulative probability
-passes u. The numbers of a response come from its own name alone. So a response is the same in any batch and after any
+passes u. The numbers of a response come only from its name. So a response is the same in any batch and after any
 interruption, up to rounding, and two policies that answer the same prompt use common random numbers, which makes
 comparisons by prompt tighter.
 """
@@ -20,7 +20,7 @@ from marlhf_lite.training.rollout import Rollout, Sampling, generate
 
 
 def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
-    """[B, T] uniform numbers in [0, 1), a row for each name; the same name gives the same row, whatever the others."""
+    """Return [B, T] uniform numbers in [0, 1), a row for each name; a row depends only on its name."""
     rows = []
     for name in names:
         seed = int.from_bytes(hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8], "big")
@@ -31,8 +31,8 @@ def uniform_numbers(names: Sequence[str], length: int) -> Tensor:
 class InverseTransformSampler(LogitsProcessor):
     """Leaves one token of each row possible: the one that the row's next uniform number picks.
 
-    Temperature, top-k and top-p act as in `transformers`: on the k most probable tokens, of which the fewest whose
-    probabilities reach top-p. Equal logits at the k-th place are cut at k.
+    Temperature, top-k and top-p act as in `transformers`: of the k most probable tokens stay the fewest whose
+    probabilities reach top-p. Of equal logits at the k-th place only k tokens stay.
     """
 
     def __init__(self, uniforms: Tensor, sampling: Sampling):
@@ -54,7 +54,7 @@ class InverseTransformSampler(LogitsProcessor):
 
 
 class EndsForbidden(LogitsProcessor):
-    """Forbids the tokens `ends` to each row until it has its own number of new tokens, `least` [B]."""
+    """Forbids the tokens `ends` in each row until it has `least` [B] new tokens."""
 
     def __init__(self, least: Tensor, ends: Sequence[int]):
         self.least, self.ends, self.prompt_width = least, list(ends), None
@@ -70,24 +70,24 @@ class EndsForbidden(LogitsProcessor):
 
 @dataclass(frozen=True)
 class SeededSampling(Sampling):
-    """`Sampling` for `rollout.generate`, after tokens that the model has read already, or by inverse transform."""
+    """`Sampling` for `rollout.generate` that continues a cache, or draws by inverse transform."""
 
-    past: object = None  # a cache of all tokens but the last; `generate` adds to it. None: nothing was read
+    past: object = None  # a cache of all tokens but the last, to which `generate` adds; None: nothing was read
     uniforms: Tensor | None = None  # [B, max_new_tokens]; None, and temperature 0, leave sampling to `generate`
     processors: tuple[LogitsProcessor, ...] = ()  # what changes the logits before a token is drawn
 
     @classmethod
     def like(cls, sampling: Sampling) -> "SeededSampling":
-        """The same sampling, by the random numbers of its names."""
+        """Return the same sampling, by the random numbers of its names."""
         return cls(**{field.name: getattr(sampling, field.name) for field in fields(Sampling)})
 
     def of_turn(self, turn: int, rows: Sequence[int]) -> "SeededSampling":
-        """A turn has random numbers of its own."""
+        """Return the sampling of a turn, which has its own random numbers."""
         names = [f"{self.names[row]}/{turn}" for row in rows] if self.names else []
         return replace(self, uniforms=uniform_numbers(names, self.max_new_tokens)) if names else self
 
     def arguments(self) -> dict:
-        """Arguments of `generate`: with uniform numbers greedy over what `InverseTransformSampler` leaves."""
+        """Return arguments of `generate`: with uniform numbers, greedy over what `InverseTransformSampler` leaves."""
         arguments = super().arguments() | ({} if self.past is None else {"past_key_values": self.past})
         processors = LogitsProcessorList(self.processors)
         if self.temperature > 0 and self.uniforms is not None:
@@ -98,10 +98,9 @@ class SeededSampling(Sampling):
 
 @torch.no_grad()
 def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
-    """One response to each prompt, drawn with the random numbers of its name. A prompt that repeats is read once.
+    """Return one response to each prompt, drawn with the random numbers of its name. A repeated prompt is read once.
 
-    `sampling.names` [B] tell responses apart, such as "seed/prompt/sample"; torch's random state is neither used nor
-    changed.
+    `sampling.names` [B] identify responses, such as "seed/prompt/sample"; torch's random state stays unused.
     """
     rows, past = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}, None
     if len(rows) < len(prompts):
@@ -114,7 +113,7 @@ def generate_seeded(model, tokenizer, prompts: Sequence[str], sampling: Sampling
 
 @torch.no_grad()
 def read_all_but_last(model, ids: Tensor, mask: Tensor, rows: Sequence[int]):
-    """A cache of all tokens but the last of some rows of `ids` [N, P], which may repeat; None where P is 1."""
+    """Return a cache of all tokens but the last of some rows of `ids` [N, P], which may repeat; None if P is 1."""
     ids, mask = ids[:, :-1], mask[:, :-1]
     if not ids.shape[1]:
         return None

@@ -1,4 +1,4 @@
-"""Means with confidence intervals, and how soon a curve gets somewhere. Needs no model and no file."""
+"""Means with confidence intervals, and how many updates a curve needs to a target."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from scipy import stats
 from marlhf_lite.utils.errors import InputError
 
 LEVEL = 0.95  # the confidence of all intervals
-ENOUGH = 20  # prompts, from which a bootstrap interval covers nearly as often as it says
+ENOUGH = 20  # prompts from which a bootstrap interval covers nearly as often as it says
 _Z = float(stats.norm.ppf((1 + LEVEL) / 2))
 WORTH = {"second": 0.0, "tie": 0.5, "first": 1.0}  # of a verdict, for the first
 CHUNK = 2**20  # numbers drawn at a time (8 MB): bounds the memory, whatever the number of resamples
@@ -28,7 +28,7 @@ class Interval(NamedTuple):
 
 
 class WinRate(NamedTuple):
-    """How often the first of two wins, as an interval, and the counts it is made of."""
+    """How often the first of two wins, as an interval, and the counts behind it."""
 
     rate: Interval
     win: int
@@ -38,10 +38,10 @@ class WinRate(NamedTuple):
 
 
 def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> Interval:
-    """Mean of `values` [N] with its 95 % percentile bootstrap interval of `n` resamples (`scipy.stats.bootstrap`).
+    """Return the mean of `values` [N] with the 95 % percentile bootstrap interval of `n` resamples.
 
     The interval says how far the mean would move with other prompts, not with other training seeds. It is too narrow
-    for few values (under about 20), and has width 0 for one value. Raises `InputError` for no values, or one that is
+    for fewer than about 20 values, and has width 0 for one value. Raises `InputError` if there are no values, or one is
     missing or not finite.
     """
     values = finite("values", values)
@@ -57,13 +57,11 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> I
 
 
 def wilson(wins: float, n: int) -> Interval:
-    """The share `wins` / `n` with Wilson's 95 % score interval, which stays in [0, 1] and has a width at 0 and 1 too.
+    """Return the share `wins` / `n` with Wilson's 95 % score interval, which is in [0, 1] and has a width at 0 and 1.
 
-    `wins` may hold halves, one for each tie (`scipy.stats` takes whole numbers alone); the interval is then a little
-    wider than it need be, as ties vary less. Raises `InputError` unless 0 ≤ wins ≤ n and n ≥ 1.
+    `wins` may have halves, one for each tie (`scipy.stats` takes only whole numbers); the interval is then a little too
+    wide, as ties vary less. 0 ≤ wins ≤ n and n ≥ 1.
     """
-    if n < 1 or not 0 <= wins <= n:
-        raise InputError(f"{wins} wins of {n} pairs: give at least one pair, and no more wins than pairs")
     z, share = _Z, wins / n
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -72,7 +70,7 @@ def wilson(wins: float, n: int) -> Interval:
 
 
 def win_rate(winners: Sequence[str | None]) -> WinRate:
-    """Share of pairs that `first` wins, a tie counted as half a win; `InputError` where there is no verdict."""
+    """Return the share of pairs that `first` wins, a tie as half a win. Raises `InputError` without a verdict."""
     count = Counter(winner for winner in winners if winner in WORTH)
     if not count:
         raise InputError(f"win rate: no verdict among {len(winners)} pairs: judge more")
@@ -81,25 +79,25 @@ def win_rate(winners: Sequence[str | None]) -> WinRate:
 
 
 def percentile_interval(value: float, draws: np.ndarray) -> Interval:
-    """`value` with the percentile interval of its bootstrap `draws`; draws that are not finite are left out."""
+    """Return `value` with the percentile interval of its bootstrap `draws`, of those that are finite."""
     draws = draws[np.isfinite(draws)]
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
     return Interval(float(value), float(low), float(high))
 
 
 def paired_bootstrap(a: Sequence[float], b: Sequence[float]) -> Interval:
-    """Mean of a − b with its interval, where `a[i]` and `b[i]` [N] are the scores of two methods on the same prompt.
+    """Return the mean of a − b with its interval; `a[i]` and `b[i]` [N] are two methods' scores for the same prompt.
 
-    Resampling prompts instead of scores cancels what makes a prompt easy for both methods, so the interval is narrower
-    than that of two separate samples. An interval without 0 is a difference at this level. Raises `InputError` for
-    different lengths, or as `bootstrap_mean`.
+    Resampling prompts cancels what makes a prompt easy for both methods, so the interval is narrower than that of two
+    separate samples. An interval that excludes 0 is a difference at this level. Raises `InputError` for different
+    lengths, or as `bootstrap_mean`.
     """
     a = finite("a", a)
     return bootstrap_mean(a - finite("b", b, count=len(a)))
 
 
 def few_prompts(count: int) -> str:
-    """Return a line to put below intervals over so many prompts; nothing if they are enough."""
+    """Return a note to put below intervals over this many prompts; empty if they are enough."""
     fix = "give at least that many, such as by --eval_prompts 128"
     return (
         f"\nnote: {count} prompts: intervals over fewer than {ENOUGH} are too narrow: {fix}" if count < ENOUGH else ""
@@ -107,19 +105,16 @@ def few_prompts(count: int) -> str:
 
 
 def trailing_mean(values: Sequence[float | None], window: int = 5) -> np.ndarray:
-    """[U] mean of each value and the `window` − 1 before it; at the start, of those there are.
-
-    None and NaN are left out of the mean; NaN where the window holds no value.
-    """
+    """Return [U] means of each value and up to `window` − 1 before it, without None and NaN; NaN if none is left."""
     return pd.Series(values, dtype=float).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def updates_to_reach(values: Sequence[float | None], target: float, window: int = 5) -> int | None:
-    """First update, counted from 1, at which the mean of the last `window` updates is at least `target`, or None.
+    """Return the first update, counted from 1, at which the mean of the last `window` updates is at least `target`.
 
-    Only whole windows count, so that one lucky first update does not; a curve shorter than that is one window. For
-    `target` the weaker method's `final_score`, the ratio of two methods' updates is the paper's "times faster" (§4.2).
-    `values` [U] hold one number for each update, in order; None and NaN are left out of the mean.
+    None if there is no such update. Only whole windows count, so that one lucky first update does not; a curve shorter
+    than that is one window. With the weaker method's `final_score` as `target`, the ratio of two methods' updates is
+    the paper's "times faster" (§4.2). `values` [U] have one number per update; None and NaN are left out of the mean.
     """
     means = trailing_mean(values, window)
     first = min(window, len(means)) - 1
@@ -128,10 +123,7 @@ def updates_to_reach(values: Sequence[float | None], target: float, window: int 
 
 
 def final_score(values: Sequence[float | None], window: int = 5) -> float:
-    """Mean of the last `window` values (of all, where there are fewer), without None and NaN.
-
-    Raises `InputError` where none of them is a number.
-    """
+    """Return the mean of the last `window` values, without None and NaN. Raises `InputError` if none is left."""
     means = trailing_mean(values, window)
     if not len(means) or np.isnan(means[-1]):
         raise InputError(f"values: none of the last {window} is a number, so there is no final score")
@@ -139,14 +131,11 @@ def final_score(values: Sequence[float | None], window: int = 5) -> float:
 
 
 def finite(name: str, values: Sequence[float], count: int | None = None) -> np.ndarray:
-    """`values` as float64 [N].
+    """Return `values` as float64 [N].
 
-    Raises `InputError`, calling them `name`, unless they are finite numbers: `count` of them, or at least one.
+    Raises `InputError`, which calls them `name`, unless they are finite: `count` of them, or at least one.
     """
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name}: expected a list of numbers") from None
+    array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or not array.size or count not in (None, array.size):
         raise InputError(f"{name}: shape {array.shape}: give a list of {count or 'numbers, at least one'}")
     if not np.isfinite(array).all():

@@ -1,4 +1,4 @@
-"""Measures that need no reference and no model: what a policy does to gain reward shows here first.
+"""Measures of the text, without a model: what a policy does to gain reward shows here first.
 
 A policy that repeats itself, forgets to stop, or answers every prompt alike may still score well (paper, Appendix C.2).
 """
@@ -15,15 +15,15 @@ COLUMNS = "method responses words tokens ended repetition distinct_1 distinct_2 
 
 
 def repetition(items: Sequence[Hashable], n: int = 3) -> float:
-    """The share of a response's n-grams that occurred in it before: 1 − distinct / all, 0 without n-grams."""
+    """Return the share of a response's n-grams that occurred in it before: 1 − distinct / all, 0 without n-grams."""
     runs = list(ngrams(items, n))
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def distinct(responses: Iterable[Sequence[Hashable]], n: int) -> float:
-    """distinct-n: different n-grams over all n-grams, of all responses together; 0 without n-grams.
+    """Return distinct-n: different n-grams over all n-grams, of all responses together; 0 without n-grams.
 
-    It falls as responses grow in number or length, so compare it between equally many responses to the same prompts.
+    It falls with the number and length of responses, so compare it between equally many responses to the same prompts.
     """
     runs = [run for response in responses for run in ngrams(response, n)]
     return len(set(runs)) / len(runs) if runs else 0.0
@@ -36,10 +36,10 @@ def _own_words(row: Mapping) -> list[str]:
 
 
 def text_metrics(responses: pd.DataFrame | Sequence[Mapping]) -> list[dict]:
-    """One row a method: distinct-1, -2, -3 over all its responses, and means with bootstrap intervals over prompts.
+    """Return a row per method: distinct-1, -2, -3 over all its responses, and means with intervals over prompts.
 
-    The means are of words (what stands between white space), repetition (of 3-grams), and where all responses have them
-    tokens, ended (share with EOS), kl and kl_k3 (nats). What an environment said does not count.
+    The means are of words (separated by white space), repetition (of 3-grams), and if all responses have them tokens,
+    ended (share with EOS), kl and kl_k3 (nats). Turns of an environment do not count.
     """
     rows = []
     for method, group in to_frame(responses).groupby("method", sort=False):
