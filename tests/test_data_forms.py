@@ -140,13 +140,16 @@ STOPS = [  # a row -> what the error names
     ),
     (
         {"prompt": "a", "chosen_response": "b", "rejected_response": "c"},
-        ["rename chosen_response, rejected_response to"],
+        ["columns found: prompt, chosen_response, rejected_response", "--columns prompt=NAME,chosen=NAME"],
     ),
-    ({"prompt": "a", "Chosen": "b", "Rejected": "c"}, ["--columns chosen=Chosen,rejected=Rejected"]),
+    ({"prompt": "a", "Chosen": "b", "Rejected": "c"}, ["--columns prompt=NAME,chosen=NAME"]),
     ({"prompt": "a", "response_0": "b", "response_1": "c", "better_response_id": 0}, ["better answer of each row"]),
     ({"prompt": "a", "preferred": "b", "dispreferred": "c"}, ["columns found: prompt, preferred, dispreferred"]),
     ({"question": "a", "response_j": "b", "response_k": "c"}, ["response_j, response_k"]),
-    ({"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"}, ["rename chosen_answer"]),
+    (
+        {"prompt": "a", "response": "x", "chosen_answer": "b", "rejected_answer": "c"},
+        ["--columns prompt=NAME,chosen=NAME"],
+    ),
     ({"text": "a"}, ["columns found: text", "--columns"]),
     (
         {"prompt": "Why?", "chosen": "Why? a", "rejected": "Why? b"},
@@ -454,11 +457,11 @@ def test_a_key_that_stands_twice_is_refused(tmp_path, name, where):
     fails(lambda: load_task(str(tmp_path / name)), where, "more than one column is named chosen")
 
 
-def test_columns_that_are_not_read_have_a_count_of_their_rows(tmp_path):
+def test_columns_that_are_not_read_are_named(tmp_path):
     """Alpaca's earlier turns among them."""
     rows = [{"instruction": f"Do {i}", "output": "Yes.", "history": [["a", "b"]] * (i < 3), "id": i} for i in range(20)]
     task = load_task(write(tmp_path / "a.jsonl", rows))
-    assert task.unused == ("history (in 3 of the first 20 rows)", "id")
+    assert task.unused == ("history", "id")
 
 
 def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):
@@ -469,7 +472,7 @@ def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):
     write(folder / "eval.jsonl", [{"prompt": "a", "keywords": ["k"]}])
     fails(
         lambda: load_task(str(folder)),
-        f"{folder}/eval.jsonl has the columns keywords, prompt, where train.jsonl",
+        f"{folder}/eval.jsonl has the columns keywords, prompt, but train.jsonl",
         "correct it",
     )
     (folder / "eval.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')

@@ -83,9 +83,6 @@ def _rows(content: bytes, kind: str) -> list:
         return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(content).read_all().to_pylist()
     if end := next((end for mark, end in ENDS.items() if content.startswith(mark)), ""):
         raise InputError(f"by its content it is a {end} file: give it that name, or unpack it")
-    if b"\0" in content[:2]:
-        fix = "save it as UTF-8, as by iconv -f utf-16le -t utf-8 (or utf-16be, where the first byte is 0)"
-        raise InputError(f"it looks like UTF-16 without its mark: {fix}")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     if kind not in (".csv", ".tsv") and text.lstrip().startswith("["):  # a list, though its name may say lines
         kind = ".json"
@@ -117,9 +114,6 @@ def _json(text: str) -> list:
             raise
         return _json_lines(text)
     value = value.get("data", value) if isinstance(value, dict) else value
-    if value and isinstance(value, dict) and all(isinstance(x, list | dict) for x in value.values()):  # as of pandas
-        fix = 'store a list of objects, a row each, as DataFrame.to_json(orient="records") does'
-        raise InputError(f"it is one object of {', '.join(value)}, and no list of rows: {fix}")
     return value if isinstance(value, list) else [value]
 
 

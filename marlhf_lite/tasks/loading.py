@@ -13,6 +13,7 @@ from pathlib import Path
 
 import datasets
 from datasets.packaged_modules.csv.csv import CsvConfig
+from datasets.packaged_modules.json.json import JsonConfig
 
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
@@ -25,8 +26,8 @@ from marlhf_lite.tasks.templates import COLUMNS, Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, one_line
 
-MESSAGE = ("role", "content", "from", "value")  # what is read of a message
-FIRST = 1000  # rows that say what the others are like
+MESSAGE = ("role", "content", "from", "value")  # the keys of a message that are read
+FIRST = 1000  # rows that show what the others are like
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
     "or a name on the hub (owner/name; needs the network)"
@@ -49,14 +50,14 @@ def load_task(
 
     Args:
         dataset: an embedded corpus, a local file (one of `SUFFIXES`), a pattern of files, an address, a folder that
-            `datasets` knows, or a name on the hub, with the columns of `shapes.SHAPES` or `paper_datasets`. Where no
-            split is called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
-        size: the number of rows in all, drawn by `seed` from the good ones (the first embedded ones); None uses all.
+            `datasets` knows, or a name on the hub, with the columns of `shapes.SHAPES` or `paper_datasets`. Without a
+            split called test, validation or valid, 10 % of the rows are held out, and 5 % for WebGPT.
+        size: the number of rows in all, drawn by `seed` from the good ones (of embedded data the first); None: all.
         bad_rows, template: see `to_preferences`, and the prompts of TL;DR and WebGPT in `templates`.
-        part: rows of another kind that become the test part alone, such as TL;DR's news articles, `cnn_dm`.
+        part: rows of another kind that become the whole test part, such as TL;DR's news articles, `cnn_dm`.
         chat: the chat template that writes rows of messages (`chats.chat_writer`); None writes them as transcripts.
         asked: functions that take columns of the row; see `Prompt`.
-        where: `dataset_config`, `data_dir`, the `split` to train on, other names of `columns` (`shapes.rename`).
+        where: `dataset_config`, `data_dir`, the `split` to train on, your names of `columns` (`shapes.rename`).
 
     `Task.counts` has `read`, `kept`, the reasons of `to_preferences`, the size of each part, and two reasons for rows
     that were kept but not used: `beyond_size` and `prompt_in_test`. Raises `InputError` for every fault.
@@ -64,13 +65,13 @@ def load_task(
     if dataset in EMBEDDED:
         _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
         return _with_rows(load_embedded(dataset, size, seed, part), asked)
-    # 1. Where the rows are, their form, and what writes their prompts.
+    # 1. Find the rows, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, **where)
     form = _form(dataset, rows, where, chat)
     chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
     form = _with_columns(form, rows, asked) if form.name else form
-    # 2. How many of them. A separate test set gives as many as would be held out without it.
+    # 2. Count the test rows: a separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     # 3. Convert them to the columns of a task.
     template = chat if chats else TEXTS_ALONE if chat and form.name else template
@@ -80,7 +81,7 @@ def load_task(
     if test is not None:
         test, test_counts = read(test, f"{dataset} (test)", form.convert_test or form.convert)
         test, counts = (test if size is None else draw(test, held_out, seed)), counts + test_counts
-    # 4. Split them. A part has rows that `convert` drops, and becomes the test part.
+    # 4. Split them. `--part` takes rows that `convert` drops as the test part.
     rows = rows if size is None else draw(rows, max(size - len(test or ()), 0), seed)
     shares = {"fractions": form.fractions, "test_fraction": form.test_fraction}
     task = make_task(dataset, rows, seed, counts=counts, test=test, **shares)
@@ -103,7 +104,7 @@ def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns])
 
 
 def _with_rows(task: Task, asked: Sequence[RowColumns]) -> Task:
-    """Return a task that has a form of its own with the columns that are asked for. Raises as `_with_columns`."""
+    """Return an embedded task, or one of the paper, with the columns that are asked for. Raises as `_with_columns`."""
     for part, rows in task.splits.items():
         chosen = list(dict.fromkeys(chain(*(one.choose(rows.column_names, read=COLUMNS) for one in asked))))
         if chosen:
@@ -115,22 +116,22 @@ def _with_rows(task: Task, asked: Sequence[RowColumns]) -> Task:
 def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Chat | None) -> Form:
     """Return the form of the rows: that of the name on the hub, unless the user says where its rows are.
 
-    It does not read a label that has other values than true and false. Raises `InputError` where a chat
-    template is to write texts whose prompts have a form of their own.
+    It reads a label only if all its values are true or false. Raises `InputError` for a chat template that is to write
+    texts whose prompts have a fixed form.
     """
     has_own = dataset in HUB and not any(where.values())
     form = HUB[dataset][0] if has_own else form_of(columns_of(rows), where.get("columns", ""))
     if not form.name:
-        _refuse({"chat_template": _of_texts(chat)}, f"{dataset}, whose prompts have a form of their own,")
-    others = [name for name in LABELS if name in form.optional and _words(rows, name) - set(TRUTHS)]
+        _refuse({"chat_template": _of_texts(chat)}, f"{dataset}, whose prompts have a fixed form,")
+    present = set(columns_of(rows))
+    others = [name for name in LABELS if name in form.optional and name in present and _words(rows, name) - set(TRUTHS)]
     return replace(form, optional=tuple(name for name in form.optional if name not in others))
 
 
 def _words(rows: Iterable[dict], column: str) -> set[str]:
     """Return the values of a column as words."""
-    if isinstance(rows, datasets.Dataset):
-        rows = rows.select_columns([name for name in rows.column_names if name == column])
-    return {str(row.get(column, "")).strip().lower() for row in rows}
+    values = rows[column] if isinstance(rows, datasets.Dataset) else (row.get(column, "") for row in rows)
+    return {str(value).strip().lower() for value in values}
 
 
 def _refuse(where: Mapping[str, str], what: str) -> None:
@@ -140,12 +141,12 @@ def _refuse(where: Mapping[str, str], what: str) -> None:
 
 
 def _of_texts(chat: Chat | None) -> str:
-    """Return the choice of a chat template that texts are to take, or have taken; else an empty text."""
+    """Return the choice of a chat template that writes texts, or has written them; else an empty text."""
     return chat.choice if chat and chat.choice in ("text", "templated") else ""
 
 
 def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_rows: str):
-    """Convert rows; of a data set only the columns that the form uses are read: WebGPT's others take gigabytes."""
+    """Convert rows; of a data set it reads only the columns of the form: WebGPT's others take gigabytes."""
     if isinstance(rows, datasets.Dataset) and set(form.columns) <= set(rows.column_names):
         used = {*form.columns, *form.optional, *(form.row or ())}
         rows = rows.select_columns([column for column in rows.column_names if column in used]).to_list()
@@ -153,25 +154,19 @@ def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_
 
 
 def _unused(rows: Iterable[dict], form: Form, chats: bool) -> tuple[str, ...]:
-    """Return the columns and the keys of messages that are not read; so is `system` without a chat template."""
+    """Return the columns, and the keys of messages, that nothing reads; `system` without a chat template is one."""
     if not form.name:
         return ()
     used = {*form.columns, *form.optional, *(form.row or ())} - ({"system"} if not chats else set())
-    first = list(islice(rows, FIRST))
     names = [str(name) for name in columns_of(rows) if name not in used and str(name).strip()]
-    filled = [sum(row.get(name) not in (None, "", []) for row in first) for name in names]
-    shown = [
-        name if count == len(first) else f"{name} (in {count} of the first {len(first)} rows)"
-        for name, count in zip(names, filled, strict=True)
-    ]
-    cells = (row.get(column) for row in first for column in form.columns)
+    cells = (row.get(column) for row in islice(rows, FIRST) for column in form.columns)
     turns = (turn for cell in cells if isinstance(cell, list) for turn in cell if isinstance(turn, dict))
     keys = {key for turn in turns for key, value in turn.items() if key not in MESSAGE and value not in (None, [])}
-    return (*shown, *(f"{key} of messages" for key in sorted(keys)))
+    return (*names, *(f"{key} of messages" for key in sorted(keys)))
 
 
 def _has_chats(rows: Iterable[dict], form: Form) -> bool:
-    """Return whether most rows are of messages: one odd row does not decide for all."""
+    """Return whether most rows have messages: one odd row does not decide for all."""
     first = list(islice(rows, FIRST))
     chats = sum(any(isinstance(row.get(column), list | dict) for column in form.columns) for row in first)
     return 2 * chats > len(first)
@@ -180,7 +175,7 @@ def _has_chats(rows: Iterable[dict], form: Form) -> bool:
 def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tuple[datasets.Dataset, int]:
     """Drop prompts of more than `max_tokens` tokens, special tokens included; return the rest and the number dropped.
 
-    Raises `InputError` where no row is left.
+    Raises `InputError` if no row is left.
     """
     ids = (row for part in split.iter(1000) for row in encode_prompts(tokenizer, part["prompt"]))
     kept = [i for i, row in enumerate(ids) if len(row) <= max_tokens]
@@ -194,9 +189,7 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 
 
 def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
-    """Return the rows of `dataset`, those of its test set or None, and the names of splits and files that nobody
-    asked for.
-    """
+    """Return the rows of `dataset`, those of its test set or None, and the names of splits and files not asked for."""
     path = Path(os.path.expanduser(dataset))
     load = partial(_load, dataset, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
@@ -210,7 +203,7 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[d
     if dataset and (is_address or looks_local or os.path.exists(path)):
         _refuse({name: value for name, value in where.items() if value != "train"}, f"{dataset} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename(_read_all([dataset] if is_address else files), columns), None, []
+        return rename([*chain(*_read_each([dataset] if is_address else files))], columns), None, []
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -218,18 +211,15 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[d
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
 
 
-def _read_all(files: Sequence[Path | str]) -> list[dict]:
-    """Return the rows of all files. Raises `InputError` for a file whose columns are not those of the first."""
-    rows, usual = [], []
-    for file in files:
-        part = read_file(file)
-        columns = sorted(columns_of(part))
-        usual = usual or columns
+def _read_each(files: Sequence[Path | str]) -> list[list[dict]]:
+    """Return the rows of each file. Raises `InputError` for a file whose columns differ from those of the first."""
+    parts = [read_file(file) for file in files]
+    usual, *others = [sorted(columns_of(part)) for part in parts]
+    for file, columns in zip(files[1:], others, strict=True):
         if columns != usual:
-            has = f"has the columns {', '.join(columns)}, where {Path(files[0]).name} has {', '.join(usual)}"
+            has = f"has the columns {', '.join(columns)}, but {Path(files[0]).name} has {', '.join(usual)}"
             raise InputError(f"{file} {has}: correct it, or leave it out")
-        rows += part
-    return rows
+    return parts
 
 
 def _load(
@@ -253,15 +243,18 @@ def _load(
 
 
 def _load_folder(path: str, **arguments) -> Mapping:
-    """Load a folder of files; those of CSV are read as a single file is: cells stay text, though they say NA or 007."""
+    """Load a folder of files. Those of text are read like a single file: an error names the line, and cells of CSV stay
+    text, also if they say NA or 007.
+    """
     config = datasets.load_dataset_builder(path, **arguments).config
-    if isinstance(config, CsvConfig):
-        return {split: _read_all(files) for split, files in config.data_files.items()}
-    return datasets.load_dataset(path, **arguments)
+    if not isinstance(config, CsvConfig | JsonConfig):
+        return datasets.load_dataset(path, **arguments)
+    parts = iter(_read_each([*chain(*config.data_files.values())]))
+    return {split: [*chain(*islice(parts, len(files)))] for split, files in config.data_files.items()}
 
 
 def _files_left(folder: Path) -> list[str]:
-    """Return the files of rows that `datasets` leaves out: those of another kind than most, or of another split."""
+    """Return the files of rows that `datasets` leaves out: those of a rarer kind, or of another split."""
     parts = datasets.load_dataset_builder(str(folder)).config.data_files
     read = {os.path.realpath(file) for files in parts.values() for file in files}
     files = sorted(glob.glob("**/*", root_dir=folder, recursive=True))  # hidden ones are not among them
@@ -269,7 +262,7 @@ def _files_left(folder: Path) -> list[str]:
 
 
 def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:
-    """Return the split to train on and that to test on: beside train_prefs it is test_prefs."""
+    """Return the split to train on and that to test on, such as train_prefs and test_prefs."""
     if train not in loaded:
         fix = "name one by --split, or name one of them train"
         raise InputError(f"--dataset {shown}: no split named {train}, found {', '.join(loaded)}: {fix}")
@@ -278,20 +271,10 @@ def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:
 
 
 def _fault(error: Exception, shown: str, name: str) -> InputError:
-    """Return what to tell where `datasets` cannot load a name or a folder; of a folder it names the file at fault."""
+    """Return the error for a name or a folder that `datasets` cannot load."""
     text, what = " ".join(str(error).split()), f"--dataset {shown}: cannot be loaded"
     if configs := re.search(r"among the available configs: \[(.*?)\]", text):
         return InputError(f"{what}: it has the configurations {configs[1]}: name one by --dataset_config")
     cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
-    if os.path.isdir(name):
-        return InputError(f"{what} ({_file_at_fault(Path(name)) or cause}): correct it, or give one file of the folder")
-    return InputError(f"{what} ({cause}): {CHOICES}")
-
-
-def _file_at_fault(folder: Path) -> str:
-    """Return what is wrong with the first file that cannot be read, or whose columns are not those of the first."""
-    files = sorted(folder.rglob("*"), key=lambda file: ("train" not in file.name, file))
-    try:
-        return _read_all([file for file in files if file.name.lower().endswith(SUFFIXES)]) and ""
-    except InputError as error:
-        return str(error)
+    fix = "correct it, or give one file of the folder" if os.path.isdir(name) else CHOICES
+    return InputError(f"{what} ({cause}): {fix}")

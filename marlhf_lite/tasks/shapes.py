@@ -341,7 +341,7 @@ def _carried(row: Mapping, form: Form) -> dict[str, str]:
 
 
 def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
-    """Raise `InputError` where a column is missing in all rows; it says what to rename where names are near."""
+    """Raise `InputError` if a column is missing in all rows."""
     present = columns_of(rows)
     if not rows or set(form.columns) <= set(present):
         return
@@ -350,12 +350,7 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     if form.columns == COLUMNS:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"
         fix += ", or name yours, as by --columns prompt=NAME,chosen=NAME,rejected=NAME (SFT: completion=NAME)"
-        near = {side: [name for name in present if side[:6] in name.lower()] for side in COLUMNS[1:]}
-        others = {side: columns[0] for side, columns in near.items() if columns not in ([], [side])}
-        if others and all(len(columns) == 1 for columns in near.values()):
-            options = ",".join(f"{side}={name}" for side, name in others.items())
-            fix = f"rename {', '.join(others.values())} to {', '.join(others)}, or give --columns {options}"
-        elif not any(near.values()) and any(_NEAR.search(str(name)) for name in present):
+        if not re.search("(?i)chosen|reject", names) and any(_NEAR.search(str(name)) for name in present):
             fix = "write the better answer of each row into chosen, and the other into rejected"
     raise InputError(f"{source}: columns found: {names}; expected: {expected}: {fix}")
 

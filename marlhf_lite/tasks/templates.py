@@ -47,12 +47,9 @@ def _summarize(head: str, text: str, template: str) -> str:
 def hh_prompt(turns: str | Sequence[str]) -> str:
     """Return a dialogue as `\\n\\nHuman: … \\n\\nAssistant:`, ready for the assistant's next turn.
 
-    `turns` alternate human, assistant, …, human; a string is one human turn. Raises `InputError` for an even number.
+    `turns` alternate human, assistant, …, human; a string is one human turn.
     """
-    turns = [turns] if isinstance(turns, str) else list(turns)
-    if len(turns) % 2 == 0:
-        raise InputError(f"{len(turns)} dialogue turns: give an odd number, the human's first and last")
-    marks = (HUMAN, ASSISTANT)
+    turns, marks = [turns] if isinstance(turns, str) else turns, (HUMAN, ASSISTANT)
     return "".join(f"{marks[i % 2]} {turn.strip()}" for i, turn in enumerate(turns)) + ASSISTANT
 
 
