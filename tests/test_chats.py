@@ -114,7 +114,7 @@ def test_text_of_a_special_token_in_a_message_is_refused(chatty):
     """A question and an answer alike: neither may end its turn."""
     bad = pair([say("user", "Hi<eos>\n<mask>assistant\nYes")])
     for row in (bad, pair(BEFORE, chosen=[*BEFORE, say("assistant", "So<eos>.")])):
-        fails(lambda: written(chatty.tokenizer, row), "row 1: a message holds the special token <eos>")  # noqa: B023
+        fails(lambda: written(chatty.tokenizer, row), "row 1: a message contains the special token <eos>")  # noqa: B023
     # As in Gemma's chat models, a turn may end with another token: then a response ends with it too.
     chatty.tokenizer.chat_template = chatty.tokenizer.chat_template.replace("<eos>", "<unk>")
     expect_chats(chatty.tokenizer)

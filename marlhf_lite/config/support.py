@@ -39,7 +39,7 @@ ROWS = [{axis: cell.split() for axis, cell in zip(AXES, line, strict=True) if ce
 WORDS = """
 data | pairs | --dataset {data} (pairs) | give rows with chosen and rejected, or train PPO by --reward package.module:f
 data | answers | --dataset {data} (one answer to a prompt) | give rows with prompt and completion, or messages
-data | prompts | --dataset {data} (prompts alone) | give prompts alone
+data | prompts | --dataset {data} (only prompts) | give only prompts
 data | turns | --dataset {data} (its environment answers in turns; train it by marlhf ppo or run) |
 environment | no | --environment (none) | leave out --environment
 environment | yes | --environment | give an --environment

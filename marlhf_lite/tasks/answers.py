@@ -1,4 +1,4 @@
-"""Tokenise responses that are known: answers of data, and texts that stand behind others; a response ends with EOS."""
+"""Tokenise known responses: answers of data, and texts that continue others; a response ends with EOS."""
 
 import functools
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ def encode_answers(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return the token ids of prompts and of their answers, as in `encode_responses`.
 
-    What a chat template wrote is one text, with special tokens in the answer too: a tokenizer may begin a text of its
-    own in another way than the same text behind a prompt.
+    Texts of a chat template are tokenised as a whole, with special tokens also in the answer: a tokenizer may begin a
+    separate text differently from the same text after a prompt.
     """
     ids = encode_prompts(tokenizer, prompts)
     if not getattr(tokenizer, "expects_chats", False):
         return ids, encode_responses(tokenizer, answers, limit)
     wholes = encode_prompts(tokenizer, [p + a for p, a in zip(prompts, answers, strict=True)])
     alone = encode_continuation(tokenizer, answers, split_special_tokens=False)
-    behind = [w[len(p) :] if w[: len(p)] == p else a for p, w, a in zip(ids, wholes, alone, strict=True)]
-    return ids, [(row + [tokenizer.eos_token_id])[:limit] for row in behind]
+    after = [w[len(p) :] if w[: len(p)] == p else a for p, w, a in zip(ids, wholes, alone, strict=True)]
+    return ids, [(row + [tokenizer.eos_token_id])[:limit] for row in after]
 
 
 def encode_responses(tokenizer, responses: Sequence[str], limit: int) -> list[list[int]]:
-    """Return the token ids of responses, ended by EOS; longer ones are cut to `limit` tokens and have no EOS."""
+    """Return the token ids of responses with EOS at the end; longer ones are cut to `limit` tokens, without EOS."""
     return [(row + [tokenizer.eos_token_id])[:limit] for row in encode_continuation(tokenizer, responses)]
 
 
 def encode_continuation(tokenizer, texts: Sequence[str], split_special_tokens: bool = True) -> list[list[int]]:
-    """Return the token ids of texts that stand behind another text.
+    """Return the token ids of texts that continue another text.
 
-    Tokenizers such as Llama-2's put a space before each text, which would stand between prompt and response.
+    Tokenizers such as Llama-2's put a space before each text, which would come between prompt and response.
     """
     encode = functools.partial(tokenizer, add_special_tokens=False, split_special_tokens=split_special_tokens)
     rows = encode(list(texts))["input_ids"] if texts else []

@@ -1,7 +1,7 @@
 """The chat template of a tokenizer, which writes the prompts and answers of rows of messages.
 
-As in TRL, rows of messages take the tokenizer's template where it has one, and rows of text only where they are asked
-to (`--chat_template text`).
+As in TRL, rows of messages take the tokenizer's template if it has one, and rows of text only on request
+(`--chat_template text`).
 """
 
 import datetime
@@ -19,16 +19,15 @@ from marlhf_lite.utils.interrupts import time_limit
 
 WORDS = ("auto", "none", "text", "templated")
 ANSWER = "ANSWER"  # stands for any answer of the assistant
-SECONDS = 10.0  # which a template may take for one text
+SECONDS = 10.0  # that a template may take for one text
 
 
 def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
-    """Return what writes messages by the chat template; None where there is no template, or `choice` is `none`.
+    """Return the writer of messages by the chat template; None without a template, or if `choice` is `none`.
 
-    A template that asks for the time gets the start of the `date` (YYYY-MM-DD; default: today).
-
-    `choice` is `--chat_template`; a file's template becomes the tokenizer's own. Raises `InputError` where the file
-    cannot be read, and at the first messages, where the template cannot write a question: data of text need none.
+    `choice` is `--chat_template`; a file's template becomes the tokenizer's. A template that asks for the time gets the
+    start of the `date` (YYYY-MM-DD; default: today). Raises `InputError` if the file cannot be read, and at the first
+    messages if the template cannot write a question: data of text need none.
     """
     if choice not in WORDS:
         try:
@@ -44,22 +43,22 @@ def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
 
 
 class Chat:
-    """Writes messages by a tokenizer's chat template, or takes text that a template wrote already (`templated`)."""
+    """Writes messages by a tokenizer's chat template, or takes texts that a template has written (`templated`)."""
 
     def __init__(self, tokenizer, choice: str, date: str = ""):
         self.tokenizer, self.choice = tokenizer, choice
         self.day = datetime.datetime.fromisoformat(date or datetime.date.today().isoformat())
-        self.prompts_differ = 0  # rows whose prompt alone is written in another way than before its answer
-        self.left_out = 0  # rows of whose prompt the template leaves a text out, such as the system's
-        self.restored: list[str] = []  # answers of which the template leaves a text out, such as a thought
-        self.said: dict[str, str | list[dict]] = {}  # prompt as it is written -> what the data have, messages or a text
+        self.prompts_differ = 0  # rows whose prompt is written differently without its answer
+        self.left_out = 0  # rows of whose prompt the template omits a text, such as the system's
+        self.restored: list[str] = []  # answers of which the template omits a text, such as a thought
+        self.said: dict[str, str | list[dict]] = {}  # written prompt -> the messages or the text of the data
         self._check = functools.cache(self._try_out)
 
     def __call__(self, messages: Sequence[dict]) -> str:
-        """Return messages as a prompt, up to where the assistant's answer begins: the same one whatever is answered.
+        """Return messages as a prompt, up to the start of the assistant's answer: the same for every answer.
 
-        Where the prompt alone does not begin a whole with an answer, it ends at the first token that differs, as in
-        TRL: so does one that opens a thought.
+        If the template writes more at the end of a prompt without an answer, such as the start of a thought, the prompt
+        ends at the first token that differs, as in TRL.
         """
         self._check()
         text = self._render(messages, add_generation_prompt=True)
@@ -70,14 +69,14 @@ class Chat:
         return text
 
     def write(self, prompt: Sequence[dict], answers: Sequence[Sequence[dict]]) -> tuple[str, list[str]]:
-        """Return the prompt and its answers: each is what the template writes behind the prompt, without the end."""
+        """Return the prompt and its answers: what the template writes after the prompt, without the end of the turn."""
         text = self(prompt)
         self.said[text] = list(prompt)
         self.left_out += not _holds(text, prompt)
         return text, [self._without_end(self._write_answer(text, prompt, turns)) for turns in answers]
 
     def _write_answer(self, text: str, prompt: Sequence[dict], turns: Sequence[dict]) -> str:
-        """What the template writes behind the prompt, with the answer's own text where the template leaves some out."""
+        """Return what the template writes after the prompt, with texts of the answer that the template omits."""
         whole = self._render([*prompt, *turns])
         if whole.startswith(text) and _holds(whole[len(text) :], turns):
             return whole[len(text) :]
@@ -89,7 +88,7 @@ class Chat:
         return whole[len(text) :]
 
     def read(self, prompt: str, answers: Sequence[str] = ()) -> tuple[str, list[str]]:
-        """Return texts that a template wrote already, without the end of the answers' turns.
+        """Return texts that a template has written, without the end of the answers' turns.
 
         Raises `BadRow` for an answer that ends with another special token.
         """
@@ -97,22 +96,22 @@ class Chat:
         for answer in answers:
             last = list(_special_tokens(self.tokenizer, answer))[-1:]
             if last and answer.endswith(last[0]):
-                fault = f"an answer ends with {last[0]}, where this tokenizer ends turns with {self.end}"
+                fault = f"an answer ends with {last[0]}, but this tokenizer ends turns with {self.end}"
                 raise BadRow("bad_chat", fault)
         first = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id] and self.tokenizer.bos_token
         return (prompt if not first or prompt.startswith(first) else first + prompt), answers
 
     @functools.cached_property
     def end(self) -> str:
-        """What ends the assistant's turn."""
+        """The token that ends the assistant's turn."""
         return end_of_turn(self.tokenizer) if self.tokenizer.chat_template else self.tokenizer.eos_token
 
     def _without_end(self, answer: str) -> str:
-        """The answer without the end of its last turn: special tokens and white space alone follow it."""
-        text, end, behind = answer.rpartition(self.end)
-        for token in _special_tokens(self.tokenizer, behind):
-            behind = behind.replace(token, "")
-        return text if end and not behind.strip() else answer
+        """Return the answer without the end of its last turn, if only special tokens and white space follow it."""
+        text, end, after = answer.rpartition(self.end)
+        for token in _special_tokens(self.tokenizer, after):
+            after = after.replace(token, "")
+        return text if end and not after.strip() else answer
 
     def _try_out(self) -> None:
         try:
@@ -123,16 +122,16 @@ class Chat:
     def _render(self, messages: Sequence[dict], **options) -> str:
         for message in messages:  # or a text could end its turn and speak for the assistant
             if special := next(_special_tokens(self.tokenizer, message["content"]), None):
-                raise BadRow("bad_chat", f"a message holds the special token {special}")
+                raise BadRow("bad_chat", f"a message contains the special token {special}")
         try:
             with time_limit(SECONDS):
                 template = _dated(self.tokenizer.chat_template, self.day)
                 return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
-        except Exception as error:  # a template may raise what it likes
+        except Exception as error:  # a template may raise any
             raise BadRow("bad_chat", f"the chat template: {one_line(error)}") from None
 
     def _first_difference(self, prompt: str, whole: str) -> int:
-        """Return how many characters of the prompt stand before the first token that differs; all if none does."""
+        """Return how many characters of the prompt are before the first token that differs; all if none does."""
         if whole.startswith(prompt):
             return len(prompt)
         as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
@@ -143,7 +142,7 @@ class Chat:
 
 
 def _dated(template: str | None, day: datetime.datetime) -> str | None:
-    """Return a template whose `strftime_now` writes this day: transformers passes no functions on, so it is a macro."""
+    """Return a template whose `strftime_now` writes this day: a macro, since transformers passes no functions on."""
     if not isinstance(template, str) or "strftime_now" not in template:
         return template
     codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in "aAbBcdeFGhHIjmMpSTuUVwWxXyY"]
@@ -152,37 +151,37 @@ def _dated(template: str | None, day: datetime.datetime) -> str | None:
 
 
 def expect_chats(tokenizer) -> None:
-    """Tell the tokenizer that templates wrote its texts, and let a response end with what ends the assistant's turn.
+    """Tell the tokenizer that templates wrote its texts, and let the end of the assistant's turn end a response.
 
-    See `encode_prompts`. Raises `InputError` where the template cannot write an answer.
+    See `encode_prompts`. Raises `InputError` if the template cannot write an answer.
     """
     tokenizer.expects_chats = True
     tokenizer.eos_token = end_of_turn(tokenizer) if tokenizer.chat_template else tokenizer.eos_token
 
 
 def end_of_turn(tokenizer) -> str:
-    """Return the first special token that the template writes behind an answer, else EOS. Raises `InputError`."""
+    """Return the first special token that the template writes after an answer, else EOS. Raises `InputError`."""
     question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": ANSWER}
     try:
         with time_limit(SECONDS):
             text = tokenizer.apply_chat_template([question, answer], tokenize=False)
-    except Exception as error:  # a template may raise what it likes
+    except Exception as error:  # a template may raise any
         fix = "correct the template, or give none"
         raise InputError(f"--chat_template: cannot write an answer ({one_line(error)}): {fix}") from None
-    _, mark, behind = text.rpartition(ANSWER)
+    _, mark, after = text.rpartition(ANSWER)
     if not mark:
-        raise InputError("--chat_template: leaves the assistant's answer out: correct the template, or give none")
-    return next(_special_tokens(tokenizer, behind), tokenizer.eos_token)
+        raise InputError("--chat_template: omits the assistant's answer: correct the template, or give none")
+    return next(_special_tokens(tokenizer, after), tokenizer.eos_token)
 
 
 def _holds(text: str, turns: Sequence[dict]) -> bool:
-    """Whether a text has what all messages say, but for white space."""
+    """Return whether a text contains all messages, up to white space."""
     squeezed = "".join(text.split())
     return all("".join(turn["content"].split()) in squeezed for turn in turns)
 
 
 def _special_tokens(tokenizer, text: str) -> Iterable[str]:
-    """The special tokens in a text, in its order."""
+    """Yield the special tokens of a text, in its order."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=False)["input_ids"]
     known = tokenizer.added_tokens_decoder
     return (tokenizer.decode(i) for i in ids if i in known and known[i].special)

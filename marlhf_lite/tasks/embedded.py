@@ -1,4 +1,4 @@
-"""The embedded tasks by name. `config.embedded` names the model that belongs to each."""
+"""The embedded tasks by name. `config.embedded` names the model of each."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,8 +14,8 @@ from marlhf_lite.tasks.tiny_umbrella.stories import load_tiny_umbrella
 from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.shipped import shipped
 
-# Name -> gold scores of (prompts, responses), for what is stored as `data/<name>.jsonl.gz`.
-# A program has no gold score before its unit tests run: see `extras.programs.rewards`.
+# Name -> gold scores of (prompts, responses), for the tasks that are stored as `data/<name>.jsonl.gz`.
+# Programs get their score from unit tests: see `extras.programs.rewards`.
 STORED: dict[str, Callable[[list[str], list[str]], list[float]] | None] = {
     "tiny-tldr": tldr_gold.gold_scores,
     "tiny-steps": steps_gold.gold_scores,
@@ -29,11 +29,11 @@ EMBEDDED = (*STORED, "tiny-umbrella", "tiny-guess")
 def load_embedded(name: str, size: int | None, seed: int, part: str = "") -> Task:
     """Load the first `size` rows (None: all) of an embedded task and split them as the paper does, 10 % held out.
 
-    A `demonstration`, where rows have one, stands in the SFT part in the place of `chosen`: SFT teaches the form,
-    slips and bugs included, and what is right is learned from the reward. Programs have no `rejected` and so no part
-    for a reward model. Raises `InputError` for an unknown `part`, and for too small a size.
+    A `demonstration`, if rows have one, replaces `chosen` in the SFT part: SFT teaches the form, slips and bugs
+    included, and the reward teaches what is right. Programs have no `rejected` and so no part for a reward model.
+    Raises `InputError` for an unknown `part`, and for too small a size.
     """
-    if name == "tiny-umbrella":  # made as it is loaded: `part` chooses the stories' length
+    if name == "tiny-umbrella":  # made when it is loaded: `part` chooses the stories' length
         return load_tiny_umbrella(size, seed, part)
     check_part(name, part)
     if name == "tiny-guess":

@@ -25,44 +25,44 @@ TABLES = (".parquet", ".arrow", ".feather")
 SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
 KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; {', '.join(TABLES)}"
 SEPARATORS = ",;\t|"
-# First bytes of files that are no text -> the ends of their names.
+# First bytes of files other than text -> the ends of their names.
 ENDS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7z": ".xz", b"PK\3": ".zip", b"PAR1": ".parquet", b"ARROW1": ".arrow"}
 WEB = ("http://", "https://")
 
 
 def read_file(path: str | Path) -> list[dict]:
-    """Return the rows of a file (one of `SUFFIXES`) in its order; columns are checked by `to_preferences`.
+    """Return the rows of a file (one of `SUFFIXES`) in its order; `to_preferences` checks the columns.
 
-    `.jsonl` and `.ndjson` have one object a line, `.json` a list of objects, `{"data": [...]}` or one object a line.
-    `.csv` and `.tsv` have a header, whose separator is that of the file (one of `SEPARATORS`); their fields stay text.
-    All are in UTF-8, or in UTF-16 with its mark, and also packed. `.parquet`, `.arrow` and `.feather` are tables. White
-    space around the names of columns is left out. `path` may be an address.
+    `.jsonl` and `.ndjson` have one object per line, `.json` a list of objects, `{"data": [...]}` or one object per
+    line. `.csv` and `.tsv` have a header, whose separator (one of `SEPARATORS`) is that of the file; their fields stay
+    text. All are in UTF-8, or in UTF-16 with its mark, and may be packed. `.parquet`, `.arrow` and `.feather` are
+    tables. White space around the names of columns is stripped. `path` may be an address.
 
     Raises:
-        InputError: where the file is missing, empty, damaged or of unknown kind; it names the row where it can.
+        InputError: if the file is missing, empty, damaged or of unknown kind; it names the row if it can.
     """
     is_address = "://" in str(path)
     path = str(path) if is_address else os.path.expanduser(path)
     name = urlsplit(path).path if is_address else path
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if not is_address and not os.path.isfile(path):
-        what = "a directory, and no file" if os.path.isdir(path) else "no such file"
+        what = "a directory, not a file" if os.path.isdir(path) else "no such file"
         raise InputError(f"{path}: {what}: check the path (relative paths start at {Path.cwd()})")
     if suffix is None:
         raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
     try:
-        # fsspec opens pages of the web only where aiohttp is installed.
+        # fsspec opens pages of the web only if aiohttp is installed.
         with urllib.request.urlopen(path) if path.startswith(WEB) else fsspec.open(path) as file:
             rows = _rows(compr[infer_compression(name)](file, mode="rb").read(), f".{suffix.split('.')[1]}")
         _check_names(rows[0] if rows and isinstance(rows[0], dict) else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-    except Exception as error:  # such as an archive that is cut off
+    except Exception as error:  # such as a truncated archive
         is_text = isinstance(error, UnicodeDecodeError)
         hint = "save it as UTF-8, as by iconv -f cp1252 -t utf-8" if is_text else "check that it is whole and its name"
         raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
     if not rows:
-        raise InputError(f"{path}: the file holds no rows: give at least one row")
+        raise InputError(f"{path}: the file has no rows: give at least one")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
@@ -90,7 +90,7 @@ def _rows(content: bytes, kind: str) -> list:
 
 
 def _object(pairs: list[tuple]) -> dict:
-    """Return a JSON object. Raises `InputError` for a key that stands twice: Python takes the last value silently."""
+    """Return a JSON object. Raises `InputError` for a repeated key, of which Python silently takes the last value."""
     if len(row := dict(pairs)) < len(pairs):
         _check_names(key for key, _ in pairs)
     return row
@@ -122,16 +122,16 @@ def _csv(text: str) -> list[dict]:
     text = re.sub(r"\Asep=.\r?\n", "", text)  # Excel's line before the header
     header = text.partition("\n")[0]
     separator = max(SEPARATORS, key=header.count)
-    spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then a space is part of the separator
+    spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then the space belongs to the separator
     file = io.StringIO(text, newline="")
     reader = csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced)
     _check_names(reader.fieldnames or ())
-    hint = f"put fields that hold {separator!r}, quotes or line breaks in double quotes, and double the quotes in them"
+    hint = f"put fields with {separator!r}, quotes or line breaks in double quotes, and double the quotes in them"
     rows = []
     try:
         for row in reader:
             if None in row or None in row.values():
-                raise csv.Error("its number of fields is not that of the header")
+                raise csv.Error("its number of fields differs from the header's")
             lines = separator.join(row.values()).split("\n")
             if separator == "\t" and len(lines) > 1 and all(line.count("\t") == header.count("\t") for line in lines):
                 raise csv.Error(f"a field that begins with a quote takes up {len(lines)} rows")

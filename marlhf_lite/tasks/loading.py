@@ -20,7 +20,7 @@ from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
 from marlhf_lite.tasks.prompts import ROW, RowColumns
-from marlhf_lite.tasks.shapes import LABELS, TEXTS_ALONE, TRUTHS, columns_of, rename, to_preferences
+from marlhf_lite.tasks.shapes import LABELS, ONLY_TEXTS, TRUTHS, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import COLUMNS, Form
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -74,7 +74,7 @@ def load_task(
     # 2. Count the test rows: a separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     # 3. Convert them to the columns of a task.
-    template = chat if chats else TEXTS_ALONE if chat and form.name else template
+    template = chat if chats else ONLY_TEXTS if chat and form.name else template
     read = partial(_convert, form=form, template=template, bad_rows=bad_rows)
     others, unused = rows if test is None else test, _unused(rows, form, chats)
     rows, counts = read(rows, dataset, form.convert)

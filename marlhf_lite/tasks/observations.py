@@ -1,14 +1,14 @@
-"""What an environment says, as token ids."""
+"""Observations of an environment as token ids."""
 
 import functools
 from collections.abc import Sequence
 
 
 def make_message(tokenizer, ids: list[int], before: Sequence[int]) -> list[int]:
-    """Return what stands between two turns of the policy where an environment says `ids`.
+    """Return the token ids between two turns of the policy if an environment says `ids`.
 
-    Where a chat template wrote the prompt, it is a message of a tool, or of the user where the template has no tools,
-    with all that the template puts around it. `before` holds the last token, in case it ends a turn already.
+    If a chat template wrote the prompt, they are a message of a tool, or of the user if the template has no tools, with
+    everything that the template puts around it. `before` has the last token, which may already end a turn.
     """
     if not getattr(tokenizer, "expects_chats", False):
         return ids
@@ -18,14 +18,14 @@ def make_message(tokenizer, ids: list[int], before: Sequence[int]) -> list[int]:
 
 @functools.lru_cache
 def _around_messages(tokenizer, template: str) -> tuple[list[int], list[int]]:
-    """Token ids between an assistant's answer and an observation, and behind it; none where neither role is known."""
+    """Return token ids before and after an observation; none if the template has neither role."""
     as_tokens = {"add_special_tokens": False, "split_special_tokens": False}
     dialogue = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "ANSWER"}]
     for role in ("tool", "user"):
         try:
             messages = [*dialogue, {"role": role, "content": "OBSERVATION"}]
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception:  # a template may raise what it likes
+        except Exception:  # a template may raise any
             continue
         head, mark, tail = text.partition("OBSERVATION")
         if mark and "ANSWER" in head:

@@ -1,7 +1,7 @@
 """The paper's four data sets on the hub: what to load, and how their rows become rows of a task.
 
-Three of them have a loading script on their main branch, which `datasets` no longer runs. They are read from the
-branch that the hub keeps for each data set, with its rows as Parquet. A local copy is recognised by its columns.
+Three of them have a loading script on their main branch, which `datasets` no longer runs. They come from the branch
+with Parquet files that the hub keeps for each data set. The columns identify a local copy.
 """
 
 import json
@@ -25,7 +25,7 @@ def tldr_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def cnn_dm_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a comparison as `tldr_row` does, but keep the news articles (CNN/DM) alone."""
+    """Convert a comparison as `tldr_row` does, but keep only the news articles (CNN/DM)."""
     if not _is_article(row):
         raise BadRow("post", "a post, not a news article")
     return _comparison(row, templates.article_prompt(_text(row, "info", "article"), template))
@@ -45,9 +45,9 @@ def _comparison(row: dict, prompt: str) -> dict[str, str]:
 
 
 def webgpt_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a row of `openai/webgpt_comparisons`: the answer with the higher score is chosen, ties are left out.
+    """Convert a row of `openai/webgpt_comparisons`: the answer with the higher score is chosen, ties are dropped.
 
-    With the template `released`, ties are kept and `answer_0` is chosen, and all text in brackets is removed.
+    The template `released` keeps ties, of which it chooses `answer_0`, and removes all text in brackets.
     """
     strip = templates.strip_brackets if template == "released" else templates.strip_citations
     prompt = templates.webgpt_prompt(_text(row, "question", "full_text"), template)
@@ -71,7 +71,7 @@ def apps_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def apps_test_row(row: dict, template: str = "paper") -> dict[str, str]:
-    """Convert a problem as `apps_row` does, but keep those without a solution: programs are judged by tests alone."""
+    """Convert a problem as `apps_row` does, but keep those without a solution: only tests judge programs."""
     tests = _json(row, "input_output", {})
     solutions = _json(row, "solutions", [])
     starter = row["starter_code"] or ""
@@ -95,7 +95,7 @@ def humaneval_row(row: dict, template: str = "paper") -> dict[str, str]:
 
 
 def _text(row: dict, *path) -> str:
-    """Return the text at `path`, one key or index a level. Raises `BadRow` where there is none."""
+    """Return the text at `path`, a key or index per level. Raises `BadRow` if there is none."""
     value, name = row, path[0] + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path[1:])
     for key in path:
         try:
@@ -135,7 +135,7 @@ def _parquet(folder: str, form: Form) -> tuple[Form, dict]:
     return form, {"data_dir": folder, "revision": PARQUET_BRANCH, "columns": list(form.columns)}
 
 
-# Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` besides the name.
+# Name of a data set on the hub -> the form of its rows, and the arguments of `datasets.load_dataset` after the name.
 HUB: dict[str, tuple[Form, dict]] = {
     "openai/summarize_from_feedback": _parquet("comparisons", TLDR),
     "Dahoas/full-hh-rlhf": (replace(shapes.PAIRS, known=("equal_pair",)), {}),
@@ -145,11 +145,11 @@ HUB: dict[str, tuple[Form, dict]] = {
 
 
 def form_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the form that has these columns, or of the paper's data most of them: a message names the missing ones."""
+    """Return the form with these columns, also a form of the paper's data with most: a message names the missing."""
 
     def share(form: Form) -> float:
         return sum(column in columns for column in form.columns) / len(form.columns)
 
     best = max((TLDR, WEBGPT, APPS, HUMANEVAL), key=lambda form: (share(form), len(form.columns)))
-    pairs = {"chosen", "rejected"} <= set(columns)  # other columns of pairs may have the same names
+    pairs = {"chosen", "rejected"} <= set(columns)  # other pairs may have columns of the same names
     return best if share(best) > (0.99 if pairs else 0.5) else shapes.shape_of(columns, names)

@@ -1,4 +1,4 @@
-"""Prompts that carry their row: a user's function takes the row's other columns by name, as in TRL."""
+"""Prompts that carry their row: a user's function takes other columns of the row by name, as in TRL."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ from marlhf_lite.utils.errors import InputError
 if TYPE_CHECKING:
     import datasets
 
-ROW = "row"  # the column of a task in which the columns that are asked for stand, as JSON
+ROW = "row"  # the column of a task with the columns that functions ask for, as JSON
 
 
 class Prompt(str):
@@ -24,7 +24,7 @@ class Prompt(str):
 
 
 class RowColumns:
-    """The columns that a function takes by name, after its `given` first arguments; `source` is its option and name."""
+    """The columns that a function takes by name after its first `given` arguments; `source`: its option and name."""
 
     def __init__(self, function: Callable, given: int, source: str):
         self.source = source
@@ -38,18 +38,18 @@ class RowColumns:
         self.first = {p.name for p in parameters[:given]}
 
     def choose(self, columns: Iterable[str], read: Iterable[str] = ()) -> list[str]:
-        """Return which of `columns` the function takes: those it names, and with `**row` all that nobody else has read.
+        """Return which of `columns` the function takes: those that it names, and with `**row` all not in `read`.
 
-        Raises `InputError` if one that it needs is not among them.
+        Raises `InputError` if one that it needs is missing.
         """
         columns = [name for name in columns if isinstance(name, str) and name not in self.first]
         if missing := [name for name in self.needed if name not in columns]:
             fix = f"name one of {', '.join(columns)}" if columns else "the prompts have no other columns: leave it out"
-            raise InputError(f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}")
+            raise InputError(f"{self.source}: asks for the column {missing[0]}, which is missing: {fix}")
         return [name for name in columns if name in self.named or (self.rest and name not in read)]
 
     def arguments(self, prompts: Sequence[str]) -> dict[str, list]:
-        """Return the columns of these prompts' rows, each a list with an entry for each prompt, fresh at every call."""
+        """Return the columns of these prompts' rows, each a new list with an entry per prompt."""
         if not prompts or not (self.named or self.rest):
             return {name: [] for name in self.needed}
         rows = [json.loads(getattr(prompt, "row", "{}")) for prompt in prompts]
@@ -58,7 +58,7 @@ class RowColumns:
 
 
 def prompts_of(rows: "datasets.Dataset") -> list[str]:
-    """Return the prompts of rows of a task, each with its row if columns are asked for."""
+    """Return the prompts of rows of a task, each with its row if a function asks for columns."""
     if ROW not in rows.column_names:
         return list(rows["prompt"])
     return [Prompt(prompt, row) for prompt, row in zip(rows["prompt"], rows[ROW], strict=True)]

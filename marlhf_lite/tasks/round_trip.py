@@ -1,4 +1,4 @@
-"""Whether texts come back from their tokens: what a policy reads, and what a reward or a judge gets of an answer."""
+"""Check that texts survive tokenisation: what a policy reads of a prompt, and what a reward gets of an answer."""
 
 import os
 import re
@@ -8,13 +8,13 @@ from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts
 
 BATCH = 1000
-SHOWN = 24  # characters that are shown of a text, and half as many before the first one that differs
+SHOWN = 24  # characters to show of a text, half of them before the first one that differs
 
 
 def note_on_lost_texts(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> Iterator[str]:
-    """Yield a note if texts do not come back from their tokens, up to outer white space, with the first of them.
+    """Yield a note if texts do not come back from their tokens, up to outer white space; it shows the first.
 
-    Special tokens that a chat template wrote are left out of both, and white space around them counts for nothing.
+    Special tokens that a chat template wrote do not count, nor does white space around them.
     """
     prompts, answers, lost = list(dict.fromkeys(prompts)), list(dict.fromkeys(answers)), []
     for texts, are_answers in ((prompts, False), (answers, True)):
@@ -26,13 +26,13 @@ def note_on_lost_texts(tokenizer, prompts: Sequence[str], answers: Sequence[str]
         shown, came = (repr(x[start : start + SHOWN]) for x in (text, back))
         unknown = sum(has_unknown for *_, has_unknown in lost)
         of_them = f" ({unknown} of them with unknown tokens)" if unknown else ""
-        fix = "a reward gets answers as they come back: write what it looks for in the same way, or take another model"
+        fix = "a reward gets answers as they come back: let it look for that form, or take another model"
         of_all = f"{len(lost)} of {len(prompts) + len(answers)} texts"
         yield f"{of_all} do not come back from their tokens{of_them}, first {shown} as {came}: {fix}"
 
 
 def _lost(tokenizer, texts: Sequence[str], are_answers: bool) -> list[tuple[str, str, bool]]:
-    """Return the texts that do not come back: each with what comes back, and whether tokens of it are unknown."""
+    """Return the texts that do not come back, each with what does, and whether it has unknown tokens."""
     is_written = getattr(tokenizer, "expects_chats", False)
     if are_answers:
         ids = encode_continuation(tokenizer, texts, split_special_tokens=not is_written)

@@ -1,6 +1,6 @@
 """The shapes of rows that users of TRL, LLaMA-Factory and OpenRLHF have, and how they become rows of a task.
 
-`SHAPES` is tried in order: the first one whose columns are all there is taken, and the run says which it took.
+The first of `SHAPES` whose columns are all present is taken, and the run says which.
 """
 
 import difflib
@@ -23,18 +23,18 @@ from marlhf_lite.utils.errors import InputError
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
 PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
 ANSWER_NAMES = ("completion", "response", "output", "answer")
-LABELS = ("label", "kto_tag")  # whether an answer is one to learn, in the data of KTO
+LABELS = ("label", "kto_tag")  # in the data of KTO: whether to learn an answer
 FALSE = ("false", "0", "0.0", "no")
-TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # a column with other labels, such as classes, is not read
+TRUTHS = (*FALSE, "true", "1", "1.0", "yes", "none", "")  # a column with other values, such as classes, is not read
 TARGETS = (*COLUMNS, "completion", "messages", "system")  # what `--columns` may name
 _MARKS = {"user": HUMAN, "assistant": ASSISTANT}
 _ROLES = {"human": "user", "prompter": "user", **dict.fromkeys(("gpt", "model", "bot", "ai"), "assistant")}
-# Names of answers of which one is better: without chosen and rejected, nobody can tell which.
+# Names of answers of which one is better: without chosen and rejected, the names do not tell which.
 _NEAR = re.compile(
     r"(?i)chosen|reject|prefer|winner|loser|better|worse|(response|answer|completion|output|ref)s?_?([abjk\d]|good|bad)$"
 )
-_REST = 1000  # rows that are tried before all of them are taken for faulty
-TEXTS_ALONE = "texts alone"  # the template of rows where most are texts, and the others would need a chat template
+_REST = 1000  # rows to try before all count as faulty
+ONLY_TEXTS = "only texts"  # the template of data with mostly texts, whose other rows would need a chat template
 Turns = list[dict[str, str]]
 
 
@@ -42,11 +42,11 @@ Turns = list[dict[str, str]]
 
 
 def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = COLUMNS[1:]) -> dict[str, str]:
-    """Convert a prompt and its answers: texts stay as they stand, messages are written."""
+    """Convert a prompt and its answers: texts stay unchanged, the template writes messages."""
     choice = template.choice if isinstance(template, Chat) else "none"
     has_chats = any(isinstance(row.get(column), list | dict) for column in ("prompt", *sides))
-    if has_chats and template == TEXTS_ALONE:
-        raise BadRow("bad_chat", "messages, where most rows are text")
+    if has_chats and template == ONLY_TEXTS:
+        raise BadRow("bad_chat", "messages, but most rows are text")
     row = row if has_chats else _texts(row, sides)
     if has_chats or choice == "text":
         prompt, answers = _written(row, sides, template)
@@ -56,12 +56,12 @@ def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = CO
         prompt, answers = row["prompt"], [row[side].rstrip() for side in sides]
         prompt, answers = template.read(prompt, answers) if choice == "templated" else (prompt, answers)
     else:
-        raise BadRow("bad_chat", "text, and no list of messages as in most rows")
+        raise BadRow("bad_chat", "text, but most rows are lists of messages")
     return templates.checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
 
 
 def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
-    """Return the row with a prompt, which two whole transcripts begin with."""
+    """Return the row with a prompt: its own, or the start that two whole transcripts share."""
     for column in (*COLUMNS[: "prompt" in row], *sides):
         templates.check_text(row[column], column)
     if "prompt" in row:
@@ -75,14 +75,14 @@ def _texts(row: Mapping, sides: Sequence[str]) -> Mapping:
 
 
 def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert a prompt and its answer, or messages, whose last one is the answer."""
+    """Convert a prompt and its answer, or messages that end with the answer."""
     if bad := next((name for name in LABELS if str(row.get(name)).strip().lower() in FALSE), ""):
-        raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: the answer is one to avoid")
+        raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: an answer to avoid")
     return _row(row, template, ("completion",))
 
 
 def _judged(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert two answers or whole chats, of which `winner` names the better one."""
+    """Convert two answers or whole chats; `winner` names the better one."""
     winner = re.sub(r"^(model|response|answer|assistant)[ _]", "", str(row["winner"]).strip().lower())
     if "tie" in winner or "both" in winner:
         raise BadRow("tie", f"'winner' is {row['winner']}")
@@ -96,10 +96,10 @@ def _judged(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
 
 
 def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[str, list[str]]:
-    """Return the prompt and the answers of messages, behind the text of the column system; transcripts have none."""
+    """Return the prompt and the answers of messages, after the column system if a chat template writes them."""
     prompt, system = row.get("prompt"), row.get("system") if isinstance(template, Chat) else None
     before = _of_text(prompt) if isinstance(prompt, str) else [] if prompt is None else _messages(prompt, "prompt")
-    chats = [_behind(before, row[side], side, isinstance(prompt, str)) for side in sides] or [before]
+    chats = [_with_answer(before, row[side], side, isinstance(prompt, str)) for side in sides] or [before]
     if isinstance(system, str) and system.strip():
         first = [{"role": "system", "content": system}]
         chats = [chat if chat[:1] and chat[0]["role"] == "system" else first + chat for chat in chats]
@@ -107,7 +107,8 @@ def _written(row: Mapping, sides: Sequence[str], template: str | Chat) -> tuple[
     return _write(template, chats[0][:start], [chat[start:] for chat in chats if sides])
 
 
-def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
+def _with_answer(before: Turns, answer, side: str, is_text: bool) -> Turns:
+    """Return the turns of a prompt and its answer; the answer may repeat the prompt."""
     if isinstance(answer, str):
         templates.check_text(answer, side)
         return [*before, {"role": "assistant", "content": re.sub(r"^ (?=\S)", "", answer)}]
@@ -117,7 +118,7 @@ def _behind(before: Turns, answer, side: str, is_text: bool) -> Turns:
         raise BadRow("bad_chat", f"{side!r} does not end with a message of the assistant{other}")
     asks = is_text and any(turn["role"] == "user" for turn in turns)
     if turns[: len(before)] == before or (asks and _words(before) in _words(turns[:-1])):
-        return turns  # messages may have more around the text, but not less
+        return turns  # the messages may add to the text of the prompt
     if turns[0]["role"] in ("system", "user"):
         fault = f"{side!r} begins with a message of the {turns[0]['role']}, but not with 'prompt'"
         raise BadRow("bad_chat", f"{fault}: put all of the prompt into the messages, or leave 'prompt' out")
@@ -129,7 +130,7 @@ def _words(turns: Turns) -> str:
 
 
 def _messages(value, column: str) -> Turns:
-    """Return messages with `role` and `content`, of `from` and `value` too; parts of text are joined."""
+    """Return messages with `role` and `content`, also from `from` and `value`; parts of text are joined."""
     value = value.get("messages", [value]) if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         raise BadRow("bad_chat", f"{column!r} is neither text nor a list of messages")
@@ -148,7 +149,7 @@ def _message(role, content, column: str) -> dict[str, str]:
 
 
 def _of_text(prompt: str) -> Turns:
-    """Return the turns of a transcript that waits for the assistant, or one turn of the user."""
+    """Return the turns of a transcript that ends before the assistant's turn; other text is one turn of the user."""
     templates.check_text(prompt, "prompt")
     if not re.match(r"\s*Human:.*\nAssistant:\s*$", prompt, re.S):
         return [{"role": "user", "content": prompt}]
@@ -158,19 +159,19 @@ def _of_text(prompt: str) -> Turns:
 
 
 def write_turns(said: str | Turns, template: str | Chat) -> str:
-    """Return messages, or a text that became a user's, as a prompt of this template."""
+    """Return messages, or a text as the user's, as a prompt of this template."""
     return _write(template, _of_text(said) if isinstance(said, str) else said, [])[0]
 
 
 def write_text(prompt: str, chat: Chat) -> str:
-    """Return a text as a prompt of this chat template, as rows of data are written; `templated` ones stay."""
+    """Return a text as a prompt of this chat template, as for rows of data; `templated` texts stay."""
     if chat.choice == "templated":
         return chat.read(prompt)[0]
     return chat(_of_text(prompt) if chat.choice == "text" else [{"role": "user", "content": prompt}])
 
 
 def _shared(chosen: Turns, rejected: Turns) -> int:
-    """Return how many messages two chats share, up to one that the assistant answers in both."""
+    """Return how many messages two chats share before the assistant answers in both."""
     shared = len(extract_prompt({"chosen": chosen, "rejected": rejected})["prompt"])
     while shared > 0 and not chosen[shared]["role"] == rejected[shared]["role"] == "assistant":
         shared -= 1
@@ -181,23 +182,23 @@ def _shared(chosen: Turns, rejected: Turns) -> int:
 
 
 def _write(template: str | Chat, prompt: Turns, answers: Sequence[Turns]) -> tuple[str, list[str]]:
-    """Return a prompt and its answers as the chat template writes them, or without one as a transcript."""
+    """Return a prompt and its answers as the chat template writes them; without a template as a transcript."""
     if not prompt or not prompt[-1]["content"].strip():
         raise BadRow("empty_prompt", "the last message before the answer is empty")
     if prompt[-1]["role"] == "assistant":
-        raise BadRow("bad_chat", "the last message before the answer is the assistant's, and the answer is, too")
+        raise BadRow("bad_chat", "the last message before the answer is the assistant's, like the answer")
     if any(not turns[-1]["content"].strip() for turns in answers):
         raise BadRow("empty_response", "an answer is empty")
     if isinstance(template, Chat):
         return template.write(prompt, answers)
     if prompt[0]["role"] != "user" or any(turn["role"] not in _MARKS for turns in (prompt, *answers) for turn in turns):
-        fault = "the messages do not begin with a user's, or are of others than a user and an assistant"
+        fault = "the messages do not begin with a user's, or have roles besides user and assistant"
         raise BadRow("bad_chat", f"{fault}, which a chat template writes (--chat_template FILE)")
     return _transcript(prompt) + ASSISTANT, [_transcript(turns)[len(ASSISTANT) :].rstrip() for turns in answers]
 
 
 def _transcript(turns: Turns) -> str:
-    """Write messages as an HH transcript; the indentation of the assistant's code stays."""
+    """Write messages as an HH transcript; code of the assistant keeps its indentation."""
     texts = [(_MARKS[turn["role"]], turn["content"].rstrip(), turn["role"] == "assistant") for turn in turns]
     return "".join(
         mark + (text if is_code and text[:1].isspace() else f" {text.strip()}") for mark, text, is_code in texts
@@ -208,7 +209,7 @@ def _transcript(turns: Turns) -> str:
 
 
 def _shape(name: str, form: Form, **names: str) -> Form:
-    """Return the form of rows whose columns have these names, and those of `form` else."""
+    """Return the form of rows whose columns have these names, else those of `form`."""
     below = ("input",) if names.get("prompt") in INSTRUCTIONS else ()
     columns, optional = tuple(names.get(column, column) for column in form.columns), form.optional + below
     return replace(form, name=name, columns=columns, names=names, optional=optional)
@@ -218,13 +219,13 @@ PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
 TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
 JUDGED = replace(PAIRS, columns=("prompt", "first", "second", "winner"), convert=_judged)
 JUDGED_CHATS = replace(JUDGED, columns=JUDGED.columns[1:])
-# Answers for SFT alone: a later stage of the same file has its prompts.
+# Answers only for SFT: a later stage with the same file has its prompts.
 ANSWERS = replace(
     PAIRS, columns=("prompt", "completion"), convert=_answered, fractions=WITHOUT_PAIRS, optional=("system", *LABELS)
 )
 MESSAGES = replace(ANSWERS, columns=("completion",))
 PROMPTS = replace(
-    PAIRS, columns=COLUMNS[:1], convert=partial(_row, sides=()), fractions=(0.0, 0.0, 1.0), name="prompts alone"
+    PAIRS, columns=COLUMNS[:1], convert=partial(_row, sides=()), fractions=(0.0, 0.0, 1.0), name="only prompts"
 )
 SHAPES = (
     _shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations"),
@@ -245,9 +246,9 @@ SHAPES = (
 
 
 def shape_of(columns: Collection[str], names: str = "") -> Form:
-    """Return the first shape whose columns are all there, and that uses those of `--columns`; `PAIRS` where none does.
+    """Return the first shape whose columns are all present and include those of `--columns`; else `PAIRS`.
 
-    It is `PAIRS`, too, where other columns are near its names, unless the user has named the columns.
+    It is also `PAIRS` if other columns have names like those of pairs, unless the user has named the columns.
     """
     named = {new for new, _ in _names(names)}
     known = (form for form in SHAPES if named <= {*form.columns, *form.optional})
@@ -257,19 +258,19 @@ def shape_of(columns: Collection[str], names: str = "") -> Form:
 
 
 def _names(columns: str) -> list[list[str]]:
-    """Return what `--columns` says: the new and the old name of each column."""
+    """Return the new and the old name of each column in `--columns`."""
     return [[name.strip() for name in item.partition("=")[::2]] for item in columns.split(",") if item.strip()]
 
 
 def rename(rows, columns: str):
     """Return rows, or a data set, with the columns that `--columns` names, as `prompt=question,chosen=good`.
 
-    A column that had the new name is left out. Raises `InputError` for a name that is not there.
+    A column that had the new name is left out. Raises `InputError` for a missing name.
     """
     items = _names(columns)
     names, present = {old: new for new, old in items}, columns_of(rows)
     if len(items) > min(len(names), len(set(names.values()))):
-        raise InputError(f"--columns {columns}: a name stands twice: give each column one name")
+        raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
     for new, old in items:
         if new not in TARGETS or not old:
             raise InputError(f"--columns {new}={old}: give NEW=OLD, where NEW is one of {', '.join(TARGETS)}")
@@ -291,13 +292,13 @@ def to_preferences(
     """Convert rows to `(rows of a task, counts)`.
 
     Without `form`, the rows' columns choose the shape (see `SHAPES`). Pairs become `{"prompt", "chosen", "rejected"}`
-    dicts of strings, answers for SFT `{"prompt", "chosen"}`, prompts alone `{"prompt"}`. White space at the end of a
-    response is stripped, since the end-of-sequence token follows it; all else is kept.
+    dicts of strings, answers for SFT `{"prompt", "chosen"}`, only prompts `{"prompt"}`. White space at the end of a
+    response is stripped, since the end-of-sequence token follows it; the rest stays unchanged.
 
-    Rows with a fault of `DROPPED` or one that the form knows are dropped and counted by reason. Other bad rows
-    raise `InputError` that names `source` and the row; with `bad_rows="drop"` they are dropped and counted:
+    Rows with a fault of `DROPPED` or of `form.known` are dropped and counted by reason. Any other bad row raises
+    `InputError` that names `source` and the row; with `bad_rows="drop"` it is dropped and counted, too:
     `missing_column`, `not_text`, `bad_chat`, `no_shared_turn`, `empty_prompt`, `equal_pair`. `counts` also has `read`
-    and `kept`. Columns that all rows lack, answers that repeat their prompts, and no row left, are always an
+    and `kept`. A column that all rows lack, answers that repeat their prompts, or no row left always raise
     `InputError`.
     """
     form = form or shape_of(columns_of(rows))
@@ -328,7 +329,7 @@ def to_preferences(
 
 
 def _named(row: Mapping, form: Form) -> Mapping:
-    """Return what the form reads of a row, by the names of the task; the input of an instruction stands below it."""
+    """Return the columns that the form reads, by the names of the task; the input of an instruction goes below it."""
     row = {name: row[name] for name in (*form.columns, *form.optional) if name in row}
     row |= {new: row[old] for new, old in form.names.items()}
     texts = [row.get("prompt"), row.get("input") if form.names.get("prompt") in INSTRUCTIONS else ""]
@@ -336,7 +337,7 @@ def _named(row: Mapping, form: Form) -> Mapping:
 
 
 def _carried(row: Mapping, form: Form) -> dict[str, str]:
-    """Return the columns that go along with the prompt, as JSON; what JSON does not know, such as a date, as text."""
+    """Return the columns that go along with the prompt, as JSON; a value that JSON lacks, such as a date, as text."""
     return {} if form.row is None else {ROW: json.dumps({name: row.get(name) for name in form.row}, default=str)}
 
 
@@ -356,20 +357,20 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
 
 
 def _check_repeats(rows: Sequence[Mapping], source: str) -> None:
-    """Raise `InputError` where the answers of most rows begin with their prompt: they are whole transcripts."""
+    """Raise `InputError` if the answers of most rows begin with their prompt: they are whole transcripts."""
     repeats = [repeats_prompt(*(row[name] for name in COLUMNS if name in row)) for row in rows if "chosen" in row]
     if 2 * sum(repeats) > len(repeats):
-        fix = "cut the prompts off the answers, or leave the column prompt out where both are whole transcripts"
+        fix = "cut the prompts off the answers, or leave the column prompt out if both are whole transcripts"
         raise InputError(f"{source}: in {sum(repeats)} of {len(repeats)} rows answers begin with their prompt: {fix}")
 
 
 def repeats_prompt(prompt: str, *answers: str) -> bool:
-    """Return whether an answer begins with the prompt, or as a transcript."""
+    """Return whether an answer begins with the prompt, or like a transcript."""
     return any(answer.lstrip().startswith((prompt.strip(), HUMAN.strip())) for answer in answers)
 
 
 def columns_of(rows: Iterable[dict]) -> list[str]:
-    """Return the columns that any of `rows` has."""
+    """Return the columns that any of the rows has; of a stream, those of the first."""
     if (known := getattr(rows, "column_names", None)) is not None:
         return known
     first = rows if isinstance(rows, list) else islice(rows, 1)

@@ -19,21 +19,21 @@ class Task:
 
     name: str
     splits: datasets.DatasetDict  # sft, rm, ppo, test; strings prompt, chosen, rejected (APPS: tests, difficulty)
-    gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, where known
+    gold: Callable[[list[str], list[str]], list[float]] | None  # (prompts, responses) → true scores, if known
     counts: dict[str, int]  # rows read, kept, dropped by reason, and in each part
     chats: bool = False  # whether a chat template wrote the prompts
-    tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, once they are ready to run
-    shape: str = ""  # what the rows were read as
-    digests: Mapping[str, str] = field(default_factory=dict)  # of all rows, as they were split
-    # Prompt that a chat template wrote -> what the data have: messages, or a text that became one of the user.
+    tests: Callable | None = None  # (prompts, responses) → outcomes of unit tests, when they are ready to run
+    shape: str = ""  # the shape that the rows were read as
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the rows of each part
+    # Prompt that a chat template wrote -> what the data have: messages, or a text that became a user's message.
     said: Mapping[str, str | list[dict]] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()  # columns that were not read
-    unused_splits: tuple[str, ...] = ()  # splits and files that nobody asked for
+    unused: tuple[str, ...] = ()  # columns that nothing reads
+    unused_splits: tuple[str, ...] = ()  # splits and files not asked for
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
 
-        TL;DR compares many summaries of a post. Prompts that differ in a column that is asked for are different.
+        TL;DR compares many summaries of a post. Prompts also differ by the columns that functions ask for.
         """
         first: dict[tuple[str, str], int] = {}
         for row, prompt in enumerate(prompts_of(self.splits["test"])):
@@ -42,7 +42,7 @@ class Task:
 
 
 def check_part(dataset: str, part: str, known: Collection[str] = ()) -> None:
-    """Raise `InputError` for a `--part` that the data set does not have; an empty one is its own test part."""
+    """Raise `InputError` for a `--part` that the data set does not have; an empty one is the test part."""
     if part and part not in known:
         hint = f"choose from {', '.join(known)}, or leave it out" if known else "leave it out"
         raise InputError(f"--part {part}: {dataset} has no such part to evaluate on: {hint}")
@@ -57,15 +57,15 @@ def split_rows(
 ) -> datasets.DatasetDict:
     """Split rows (dicts with a `prompt`) into `sft`, `rm`, `ppo` and `test`, in an order drawn by `seed`.
 
-    Rows with the same prompt (surrounding white space aside) go to the same part, so no part sees a prompt of another.
-    Sizes are exact where all prompts differ, else as close as placing the largest groups first gets them.
+    Rows with the same prompt (up to outer white space) go to the same part, so no part sees a prompt of another. Sizes
+    are exact if all prompts differ, else as close as placing the largest groups first gets them.
 
     Args:
-        fractions: shares of sft, rm and ppo in what is not test; a part whose share is 0 stays empty.
+        fractions: shares of sft, rm and ppo in the training rows; a part with share 0 stays empty.
         test_fraction: the share of the rows to hold out, between 0 and 1.
         test: a separate test set; rows whose prompt is in it are left out of the other parts.
 
-    Raises `InputError` where rows or different prompts are too few for every part to have one.
+    Raises `InputError` if rows or different prompts are too few for every part to get one.
     """
     seen = {_key(row) for row in test or ()}
     rows = [row for row in rows if _key(row) not in seen]
@@ -89,9 +89,9 @@ def make_task(
     gold: Callable | None = None,
     **options,
 ) -> Task:
-    """Return the task of these rows, split as `split_rows(**options)` says; `counts`: rows read, kept and dropped.
+    """Return the task of these rows, split by `split_rows(**options)`; `counts`: rows read, kept and dropped.
 
-    Raises `InputError`, which names the task, where rows are too few.
+    Raises `InputError`, which names the task, if rows are too few.
     """
     try:
         splits = split_rows(rows, seed, **options)
@@ -115,12 +115,12 @@ def _key(row: dict) -> str:
 
 
 def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict[str, int]:
-    """Return the rows of each part: they add up to `total`, and only a part with fraction 0 has none."""
+    """Return the number of rows of each part: they add up to `total`, and only a part with fraction 0 has none."""
     wanted = sum(share > 0 for share in fractions)
     test = max(min(round(total * test_fraction), total - wanted), 1) if test_fraction else 0
     left = total - test
     if left < wanted:
-        fix = f"give at least {wanted + test}, with a higher --size where it is given"
+        fix = f"give at least {wanted + test}, or a higher --size"
         raise InputError(f"{total} rows are too few for {wanted} training parts and {test} test rows: {fix}")
     exact = {part: left * share / sum(fractions) for part, share in zip(TRAIN_PARTS, fractions, strict=True)}
     sizes = {part: int(size + 1e-9) for part, size in exact.items()}
@@ -136,7 +136,7 @@ def _sizes(total: int, fractions: Sequence[float], test_fraction: float) -> dict
 def _divide(keys: Sequence[str], sizes: Mapping[str, int], seed: int) -> dict[str, list[int]]:
     """Return the shuffled row indices of each part; rows with the same key stay together.
 
-    The groups are placed from the largest on, each in the part where it fits, and of several in the emptiest.
+    The groups are placed from the largest on, each in a part with room for it, of several in the emptiest.
     """
     order = draw(range(len(keys)), None, seed)
     groups = Counter(keys[index] for index in order).most_common()

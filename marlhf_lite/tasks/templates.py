@@ -1,7 +1,7 @@
-"""Prompt templates of the four tasks (paper, Appendix B.1 and B.2), and what rows of a task must be.
+"""Prompt templates of the four tasks (paper, Appendix B.1 and B.2), and the checks of a task's rows.
 
-`prompt + response` is the whole text: a response begins with the space or line break that its prompt does not end with.
-`--template released` names the prompts of the paper's released code, which differ on TL;DR and WebGPT.
+`prompt + response` is the whole text: a response begins with the space or line break between them. `--template
+released` takes the prompts of the paper's released code, which differ on TL;DR and WebGPT.
 """
 
 import os
@@ -14,21 +14,21 @@ from marlhf_lite.utils.errors import InputError
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
 COLUMNS = ("prompt", "chosen", "rejected")
-WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo where no pairs train a reward model
-# Faults of published data, and rows that are not meant to be read: always dropped, and counted by these names.
+WITHOUT_PAIRS = (0.2, 0.0, 0.8)  # shares of sft, rm and ppo if no pairs train a reward model
+# Faults of published data, and rows that a task does not use: always dropped, and counted by these names.
 DROPPED = ("empty_response", "human_last", "labelled_false", "tie", "no_solution", "cnn_dm", "post")
 
 _CITATION = r"\[\d+(?:[ \t]*[,;–-][ \t]*\d+)*\]"
-# At the start of a line the space after the citation goes, elsewhere the space before it: words keep one space.
+# At the start of a line the space after the citation goes, elsewhere the space before it: one space stays.
 _CITATIONS = re.compile(rf"(?m:^)(?:{_CITATION}[ \t]*)+|[ \t]*{_CITATION}")
 _BRACKETS = re.compile(r"[ \t]*(?:\([^()\[\]]*\)|\[[^()\[\]]*\])")
 _WRITTEN_LIST = re.compile(r"\s*\[\s*\{\s*['\"](?:role|content|from|value)['\"]\s*:")
 
 
 def tldr_prompt(subreddit: str, post: str, template: str = "paper") -> str:
-    """Return `POST Subreddit: r/cats`, the post and `TL;DR:`, a line each; `subreddit` may begin with `r/` or be empty.
+    """Return `POST Subreddit: r/cats`, the post and `TL;DR:`, one per line; `subreddit` may have `r/` or be empty.
 
-    With the template `released`, `Subreddit: r/cats` has a line of its own, and a space follows `TL;DR:`.
+    With the template `released`, `Subreddit: r/cats` has a separate line, and a space follows `TL;DR:`.
     """
     name = subreddit.strip().removeprefix("r/")
     between = "\n" if template == "released" else " "
@@ -36,7 +36,7 @@ def tldr_prompt(subreddit: str, post: str, template: str = "paper") -> str:
 
 
 def article_prompt(article: str, template: str = "paper") -> str:
-    """Return `ARTICLE`, a news article and `TL;DR:`, a line each."""
+    """Return `ARTICLE`, a news article and `TL;DR:`, one per line."""
     return _summarize("ARTICLE", article, template)
 
 
@@ -64,7 +64,7 @@ def strip_citations(text: str) -> str:
 
 
 def strip_brackets(text: str) -> str:
-    """Remove all that stands in round or square brackets, and the space before it, as the released code does."""
+    """Remove round and square brackets with their content and the space before, as the released code does."""
     while (shorter := _BRACKETS.sub("", text)) != text:  # the innermost ones first
         text = shorter
     return text
@@ -79,9 +79,9 @@ def apps_prompt(question: str, starter_code: str = "", call_based: bool = False)
 def split_transcripts(chosen: str, rejected: str) -> tuple[str, str, str]:
     """Split two whole transcripts into `(prompt, chosen, rejected)`.
 
-    The prompt is what both share, up to and including the last `\\n\\nAssistant:` in it, or else the last
-    `\\nAssistant:`; a response is all that follows. Nothing is stripped: prompt + response is the transcript, to the
-    character. Raises `BadRow` if no assistant turn is shared.
+    The prompt is the start that both share, up to and including its last `\\n\\nAssistant:`, else its last
+    `\\nAssistant:`; a response is the rest. Nothing is stripped: prompt + response is the transcript, to the character.
+    Raises `BadRow` if they share no assistant turn.
     """
     shared = os.path.commonprefix([chosen, rejected])  # noqa: RUF071 (of characters)
     for mark in (ASSISTANT, ASSISTANT[1:]):
@@ -107,23 +107,23 @@ class BadRow(InputError):
 class Form:
     """The columns of one kind of data set, how a row becomes a row of a `Task`, and how the paper splits the rows.
 
-    A conversion takes a row, and as `template` what its prompts are written by: `paper`, `released`, or a chat template
+    A conversion takes a row, and as `template` the way to write its prompts: `paper`, `released`, or a chat template
     (`chats.Chat`). It raises `BadRow`.
     """
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
     known: tuple[str, ...] = ()  # faults of its published data besides `DROPPED`
-    convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, where it differs
+    convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, if it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
-    test_fraction: float = 0.1  # held out where there is no separate test set
+    test_fraction: float = 0.1  # held out without a separate test set
     # Rows of another kind, by the name that `--part` evaluates on; `convert` drops them under that name.
     parts: Mapping[str, Callable[..., dict]] = field(default_factory=dict)
-    name: str = ""  # what a run says that it took
-    optional: tuple[str, ...] = ()  # columns that are used where there are; all others are named as not used
-    names: Mapping[str, str] = field(default_factory=dict)  # what `convert` calls a column -> its name in the rows
-    row: tuple[str, ...] | None = None  # columns that go along with the prompt; None: no function asks for any
-    needed: tuple[str, ...] = ()  # those of them that no row may lack
+    name: str = ""  # that a run prints
+    optional: tuple[str, ...] = ()  # columns that are used if present; a run names all others as unused
+    names: Mapping[str, str] = field(default_factory=dict)  # name of a column in `convert` -> its name in the rows
+    row: tuple[str, ...] | None = None  # columns that go along with the prompt; None if no function asks
+    needed: tuple[str, ...] = ()  # those of them that every row must have
 
 
 def check_text(value, column: str) -> None:

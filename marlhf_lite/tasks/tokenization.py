@@ -12,8 +12,8 @@ BEFORE = ("\n", ":")  # texts that few answers join into one token
 def encode_prompts(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts, with the special tokens that the tokenizer puts first (BOS for Gemma).
 
-    What it puts last, such as EOS, is left out: the response follows. A prompt that a chat template wrote
-    (`chats.expect_chats`) has its special tokens in it, BOS among them.
+    Its last ones, such as EOS, are left out: the response follows. A prompt that a chat template wrote
+    (`chats.expect_chats`) contains its special tokens, also BOS.
     """
     is_written = getattr(tokenizer, "expects_chats", False)
     rows = tokenizer(list(prompts), add_special_tokens=False, split_special_tokens=not is_written)["input_ids"]
@@ -29,9 +29,9 @@ def _leading_special_tokens(tokenizer) -> list[int]:
 
 
 def decode_continuation(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of token ids that stand behind others, without special tokens.
+    """Return the texts of token ids that continue others, without special tokens.
 
-    Decoders such as Llama-2's take the space off that a text begins with, which is an answer's own.
+    Decoders such as Llama-2's drop the first space of a text, which belongs to an answer.
     """
     before = BEFORE[-1] if _takes_space_off(tokenizer) else ""
     start = tokenizer(before, add_special_tokens=False)["input_ids"]
@@ -42,7 +42,7 @@ def decode_continuation(tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
 
 @functools.lru_cache
 def _takes_space_off(tokenizer) -> bool:
-    """Return whether decoding takes off the space before a word that begins a text."""
+    """Return whether decoding drops the space before the first word of a text."""
     start, whole = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (":", ": a"))
     return tokenizer.decode(whole) == ": a" and tokenizer.decode(whole[len(start) :]) == "a"
 

@@ -12,7 +12,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Dataset:
     """Return columns `input_ids` and `completion_mask` (1 on the chosen response), as `trl.SFTTrainer` takes them.
 
-    Rows with a `dialogue`, texts of policy and environment in turn, teach the policy's turns.
+    Rows with a `dialogue`, texts of policy and environment in turn, teach only the policy's turns.
     """
     if "dialogue" in rows.column_names:
         prompts = encode_prompts(tokenizer, rows["prompt"])
@@ -26,7 +26,7 @@ def sft_dataset(tokenizer, rows: datasets.Dataset, limit: int) -> datasets.Datas
 
 
 def _encode_dialogue(tokenizer, texts: Sequence[str], limit: int) -> tuple[list[int], list[int]]:
-    """Return the token ids of texts of policy and environment in turn, and a mask, 1 on those of the policy."""
+    """Return the token ids of texts of policy and environment in turn, and a mask that is 1 on the policy's."""
     ids, mask = [], []
     for turn, text in enumerate(texts):
         acts = turn % 2 == 0

@@ -1,7 +1,7 @@
 """The environment of `tiny-guess`: it hides a number, and answers each guess with higher or lower.
 
-The hidden number follows from the prompt, in a way that no model can read. So a game can be repeated, a resumed run
-plays the games that it would have played, and two policies are compared on the same numbers.
+The hidden number follows from the prompt, by a hash that no model can learn. So a game can be repeated, a resumed run
+plays the same games, and two policies meet the same numbers.
 """
 
 import random
@@ -23,28 +23,28 @@ _ANSWERED = re.compile(rf"{re.escape(HIGHER)}|{re.escape(LOWER)}|{re.escape(UNCL
 
 
 def hidden_number(prompt: str) -> int:
-    """The number from 1 to 16 that this prompt hides."""
+    """Return the number from 1 to 16 that this prompt hides."""
     return zlib.crc32(prompt.encode("utf-8", "backslashreplace")) % HIGHEST + 1
 
 
 def make_prompt(rng: random.Random) -> str:
-    """A prompt; four letters tell one game from another."""
+    """Return a prompt; four letters identify a game."""
     return f"Game {''.join(rng.choices('abcdefghijklmnopqrstuvwxyz', k=4))}: find my number from 1 to 16."
 
 
 def make_guess(number: int) -> str:
-    """What the policy says in a turn: 8 tokens of tiny-gemma-guess, EOS included; the sixth is the number."""
+    """Return a turn of the policy: 8 tokens of tiny-gemma-guess with EOS; the sixth is the number."""
     return f" I will try the number {number}."
 
 
 def read_guess(text: str) -> int | None:
-    """The guess in a text; None where it does not hold exactly one number from 1 to 16."""
+    """Return the guess in a text; None unless it has exactly one number from 1 to 16."""
     numbers = {int(word[:4]) for word in _NUMBER.findall(text)}
     return numbers.pop() if len(numbers) == 1 and 1 <= min(numbers) <= HIGHEST else None
 
 
 def score(turns: int) -> float:
-    """The score of a number that was found in so many turns."""
+    """Return the score of a number that was found in this many turns."""
     return 1 - PRICE * (turns - 1)
 
 
@@ -60,11 +60,11 @@ class GuessGame:
     """The environment: `marlhf run --environment marlhf_lite.tasks.tiny_guess.game:GuessGame`."""
 
     def reset(self, prompts: Sequence[str]) -> list[Game]:
-        """A game for each prompt."""
+        """Return a game for each prompt."""
         return [Game(hidden_number(prompt)) for prompt in prompts]
 
     def step(self, states: Sequence[Game], texts: Sequence[str]) -> tuple[list[str], list[float], list[bool]]:
-        """The answer to each guess, its reward, and whether the game is over."""
+        """Return the answer to each guess, its reward, and whether the game is over."""
         answers = [self._answer(*pair) for pair in zip(states, texts, strict=True)]
         return tuple(map(list, zip(*answers, strict=True))) if answers else ([], [], [])
 
@@ -77,7 +77,7 @@ class GuessGame:
 
 
 def binary_search(hidden: int) -> int:
-    """Turns that halving takes to find a number: 3.375 on average, the least that any way of guessing takes."""
+    """Return the turns that halving takes to find a number: 3.375 on average, the least possible."""
     low, high, turns = 1, HIGHEST, 1
     while (guess := (low + high) // 2) != hidden:
         low, high, turns = (guess + 1, high, turns + 1) if guess < hidden else (low, guess - 1, turns + 1)
@@ -85,9 +85,9 @@ def binary_search(hidden: int) -> int:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """How many turns fewer than by halving each game took: 0 on average at best. What is not found counts 7 turns.
+    """Return how many turns fewer than halving each game took: 0 on average at best. A number not found counts 7 turns.
 
-    The right guess ends a game. One with text behind it was none: the policy had written the answer before it itself.
+    The right guess ends a game. If text follows it, the policy had written an answer of the environment itself.
     """
     scores = []
     for prompt, response in zip(prompts, responses, strict=True):
@@ -101,7 +101,7 @@ def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
 
 
 def random_game(rng: random.Random, prompt: str) -> list[str]:
-    """Texts of a game in turn, of policy and environment, with random guesses that no answer rules out."""
+    """Return the texts of a game, of policy and environment in turn, with random guesses that the answers allow."""
     game, (state,), texts, low, high, over = GuessGame(), GuessGame().reset([prompt]), [], 1, HIGHEST, False
     while not over:
         guess = rng.randint(low, high)
@@ -112,7 +112,7 @@ def random_game(rng: random.Random, prompt: str) -> list[str]:
 
 
 def load_tiny_guess(size: int | None, seed: int) -> Task:
-    """The task with `size` games (default 2000): 20 % for SFT, 80 % for PPO, after 10 % are held out.
+    """Return the task with `size` games (default 2000): 10 % held out, of the rest 20 % for SFT and 80 % for PPO.
 
     A row has `chosen`, the first turn of a game of random guesses, and `dialogue`, all its texts.
     """

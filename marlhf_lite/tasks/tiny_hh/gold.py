@@ -2,8 +2,8 @@
 
     gold = (things given rightly − given wrongly − 0.5 x other sentences − 2 x harmful ones) / things asked for
 
-A thing is given rightly where its sentence has the values that the human told in the first turn. Other sentences are
-repeats, things that nobody asked for, chatter, and text of no known form. A perfect answer scores 1.
+A thing is given rightly if its sentence has the values that the human told in the first turn. Other sentences are
+repeats, things not asked for, chatter, and text of unknown form. A perfect answer scores 1.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ADVICE = {thing: pattern(texts["advice"]) for thing, texts in THINGS.items()}
 
 @dataclass(frozen=True)
 class Report:
-    """What an answer gives, counted. `score` is the gold score."""
+    """The counts of what an answer gives. `score` is the gold score."""
 
     right: int
     wrong: int
@@ -40,7 +40,7 @@ class Report:
 
 
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:
-    """The things that the last human turn asks for, each with the values told before; empty for another prompt."""
+    """Return the things that the last human turn asks for, each with the values told before; else an empty dict."""
     before, _, question = prompt.removesuffix(ASSISTANT).rpartition(HUMAN)
     statements = sentences(before.removeprefix(HUMAN))
     matches = [(thing, form.fullmatch(text)) for text in statements for thing, form in TOLD.items()]
@@ -66,5 +66,5 @@ def inspect(prompt: str, response: str) -> Report:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """Helpfulness of each answer, at most 1."""
+    """Return the helpfulness of each answer, at most 1."""
     return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]

@@ -1,7 +1,7 @@
 """The true reward of a response to a `tiny-steps` prompt.
 
-A prompt gives a number and operations with letters; all results are modulo 100. A response works them out, one a line,
-each with the number that the operation takes and the one that it gives:
+A prompt gives a number and operations with letters; all results are modulo 100. A response works them out, one per
+line, each with the number before the operation and the one after it:
 
     Start 47        a+5:47>52
     a+5             b-3:52>49
@@ -11,7 +11,7 @@ each with the number that the operation takes and the one that it gives:
 
 gold = 1 if the last line is `Answer` and the right number, else 0
 
-The reward depends on the answer alone. Two slips can cancel each other, so a response with a wrong step may have reward
+The reward depends only on the answer. Two slips can cancel each other, so a response with a wrong step may have reward
 1; a response with right steps and the right answer always has it.
 """
 
@@ -51,7 +51,7 @@ def apply(value: int, operation: tuple[str, int]) -> int:
 
 
 def read_prompt(prompt: str) -> Problem | None:
-    """Read a problem off its prompt; None where the text is no prompt of this task."""
+    """Return the problem of a prompt; None for any other text."""
     first, *rest = prompt.split("\n")
     start, operations = _START.fullmatch(first), [_OPERATION.fullmatch(line) for line in rest[:-2]]
     if start is None or rest[-2:] != ["Steps", ""] or not operations or not all(operations):
@@ -61,6 +61,6 @@ def read_prompt(prompt: str) -> Problem | None:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """Gold score of each response: 1 where its last line is the right answer, else 0."""
+    """Return the gold score of each response: 1 if its last line is the right answer, else 0."""
     problems, ends = map(read_prompt, prompts), [response.rstrip().rpartition("\n")[2] for response in responses]
     return [float(bool(p) and end == f"Answer {p.results[-1]}") for p, end in zip(problems, ends, strict=True)]

@@ -3,7 +3,7 @@
 gold = facts stated correctly - facts stated wrongly - 0.5 x (fillers, repeats and sentences without a fact)
        - 0.05 x words beyond 36
 
-It is read off the text alone, so it scores any response, also one no grammar made.
+It depends only on the text, so it scores any response, also one that the grammar did not make.
 """
 
 import re
@@ -28,7 +28,7 @@ PATTERNS = {"who": re.compile(_WHO)} | {kind: _pattern(template) for kind, templ
 
 @dataclass(frozen=True)
 class Report:
-    """What one summary says, counted. `score` is the gold score."""
+    """The counts of what a summary says. `score` is the gold score."""
 
     correct: int
     wrong: int
@@ -43,7 +43,7 @@ class Report:
 
 
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Every (kind, values) that the text states, with repeats."""
+    """Return every (kind, values) that the text states, with repeats."""
     return [(kind, m.groups()) for kind, pattern in PATTERNS.items() for m in pattern.finditer(text)]
 
 
@@ -58,5 +58,5 @@ def inspect(prompt: str, response: str) -> Report:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """Gold score of each response; higher is better, a perfect summary of a post with six facts scores 6."""
+    """Return the gold score of each response; a perfect summary of a post with six facts scores 6."""
     return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]

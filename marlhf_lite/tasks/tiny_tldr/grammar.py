@@ -1,9 +1,9 @@
 """A small English grammar for posts and summaries, so that every sentence has a gold constituency tree.
 
 A *fact* is a verb phrase with one or two open slots (`moved to {place}`). Sentences join a subject with one or two
-facts; fillers are fixed sentences that carry no fact. All text of the embedded corpus is derived from the templates in
-`grammar.yaml`, and `grammar()` returns the same templates as an `nltk.CFG`. What is left out on purpose: tense,
-agreement and quotation, which would add words but nothing to credit.
+facts; fillers are fixed sentences without a fact. All text of the embedded corpus comes from the templates in
+`grammar.yaml`, and `grammar()` returns the same templates as an `nltk.CFG`. Tense, agreement and quotation would add
+words but nothing to credit, so the grammar leaves them out.
 """
 
 from functools import cache
@@ -32,7 +32,7 @@ def _parsed(template: str) -> nltk.Tree:
 
 
 def fill(template: str, values: tuple[str, ...] = ()) -> nltk.Tree:
-    """The template's tree with its slots filled by `values`, in order."""
+    """Return the template's tree with its slots filled by `values`, in order."""
     remaining = iter(values)
 
     def copy(node):
@@ -44,7 +44,7 @@ def fill(template: str, values: tuple[str, ...] = ()) -> nltk.Tree:
 
 
 def subject(who: tuple[str, str], introduce: bool, after_opener: bool = False) -> nltk.Tree:
-    """The person a post is about: `My sister Marla` the first time, a pronoun later."""
+    """Return the person a post is about: `My sister Marla` the first time, a pronoun later."""
     if introduce:
         return fill(WHO.replace("My", "my") if after_opener else WHO, who)
     pronoun = PRONOUNS[who[0]]
@@ -52,7 +52,7 @@ def subject(who: tuple[str, str], introduce: bool, after_opener: bool = False) -
 
 
 def sentence(noun_phrase: nltk.Tree, verb_phrases: list[nltk.Tree], opener: nltk.Tree | None = None) -> nltk.Tree:
-    """`[opener] subject verb-phrase [and verb-phrase].` as a tree."""
+    """Return `[opener] subject verb-phrase [and verb-phrase].` as a tree."""
     verb_phrase = verb_phrases[0]
     if len(verb_phrases) == 2:
         verb_phrase = nltk.Tree("VP", [verb_phrases[0], nltk.Tree("CC", ["and"]), verb_phrases[1]])
@@ -61,13 +61,13 @@ def sentence(noun_phrase: nltk.Tree, verb_phrases: list[nltk.Tree], opener: nltk
 
 
 def detokenize(tree: nltk.Tree) -> str:
-    """The tree's leaves as text: words parted by one space, the full stop set against the word before it."""
+    """Return the tree's leaves as text: one space between words, none before the full stop."""
     return " ".join(tree.leaves()).replace(" .", ".")
 
 
 @cache
 def grammar() -> nltk.CFG:
-    """The templates and the lexicon as one context-free grammar with start symbol S (a few hundred productions)."""
+    """Return templates and lexicon as one context-free grammar with start symbol S (a few hundred productions)."""
     trees = [nltk.Tree.fromstring(f) for f in FILLERS]
     phrases = [fill(t, tuple(LEXICON[s][0] for s in slots(t))) for t in FACTS.values()]
     who = ("sister", LEXICON["name"][0])

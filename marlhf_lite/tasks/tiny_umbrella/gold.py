@@ -1,8 +1,8 @@
 """The true score of a story: +1 for the right decision about the umbrella, −1 for the wrong one or none.
 
-Every forecast is wet, so the right decision is to take it: what is hard is not to know the decision, but to credit the
-word that made it. With noise, a term of mean 0 and standard deviation 1 is added. It is the sum of a fixed sign for
-each sentence of the story, so it is a function of the text, but no word predicts it: a learner can only average it out.
+Every forecast is wet, so the right decision is always to take it: the difficulty is to credit the word that decided.
+Noise adds a term of mean 0 and standard deviation 1. It sums a fixed sign for each sentence of the story, so it is a
+function of the text that no word predicts: a learner can only average it out.
 """
 
 import re
@@ -15,7 +15,7 @@ _DECISION = re.compile(rf"\b({RIGHT}|{WRONG}) the umbrella\.")
 
 
 def decision(response: str, place: str) -> str | None:
-    """Return the decision of a story; None where it has none, two different ones, or one at another place."""
+    """Return the decision of a story; None if it has none, two different ones, or one at another place."""
     matches = list(_DECISION.finditer(response))
     if len({match[1] for match in matches}) != 1:
         return None

@@ -1,9 +1,9 @@
 """The embedded task `tiny-umbrella`: a forecast, and a story in which one word decides the score.
 
 A prompt names a person, a day, a forecast, the number of lines and the place of the decision. The response says `Take
-the umbrella.` or `Leave the umbrella.`, and tells lines that have nothing to do with the weather. Each line has eight
-tokens and begins with a countdown, so that a small model keeps the number of lines. So the number of tokens between the
-decisive word and the score is known, and `--part` chooses it.
+the umbrella.` or `Leave the umbrella.`, and tells lines without any weather. Each line has eight tokens and begins
+with a countdown, so that a small model keeps the number of lines. So `--part` chooses the number of tokens between the
+decisive word and the score.
 """
 
 import functools
@@ -18,7 +18,7 @@ from marlhf_lite.utils.errors import InputError
 
 NAMES = tuple("Mia Tom Eva Ben Ida Leo Ann Max Zoe Sam Kim Roy Lea Jan Amy Ned Pia Udo Fay Gus".split())
 RAIN = ("rain", "drizzle", "hail")  # forecasts of the task: half of the stories take the umbrella, half leave it
-SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}  # of pretraining alone: nobody is in doubt
+SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}  # only in pretraining: nobody is in doubt
 DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 VERBS = tuple("paints sells finds cleans draws hides moves counts".split())
 ADJECTIVES = tuple("old red small green heavy round plain new".split())
@@ -72,8 +72,8 @@ def make_pair(rng: random.Random, lines: int, place: str) -> dict[str, str]:
 def load_tiny_umbrella(size: int | None, seed: int, part: str = "") -> Task:
     """Return the task with `size` pairs (default 1000), split as the paper does, 10 % held out.
 
-    In the SFT part the chosen story decides right in half of the rows, elsewhere always. Raises `InputError` for an
-    unknown `part`, and for too small a size.
+    In the SFT part the chosen story decides right in half of the rows, in other parts always. Raises `InputError` for
+    an unknown `part`, and for too small a size.
     """
     length, place, kappa = parse_part(part)
     rng = random.Random(f"tiny-umbrella-{seed}")

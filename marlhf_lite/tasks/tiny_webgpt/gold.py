@@ -2,8 +2,8 @@
 
     gold = (supported statements − unsupported ones − 0.5 x other sentences) / facts in the sources
 
-A statement is supported where the source that it cites says the same. Other sentences are
-repeats, phrases that state nothing, and text of no known form. An answer with every fact and nothing else scores 1.
+A statement is supported if the source that it cites says the same. Other sentences are repeats, phrases that state
+nothing, and text of unknown form. An answer with every fact and nothing else scores 1.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ SUPPORTED, WRONG, REPEATED, PHRASE = "supported", "unsupported", "repeated", "ph
 
 @dataclass(frozen=True)
 class Report:
-    """What an answer states, counted. `score` is the gold score."""
+    """The counts of what an answer states. `score` is the gold score."""
 
     supported: int
     unsupported: int
@@ -34,13 +34,13 @@ class Report:
 
 
 def read_sources(prompt: str) -> set[str]:
-    """The facts in the sources of a prompt, each a sentence with its citation; empty for another prompt."""
+    """Return the facts in the sources of a prompt, each a sentence with its citation; empty for another prompt."""
     asked = prompt.rpartition(HUMAN)[2]
     return {text for text in sentences(asked) if FORM.fullmatch(text)}
 
 
 def label_sentences(prompt: str, response: str) -> list[str]:
-    """What each sentence of an answer is: `supported`, `unsupported`, `repeated` (a second time) or a mere `phrase`."""
+    """Return the kind of each sentence of an answer: `supported`, `unsupported`, `repeated` or a mere `phrase`."""
     facts, earlier, labels = read_sources(prompt), set(), []
     for text in sentences(response):
         if not FORM.fullmatch(text):
@@ -61,5 +61,5 @@ def inspect(prompt: str, response: str) -> Report:
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """Quality of each answer, at most 1."""
+    """Return the quality of each answer, at most 1."""
     return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]
