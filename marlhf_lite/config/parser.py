@@ -5,8 +5,8 @@ Precedence, highest first:
 1. flags;
 2. files: `--config`, then the config.yaml of the run that `--resume` names;
 3. presets: those of `--preset` (of several, later ones win), then data and model of the runs that `--sft`, `--rm`,
-   `--policies` or `--policy` name, then those that come by themselves: `embedded/<data set>`, `pretrained` for a model
-   that is not embedded, and `demo` for that command. A run names its presets in its first lines;
+   `--policies` or `--policy` name, then those that a command takes unasked: `embedded/<data set>`, `pretrained` for a
+   model that is not embedded, and `demo` for that command. A run names its presets in its first lines;
 4. the defaults of the command's class.
 """
 
@@ -131,7 +131,7 @@ class OptionParser(argparse.ArgumentParser):
         return self.read_values(read_presets(names, source), source) if names else {}
 
     def read_given(self, flags: dict, stored: dict | None = None) -> dict:
-        """Return what flags, the file of --config, the run that goes on (`stored`) and --preset give, in this order."""
+        """Return what flags, the file of --config, the resumed run (`stored`) and --preset give, in this order."""
         source = f"--config {flags.get('config')}"
         values = read_yaml(Path(flags["config"]).expanduser(), source) if "config" in flags else {}
         named = self.read_presets(flags.get("preset", ""), f"--preset {flags.get('preset')}")
@@ -172,7 +172,7 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
 
 
 def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command]) -> tuple[Command, list[str]]:
-    """Return what `parse` does, and the names of the presets that the options come from; later ones win."""
+    """Return the options as `parse` does, and the names of the presets that they come from; later ones win."""
     parser = OptionParser(name, command, shows_all="--help_all" in argv)
     flags = parser.read_flags(["--help" if word == "--help_all" else word for word in argv])
     named = [word.strip() for word in flags.get("preset", "").split(",") if word]
@@ -189,7 +189,7 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
 
 
 def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
-    """Return what `marlhf <name>` is given: options of flags, of the file of --config and of named presets."""
+    """Return the options that flags, the file of --config and named presets give to `marlhf <name>`."""
     parser = OptionParser(name, command)
     return parser.read_given(parser.read_flags(argv))
 
@@ -208,8 +208,8 @@ def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
 def merge(layers: Sequence[dict]) -> dict:
     """Merge options; later layers win.
 
-    Of `updates` and `prompt_epochs`, which set one number, the later one counts. Where a later layer samples without
-    servers, what an earlier one says of servers is dropped.
+    Of `updates` and `prompt_epochs`, which set one number, the later one counts. If a later layer samples without
+    servers, the options of an earlier layer about servers are dropped.
     """
     values: dict = {}
     for layer in layers:
@@ -222,7 +222,7 @@ def merge(layers: Sequence[dict]) -> dict:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question with the known name that is nearest to a word; empty if none is near."""
+    """Return a question with the known name nearest to a word; empty if none is near."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}? " if close else ""
 
@@ -231,18 +231,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _resumed_config(folder: str, flags: dict) -> dict:
-    """Return the options of the run that `--resume` names. Raises `InputError` if that is no run."""
+    """Return the options of the run that `--resume` names. Raises `InputError` if it is not a run."""
     config = RunFolder.open(folder).config
     if (Path(folder) / "checkpoints").is_dir():
-        raise InputError(f"--resume {folder}: the folder of one stage: give the run that it stands in")
+        raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
     for name in {"output_dir", "overwrite"} & flags.keys():
-        raise InputError(f"--{name}: a run that goes on stays in its folder: leave it out, or leave out --resume")
+        raise InputError(f"--{name}: a resumed run stays in its folder: leave it out, or leave out --resume")
     of_the_start = ("output_dir", "overwrite", "resume", "accept_changed")
     return {name: value for name, value in config.items() if name not in of_the_start}
 
 
 def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
-    """Raise `InputError` if an option that changes results differs from that of the run that goes on.
+    """Raise `InputError` if an option that changes results differs from that of the resumed run.
 
     An option that the run has not stored, because it is newer, had its default.
     """
@@ -255,16 +255,16 @@ def _check_unchanged(options: StageCommand, started: StageCommand) -> None:
 def _inherit(parser: OptionParser, values: dict) -> dict:
     """Return data and model options of the runs that a command's models come from, if `values` do not have them.
 
-    A command may have data of its own; then theirs do not count. Raises `InputError` if such a run contradicts
-    another one, or `values`.
+    If the command has its own data, theirs do not count. Raises `InputError` if such a run contradicts another one, or
+    `values`.
     """
     known, origin = dict(values), dict.fromkeys(values, "this command")
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
     if any(option == "policies" for option, *_ in runs) and not set(ROW_SOURCE) & values.keys():
-        runs.sort(key=lambda item: item[0] != "policies")  # they are evaluated on their own prompts
+        runs.sort(key=lambda item: item[0] != "policies")  # policies are evaluated on their own prompts
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
-        if "dataset" in theirs:  # what a run on data has not stored had its default
+        if "dataset" in theirs:  # an option that a run on data has not stored had its default
             theirs = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
         if _has_other_rows(option, run, theirs, known, origin):
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
@@ -280,7 +280,7 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
 
 
 def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
-    """Return whether the command's data are others than a run's. Raises `InputError` if two runs leave it open."""
+    """Return whether the command's data differ from a run's. Raises `InputError` if two runs leave it open."""
     rows = {name: known[name] for name in ROW_SOURCE if name in known}
     if not rows or same_data(theirs | rows, theirs):
         return False
@@ -303,7 +303,7 @@ def same_data(one: dict, other: dict) -> bool:
 
 
 def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
-    """Options that name adapters, each with the run that the adapter stands in, or is; an adapter may have none."""
+    """Yield the options that name adapters, each with the run that the adapter is in, or is, if any."""
     for option in filter(values.get, INPUTS):
         folders = values[option]
         for folder in [folder for _, folder in named_folders(folders)] if option == "policies" else [folders]:
@@ -314,7 +314,7 @@ def _input_runs(values: dict) -> Iterator[tuple[str, Path]]:
 def named_folders(policies: str) -> list[tuple[str, str]]:
     """Return the name (empty if none is given) and the folder of each policy in `--policies`.
 
-    A name holds no "=": what follows the first one is the folder.
+    A name has no "=": the text after the first one is the folder.
     """
     return [tuple(item.split("=", 1)) if "=" in item else ("", item) for item in split_paths(policies)]
 
@@ -342,7 +342,7 @@ def read_presets(names: str, source: str) -> dict:
 
 
 def list_presets() -> str:
-    """Return a table of all presets: name, model, data set, and the first line of the file, which says what it is."""
+    """Return a table of all presets: name, model, data set, and the first line of the file."""
     rows = [("preset", "model", "dataset", "what it is")]
     for name in presets():
         text = (PRESETS / f"{name}.yaml").read_text(encoding="utf-8")

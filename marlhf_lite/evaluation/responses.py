@@ -1,8 +1,8 @@
 """Responses that are generated once, kept on disk and used again.
 
-A folder holds the responses of one checkpoint at one temperature: settings.json says what they come from, and
-samples.jsonl has a line for each, written batch by batch, so that an interrupted evaluation goes on where it was.
-A response is identified by its prompt's id, its number among the samples of that prompt, and the seed.
+A folder has the responses of one checkpoint at one temperature: settings.json says what they come from, and
+samples.jsonl has a line for each, written batch by batch, so that an interrupted evaluation can continue. A response is
+identified by its prompt's id, its number among the samples of that prompt, and the seed.
 """
 
 import hashlib
@@ -52,8 +52,8 @@ KEY = ["id", "sample", "seed"]
 class ResponseStore:
     """Responses of one checkpoint at one temperature, in a folder under `root` that is named after the settings.
 
-    `rows` is a DataFrame with the index KEY; `settings` are what responses depend on. Raises `InputError` for a line
-    that is no response, and for a response that is there twice.
+    `rows` is a DataFrame with the index KEY; responses depend on `settings`. Raises `InputError` for a line that is not
+    a response, and for a repeated response.
     """
 
     def __init__(self, root: str | Path, method: str, settings: Mapping):
@@ -65,14 +65,14 @@ class ResponseStore:
         self.rows = _read([self.path], ("id", "token_ids", "ended")).set_index(KEY)
 
     def add(self, rows: pd.DataFrame) -> None:
-        """Write responses at once: they are found again, whatever happens after this."""
+        """Write responses at once, so that an interruption cannot lose them."""
         if not (self.folder / SETTINGS).is_file():
             write_json(self.folder / SETTINGS, self.settings)
         append_lines(self.path, to_records(rows.reset_index()))
         self.rows = pd.concat([self.rows, rows]) if len(self.rows) else rows
 
     def replace(self, rows: pd.DataFrame) -> None:
-        """Write rows in place of those with the same keys."""
+        """Replace the rows with the same keys."""
         kept = self.rows[~self.rows.index.isin(rows.index)]
         self.rows = pd.concat([kept, rows]).loc[self.rows.index]
         write_rows(self.path, self.rows.reset_index())
@@ -87,10 +87,10 @@ def write_rows(path: Path, rows: pd.DataFrame) -> None:
 
 
 def read_responses(path: str | Path) -> pd.DataFrame:
-    """The responses in a file, in a run of `marlhf evaluate` (its samples.jsonl), or in a folder of stored responses.
+    """Return the responses in a file, a run of `marlhf evaluate` (its samples.jsonl), or a folder of stored responses.
 
-    Rows that lack an `id` get one from their prompt. Raises `InputError` where there are no responses, a row is none,
-    a score is no finite number, or a response is there twice.
+    Rows without an `id` get one from their prompt. Raises `InputError` if there are no responses, for a row that is not
+    a response, a score that is not finite, and a repeated response.
     """
     path = Path(path).expanduser()
     stores = sorted(path.glob(f"*/{SETTINGS}")) or sorted(path.glob(f"*/*/{SETTINGS}"))
@@ -103,7 +103,7 @@ def read_responses(path: str | Path) -> pd.DataFrame:
 
 
 def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows of files. Raises `InputError` for one that is no response, lacks one of `needed` or is there twice."""
+    """Return the rows of files. Raises `InputError` for one that is not a response, lacks a column or is repeated."""
     rows = []
     for file in files:
         for number, row in enumerate(read_lines(file), 1):
@@ -112,11 +112,11 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
                 raise InputError(f"{file}, row {number}: no {missing[0]}: give answers that `marlhf evaluate` wrote")
             for name, value in ((name, row[name]) for name in NUMBERS if row.get(name) is not None):
                 if not isinstance(value, int | float) or not math.isfinite(value):
-                    raise InputError(f"{file}, row {number}: {name} {value!r} is no finite number: leave it out")
+                    raise InputError(f"{file}, row {number}: {name} {value!r} is not a finite number: leave it out")
             rows.append(row)
     frame = to_frame(rows)
     for id, method in frame.loc[frame.duplicated(["method", "temperature", *KEY]), ["id", "method"]].to_numpy():
-        raise InputError(f"{files[-1]}: id {id} of {method} stands there twice: delete one of them")
+        raise InputError(f"{files[-1]}: id {id} of {method} is there twice: delete one of them")
     return frame
 
 
@@ -125,16 +125,15 @@ def _read(files: Sequence[Path], needed: Sequence[str] = ()) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class HeldOutPrompts:
-    """Prompts that are not trained on, and how policies answer them.
+    """Prompts that no stage trains on, and how policies answer them.
 
-    Random numbers belong to seed and prompt, whatever the policy and the batch, so that comparisons by prompt are
-    tighter.
+    Random numbers depend on seed and prompt, but not on policy and batch, so that comparisons by prompt are tighter.
 
     Args:
         prompts: [P] texts.
         tokenizer: the tokenizer of the base model.
-        batch_size: responses generated at a time; it changes speed and memory, and responses by rounding alone.
-        sampler: how they are answered: here, by servers, or in turns with an environment.
+        batch_size: responses generated at a time; it changes speed and memory, and responses only by rounding.
+        sampler: what answers them: this process, servers, or dialogues with an environment.
     """
 
     prompts: Sequence[str]
@@ -145,14 +144,14 @@ class HeldOutPrompts:
     sampler: Sampler = generate_seeded
 
     def keyed(self, samples: int) -> pd.Series:
-        """The prompt of every response that is wanted, with the index KEY."""
+        """Return the prompt of every wanted response, with the index KEY."""
         index = pd.MultiIndex.from_product([prompt_ids(self.prompts), range(samples), [self.seed]], names=KEY)
         return pd.Series(np.repeat(np.array(self.prompts, dtype=object), samples), index=index, dtype=object)
 
     def generate(self, policy: PolicyModel, wanted: pd.Series, method: str, score: Callable) -> pd.DataFrame:
-        """A response to each prompt that is wanted (some of `keyed`), with the columns of `score(rollout)`."""
+        """Return a response to each wanted prompt (some of `keyed`), with the columns of `score(rollout)`."""
         prompts = wanted.tolist()
-        names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)  # nothing of the checkpoint
+        names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)  # independent of the checkpoint
         sampling = replace(SeededSampling.like(self.sampling), names=names)
         rollout, _ = generate_in_batches(self.sampler, 0, policy.model, self.tokenizer, prompts, sampling)
         check_servers(rollout, policy)
@@ -171,7 +170,7 @@ def answer(
     gold: GoldScore | None = None,
     name: str = "policy",
 ) -> pd.DataFrame:
-    """One scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
+    """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
     policy.eval()
     score, rows = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold), []
 
@@ -183,7 +182,7 @@ def answer(
 
 
 def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torch.device | str = "cpu") -> Rollout:
-    """Stored responses as the rollout they came from: the same tokens, to be scored or segmented again."""
+    """Return the rollout of stored responses, with the same tokens, to score or segment it again."""
     responses = responses if isinstance(responses, pd.DataFrame) else to_frame(responses)
     prompts, texts, tokens, ended = (responses[name].tolist() for name in ("prompt", "response", "token_ids", "ended"))
     if "turns" in responses and responses["turns"].notna().all():  # `token_ids` are then those of both sides
@@ -195,7 +194,7 @@ def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torc
 
 
 def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
-    """Do `work` on all rows, `size` at a time; where memory ends, on half as many: no response depends on its batch."""
+    """Do `work` on all rows, `size` at a time, on half as many if memory ends: no response depends on its batch."""
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
 
         def work_on(part: slice) -> None:
@@ -215,25 +214,25 @@ def evaluate_checkpoints(
     samples: int = 1,
     model: str = "",
 ) -> pd.DataFrame:
-    """Responses of every checkpoint to every prompt at every temperature, scored (paper: Figures 3, 8, 10, 20, 21).
+    """Return scored responses of all checkpoints at all temperatures (paper: Figures 3, 8, 10, 20, 21).
 
-    What `folder` holds of them is read, the rest is generated and written there batch by batch: started again after an
-    interruption, it goes on. With everything there, no model is loaded. Temperature 0 is greedy and has one sample.
+    It reads the responses in `folder`, generates the others and writes them there batch by batch, so that it continues
+    after an interruption. If none is missing, it loads no model. Temperature 0 is greedy and has one sample.
 
     Args:
         checkpoints: name to folder, of an adapter or of whole weights.
-        held_out: their order is that of the rows. Their own temperature is used where `temperatures` is empty. What an
-            environment or server answers is stored apart.
+        held_out: the prompts, in the order of the rows; their sampling has the temperature if `temperatures` is empty.
+            Answers of an environment or of servers are stored separately.
         samples: responses to each prompt at each temperature.
         model: the base model's name, content and number format, which an adapter's weights do not tell.
 
     Returns:
         Rows by checkpoint, temperature, prompt and sample: id, sample, seed, method, temperature, prompt, token_ids,
-        response, tokens, ended, and where there is a scorer kl (k1, nats), kl_k3, rm_score and gold. `reference` and
-        `rm` are fingerprints of the models that scored, and `reward` is the name of the gold score, where it has one.
+        response, tokens, ended, and with a scorer kl (k1, nats), kl_k3, rm_score and gold. `reference` and `rm` are
+        fingerprints of the models that scored, and `reward` is the name of the gold score, if it has one.
 
     Raises:
-        InputError: a folder without weights, or a stored file that is broken.
+        InputError: a folder without weights, or a broken stored file.
     """
     prints = {name: model_hash(path, name)[:12] for name, path in checkpoints.items()}
     marks = {name: model_hash(path, name)[:12] for name in ("reference", "rm") if (path := getattr(scorers, name))}
@@ -245,17 +244,17 @@ def evaluate_checkpoints(
             at_temperature = replace(held_out, sampling=replace(held_out.sampling, temperature=float(temperature)))
             settings = {"fingerprint": prints[name], "model": model, **vars(at_temperature.sampling)}
             del settings["names"]
-            if not settings["min_new_tokens"]:  # so that answers stored without a minimum are found again
+            if not settings["min_new_tokens"]:  # a key that answers without a minimum have never had
                 del settings["min_new_tokens"]
             settings |= {"engine": key} if (key := getattr(held_out.sampler, "key", "")) else {}
-            if getattr(held_out.tokenizer, "expects_chats", False):  # the same text is read as other tokens
+            if getattr(held_out.tokenizer, "expects_chats", False):  # the same text has other tokens
                 settings["end_of_turn"] = held_out.tokenizer.eos_token
             store = ResponseStore(folder, name, settings)
             asked = wanted if temperature > 0 else wanted[wanted.index.get_level_values("sample") == 0]
             _fill(store, asked, at_temperature, load, scorers, marks)
             tables.append(to_frame(store.rows.loc[asked.index].reset_index()))
     rows = pd.concat(tables, ignore_index=True)
-    # A store may hold scores that are not asked for now.
+    # A store may have scores that nobody asks for now.
     sources = dict.fromkeys((*KLS, "reference"), scorers.reference) | {"rm_score": scorers.rm, "rm": scorers.rm}
     sources |= {"gold": scorers.gold, "reward": scorers.gold_name}
     return rows.drop(columns=[name for name in rows if not sources.get(name, True)])
@@ -264,17 +263,17 @@ def evaluate_checkpoints(
 def _fill(
     store: ResponseStore, wanted: pd.Series, held_out: HeldOutPrompts, load: Callable, scorers: Scorers, marks: dict
 ) -> None:
-    """Score again what other models than those of `marks` scored, and generate what is missing."""
+    """Score responses again if other models than those of `marks` scored them, and generate the missing ones."""
 
     def score(rollout: Rollout) -> dict:
         return scorers.score(rollout, load) | marks
 
     there = wanted.index.isin(store.rows.index)
     stored, missing, method = store.rows.loc[wanted.index[there]], wanted[~there], store.settings["method"]
-    stored = stored.assign(prompt=wanted[there])  # with its row, which the file lacks
+    stored = stored.assign(prompt=wanted[there])  # which carries its row, unlike in the file
     by = stored.reindex(columns=[*marks, "gold"]).astype(object).fillna({"reward": ""})  # "": the data's own
     fresh = (by[[*marks]] == pd.Series(marks, dtype=object)).all(axis=1) & (by["gold"].notna() | (not scorers.gold))
-    # Prompts of like length together, so that padding is little; the most memory is needed at once.
+    # The longest prompts first: little padding, and memory ends at the start if at all.
     lengths = [-len(ids) for ids in encode_prompts(held_out.tokenizer, missing.tolist())] if len(missing) else []
     missing = missing.iloc[np.argsort(lengths, kind="stable")]
 

@@ -1,4 +1,4 @@
-"""Scores of responses: who gives them, tables of them, and what is said of each method.
+"""Scores of responses: the models that give them, tables of them, and a summary of each method.
 
 Responses are rows of a DataFrame, as `evaluate_checkpoints` and `read_responses` give them: id (of the prompt), sample
 (0, 1, … among the responses to this prompt), method, temperature, prompt, response, and the columns of NUMBERS.
@@ -26,7 +26,7 @@ SCORES = ("rm_score", "gold")
 KLS = {"kl": "k1", "kl_k3": "k3"}  # columns of each response's KL to the reference, in nats, by estimator
 NUMBERS = (*SCORES, *KLS, "tokens", "ended")
 COLUMNS = ("method", "rm_score", "gold", "kl", "tokens", "updates_to_ppo")  # of the table of `summarise`
-# What tables call columns whose name in the rows says too little.
+# Headings of columns whose name in the rows says too little.
 HEADINGS = {
     "rm_score": "RM score",
     "rm_score_wins": "wins by RM score",
@@ -43,9 +43,9 @@ GoldScore = Callable[[list[str], list[str]], list[float]]
 
 @dataclass
 class Scorers:
-    """The models that score responses: a reference for the KL, a reward model, a gold score, each if it is given.
+    """The models that score responses: a reference for the KL, a reward model, a gold score, each optional.
 
-    `load` and `load_rm` turn a folder into a model when it is first needed. Reference and reward model stay loaded.
+    `load` and `load_rm` load a model from its folder when it is first needed. Reference and reward model stay loaded.
     """
 
     load: Callable[[Path], PolicyModel]
@@ -53,8 +53,8 @@ class Scorers:
     rm: Path | None = None
     load_rm: Callable[[Path], ScalarHeadModel] | None = None
     gold: GoldScore | None = None
-    gold_name: str = ""  # tells one gold score from another: stored scores of another name are computed again
-    by_text: Callable[[ModelReward], Callable] | None = None  # makes of a reward model one that reads texts
+    gold_name: str = ""  # identifies the gold score: stored scores of another name are computed again
+    by_text: Callable[[ModelReward], Callable] | None = None  # makes a reward model read texts
 
     @cached_property
     def _reference(self) -> PolicyModel:
@@ -66,12 +66,12 @@ class Scorers:
         return self.by_text(reward) if self.by_text else reward
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
-        """What gives the policy in a folder, loaded when it is first asked for."""
+        """Return a function that loads the policy in a folder at its first call."""
         is_reference = self.reference and folder.resolve() == Path(self.reference).resolve()
         return cache(lambda: self._reference if is_reference else self.load(folder).eval())
 
     def score(self, rollout: Rollout, policy: Callable[[], PolicyModel]) -> dict[str, list]:
-        """The columns of `score_rollout`, with the scorers that are given."""
+        """Return the columns of `score_rollout`, with the given scorers."""
         models = (policy(), self._reference) if self.reference else (None, None)
         return score_rollout(rollout, *models, self._reward if self.rm else None, self.gold)
 
@@ -84,14 +84,14 @@ def score_rollout(
     reward: ModelReward | None = None,
     gold: GoldScore | None = None,
 ) -> dict[str, list]:
-    """Columns [B] of each response: response, tokens, ended, and kl, kl_k3, rm_score and gold where they are asked for.
+    """Return columns [B]: response, tokens, ended, and kl, kl_k3, rm_score and gold if their models are given.
 
-    kl is the k1 estimate in nats and kl_k3 the k3 estimate, at temperature 1 whatever the temperature of sampling; they
-    take both models. Raises `InputError` where scores are not B finite numbers.
+    kl is the k1 estimate in nats and kl_k3 the k3 estimate, always at temperature 1; they take both models. Raises
+    `InputError` unless scores are B finite numbers.
     """
     columns = {"response": rollout.responses, "tokens": rollout.lengths.tolist(), "ended": rollout.ended.tolist()}
     if policy is not None and policy is reference:
-        columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # what the two passes would give
+        columns |= dict.fromkeys(KLS, [0.0] * len(rollout))  # as the two passes would give
     elif policy is not None and reference is not None:
         inputs = (rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])
         logprobs = (policy(*inputs)[0], reference(*inputs)[0], rollout.mask)
@@ -108,7 +108,7 @@ def score_rollout(
 
 
 def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
-    """Rows of responses as a DataFrame with id (else made of the prompt), sample, seed, method and temperature."""
+    """Return rows of responses as a DataFrame with id (else made from the prompt), sample, seed, method, temperature."""
     if not isinstance(rows, pd.DataFrame):
         # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
@@ -122,7 +122,7 @@ def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
 
 
 def prompt_ids(prompts: Iterable[str]) -> list[str]:
-    """An id for each prompt, from its text alone; a text that comes again is told apart by its number."""
+    """Return an id for each prompt, from its text; a repeated text also gets a number."""
     seen: Counter[str] = Counter()
     ids = []
     for prompt in prompts:
@@ -139,9 +139,9 @@ def to_records(responses: pd.DataFrame) -> list[dict]:
 
 
 def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
-    """[P, S] one column of one method at one temperature: its prompts (index `id`) in their order, samples in theirs.
+    """Return [P, S] a column of one method at one temperature, by prompt (index `id`, in order of the rows) and sample.
 
-    Raises `InputError` where a value is missing, or prompts have different numbers of samples.
+    Raises `InputError` if a value is missing, or prompts have different numbers of samples.
     """
     frame = to_frame(responses)
     if column not in frame or frame[column].isna().any():
@@ -158,7 +158,7 @@ def score_matrix(responses: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.DataFrame) -> None:
-    """Raises `InputError` unless two methods, called `one` and `other`, have answers to the same prompts."""
+    """Raise `InputError` unless two methods, called `one` and `other`, have answers to the same prompts."""
     prompts, others = (set(zip(rows["id"], rows["prompt"], strict=True)) for rows in (ours, theirs))
     for a, b, gone in ((one, other, prompts - others), (other, one, others - prompts)):
         if gone:
@@ -167,7 +167,7 @@ def check_same_prompts(one: str, ours: pd.DataFrame, other: str, theirs: pd.Data
 
 
 def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
-    """The responses with their temperature in the method's name, as in "PPO T=0.4", where there are several."""
+    """Return the responses, with the temperature in the method's name, as in "PPO T=0.4", if there are several."""
     frame = to_frame(responses)
     if frame["temperature"].nunique(dropna=False) < 2:
         return frame
@@ -176,15 +176,15 @@ def name_temperatures(responses: pd.DataFrame) -> pd.DataFrame:
 
 
 def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT") -> list[dict]:
-    """Means of each method, and for its scores the gain over the baseline: the paired difference with its interval.
+    """Return means of each method, and for its scores the gain over the baseline: paired difference with interval.
 
     Args:
-        responses: samples of a prompt count by their mean; several temperatures are methods of their own.
-        baseline: a method; the first where there is none of this name.
+        responses: samples of a prompt count by their mean; several temperatures are separate methods.
+        baseline: a method; if none has this name, the first.
 
     Returns:
-        Dicts with method, prompts and the means of NUMBERS, each where all responses of the method have it; for other
-        methods than the baseline <score>_gain with mean, low, high and level.
+        Dicts with method, prompts and the mean of each of NUMBERS that all responses of the method have; except for the
+        baseline also <score>_gain with mean, low, high and level.
 
     Raises:
         InputError: a method with other prompts than the baseline's.
@@ -192,7 +192,7 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
     frame = name_temperatures(responses)
     there = [name for name in NUMBERS if name in frame]
     groups = frame.astype(dict.fromkeys(there, float)).groupby(["method", "id"], sort=False)[there]
-    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))  # none where a sample lacks the value
+    means = groups.mean().where(groups.count().eq(groups.size(), axis=0))  # NaN if a sample lacks the value
     by_method = {name: rows.droplevel("method") for name, rows in means.groupby("method", sort=False)}
     base = by_method.get(baseline, next(iter(by_method.values()), None))
     summary = []
@@ -208,10 +208,10 @@ def summarise(responses: pd.DataFrame | Sequence[Mapping], baseline: str = "SFT"
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str] | Sequence[str] = COLUMNS) -> str:
-    """The rows as a Markdown table: `columns` are names in the rows, perhaps with headings; those of no row go.
+    """Return the rows as a Markdown table: `columns` are names in the rows, perhaps with headings; empty ones go.
 
-    An interval shows mean, low and high; behind a score stands its gain, if there is one. The column kl shows the k3
-    estimate, which is never below 0, where the rows have it: older records do not.
+    An interval shows mean, low and high; a score's gain follows it, if there is one. The column kl shows the k3
+    estimate, which is never below 0, if the rows have it: older records do not.
     """
     headings = columns if isinstance(columns, Mapping) else {name: HEADINGS.get(name, name) for name in columns}
     return tables.table(rows, headings, _cell)

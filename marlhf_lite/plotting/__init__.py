@@ -1,1 +1,1 @@
-"""Figures, and what notebooks show."""
+"""Figures of training and evaluation."""

@@ -1,6 +1,6 @@
 """Figures of evaluation: each function draws one figure from stored responses and returns its Axes.
 
-Like those in `plotting.training`, they are to be read at 10 cm wide and have a caption that `caption` replaces.
+As in `plotting.training`, figures are for a width of 10 cm and have a caption that `caption` replaces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ NAMES = {"rm_score": "reward model score", "gold": "gold score"}
 def best_of_n_map(cells: Sequence[Mapping], score: str = "rm_score") -> np.ndarray:
     """Draw best-of-N by temperature, a panel for each method on one colour scale (Figure 8). Returns [methods] Axes.
 
-    `cells` are those of `best_of_n.best_of_n`; temperature 0, which has N = 1 alone, is left out. `score` may be gold:
-    the gold score of what the reward model picks. Raises `InputError` for no cells, or cells without the score.
+    `cells` are those of `best_of_n.best_of_n`, without temperature 0, which has only N = 1. `score` may be gold: the
+    gold score of the response that the reward model picks. Raises `InputError` if there are no cells with the score.
     """
     cells = [cell for cell in cells if cell["temperature"] != 0]
     if not cells or not all(score in cell for cell in cells):
@@ -62,7 +62,7 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
     table, styles = means.rename("score").reset_index(), method_styles(frame["method"].unique(), marker=True)
     ax = subplots((1, 1), 0.68)[0, 0]
     band = {"errorbar": lambda x: bootstrap_mean(x, 2000)[1:3], "err_kws": {"alpha": 0.15, "linewidth": 0}}
-    for name, style in styles.items():  # one call a method: seaborn's own table of dashes is another one
+    for name, style in styles.items():  # one call per method, since seaborn has its own dashes
         rows, look = table[table["method"] == name], {"markersize": 5, "markeredgewidth": 0, **style}
         seaborn.lineplot(rows, x="temperature", y="score", label=name, linewidth=1.4, ax=ax, **look, **band)
     dress(ax, "sampling temperature", NAMES.get(score, score))
@@ -73,9 +73,9 @@ def temperature_sweep(responses: pd.DataFrame | Sequence[Mapping], score: str = 
 
 @plt.rc_context(STYLE)
 def shift_histogram(scores: pd.DataFrame) -> np.ndarray:
-    """Draw each response's score minus the baseline's for the same prompt, a panel a method (paper: Figures 10, 20).
+    """Draw each response's score minus the baseline's for the same prompt, by method (paper: Figures 10, 20).
 
-    `scores` are those of `score_table`. Returns the Axes of the panels, flat; they share bins and axes.
+    `scores` are those of `score_table`. Returns the Axes of a panel per method, flat; they share bins and axes.
     """
     moved = shifts(scores)
     count = moved.shape[1]
@@ -119,7 +119,7 @@ def score_quantiles(
 
 @plt.rc_context(STYLE)
 def over_optimisation(runs: Runs, smooth: int = 5) -> Axes:
-    """Draw gold score against reward model score over training: where the path turns down, only the proxy improves.
+    """Draw gold score against reward model score over training: if the path turns down, only the proxy improves.
 
     Not in the paper. Rows have `update`, `score_mean` and `gold_mean`; `smooth` and errors as in `reward_curves`.
     """

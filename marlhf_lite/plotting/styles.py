@@ -1,7 +1,7 @@
-"""One colour, one meaning: the fixed table of what every method, rule and outcome looks like in every figure.
+"""One colour, one meaning: the fixed look of every method, rule and outcome in all figures.
 
-Colours differ for colour-blind readers wherever two methods stand in one figure; line and marker say the same in grey
-print. A colour of the table means nothing else anywhere; quantities that are no method take those of `SERIES`.
+Colour-blind readers can tell the colours of methods in one figure apart; line and marker say the same in grey print. A
+colour of the table has no other meaning anywhere; other quantities take the colours of `SERIES`.
 """
 
 import re
@@ -13,7 +13,7 @@ import yaml
 
 
 class Style(NamedTuple):
-    """What a method looks like: a colour, a line (solid, or matplotlib's dashes) and a marker."""
+    """The look of a method: a colour, a line (solid, or matplotlib's dashes) and a marker."""
 
     colour: str
     line: str | tuple = "-"
@@ -30,10 +30,10 @@ TABLE = {*SERIES, *OUTCOMES.values(), *PROGRAMS.values(), *SPANS, *PALE_SPANS, *
 
 
 def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dict]:
-    """Return colour and line style of each method, and where asked its marker: the same ones in every figure.
+    """Return colour and line style of each method, with `marker` also its marker: the same in every figure.
 
-    Several variants of one method keep its colour and differ in line and marker, in the order of `names`. A name that
-    the table does not have takes one of `SERIES`, in alphabetical order.
+    Variants of one method have its colour and differ in line and marker, in the order of `names`. Names that are not in
+    the table take colours of `SERIES`, in alphabetical order.
     """
     entries = {name: _entry(name) for name in names}
     unknown = sorted(name for name, entry in entries.items() if entry is None)
@@ -49,7 +49,7 @@ def method_styles(names: Collection[str], marker: bool = False) -> dict[str, dic
 
 
 def _entry(name: str) -> str | None:
-    """The method of the table that `name` speaks of, or None."""
+    """Return the method of the table that `name` contains, or None."""
     for key in (*SAME, *METHODS):
         if re.search(rf"(?<![\w-]){re.escape(key)}" + (r"s?(?!\w)" if key[-1].isalnum() else ""), name):
             return SAME.get(key, key)

@@ -1,8 +1,8 @@
 """Figures of training, and what all figures of the project share: size, captions, files (colours: `plotting.styles`).
 
-`runs` maps a method to its runs, one for each seed. A run is a list of rows, as `RunFolder.metrics` gives them.
-Each function draws one figure, to be read at 10 cm wide (in a notebook: as wide as the page), and returns its Axes.
-It puts a caption under a figure of its own; `caption` replaces it. No function shows a figure.
+`runs` maps a method to its runs, one per seed. A run is a list of rows, as `RunFolder.metrics` gives them. Each
+function draws one figure for a width of 10 cm (in a notebook: the width of the page) and returns its Axes. A new figure
+has a caption, which `caption` replaces. No function shows a figure.
 """
 
 import textwrap
@@ -35,7 +35,7 @@ STYLE = {
     "legend.columnspacing": 1.2,
     "figure.dpi": DPI,
     "figure.figsize": (WIDTH, 0.68 * WIDTH),
-    "svg.hashsalt": "marlhf_lite",  # a figure drawn again has the same names in it
+    "svg.hashsalt": "marlhf_lite",  # the same figure gets the same names
 }
 
 
@@ -46,15 +46,15 @@ STYLE = {
 def reward_curves(runs: Runs, metric: str = "score_mean", smooth: int = 5, ax: Axes | None = None) -> Axes:
     """Draw a metric over updates (paper: Figures 2, 5, 6, 9, 13, 15, 19).
 
-    One run: every update, faint, and the mean of the last `smooth`. Several: each run so averaged, thin; their mean;
-    and a band of ±1 standard deviation (N−1), over the updates that all of them have.
+    One run: every update, faint, and the mean of the last `smooth`. Several: the means of each run, thin; the mean of
+    all; and a band of ±1 standard deviation (N−1), over the updates that all runs have.
 
     Args:
         runs: rows have `update` and, in some, the metric; nulls are skipped.
-        smooth: number of updates averaged, counted among those with a value; 1 for none.
+        smooth: number of updates to average, of those with a value; 1: no averaging.
 
     Raises:
-        InputError: no rows, a metric that they do not have, or seeds without an update in common.
+        InputError: no rows, a missing metric, or seeds without an update in common.
     """
     if ax is None:
         ax = panels(runs, [("update", metric)], (1, 1), 0.68, smooth)[0, 0]
@@ -66,9 +66,9 @@ def reward_curves(runs: Runs, metric: str = "score_mean", smooth: int = 5, ax: A
 
 @plt.rc_context(STYLE)
 def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
-    """Draw L2 norms of advantages and Q values over updates (paper: Figure 11), and their root mean squares beneath.
+    """Draw L2 norms of advantages and Q values over updates (paper: Figure 11), and their root mean squares below.
 
-    A norm falls merely by having fewer terms: with n tokens to a macro action, by √n. The lower row takes that out.
+    A norm falls merely by having fewer terms: with n tokens per macro action, by √n. The lower row corrects for that.
     Returns [2,2] Axes, advantages left and Q values right. `smooth` and errors as in `reward_curves`.
     """
     names = ("advantage_norm", "q_norm", "advantage_rms", "q_rms")
@@ -84,9 +84,8 @@ def l2_norms(runs: Runs, smooth: int = 5) -> np.ndarray:
 def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return three tables with the columns method, update, seed and the metrics; errors as in `reward_curves`.
 
-    First the updates in which every metric has a value; then their means over the last `smooth` of them; then those
-    means at the updates that all runs of a method have. Of rows with the same update the last one counts, as after a
-    resume.
+    First the updates at which every metric has a value; then the means over the last `smooth` of them; then those means
+    at the updates that all runs of a method have. Of rows with the same update, as after a resume, the last one counts.
     """
     for name, group in runs.items():
         if not len(group) or isinstance(group[0], Mapping):
@@ -98,18 +97,18 @@ def curve_tables(runs: Runs, metrics: Sequence[str], smooth: int) -> tuple[pd.Da
     seeds = raw.groupby(["method", "update"])["seed"].transform("size")
     shared = smoothed[seeds == raw["method"].map(lambda name: len(runs[name]))]
     if alone := set(runs) - set(shared["method"]):
-        raise InputError(f"{min(alone)}: its runs have no update in common; give runs logged at the same updates")
+        raise InputError(f"{min(alone)}: its runs have no update in common: give runs logged at the same updates")
     return raw, smoothed, shared
 
 
 def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.DataFrame:
     table, columns = pd.DataFrame(list(rows), dtype=object), ["update", *metrics]
     if gone := [column for column in columns if column not in table]:
-        raise InputError(f"{name}: no {gone[0]!r} in its rows; there are: {', '.join(table) or 'none'}")
+        raise InputError(f"{name}: no {gone[0]!r} in its rows: name one of {', '.join(table) or 'none'}")
     table = table[columns].astype(float).drop_duplicates("update", keep="last").sort_values("update")
     table = table[np.isfinite(table).all(axis=1)]
     if not len(table):
-        raise InputError(f"{name}: {' and '.join(metrics)} have no value together in any update")
+        raise InputError(f"{name}: no update has a value of {' and '.join(metrics)}: give rows that have")
     return table.assign(method=name)
 
 
@@ -117,7 +116,7 @@ def _run_table(name: str, rows: Sequence[Mapping], metrics: list[str]) -> pd.Dat
 
 
 def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], height: float, smooth: int) -> np.ndarray:
-    """Make a figure with a panel for each pair of x and y, and return its Axes. Faulty data leaves no empty figure."""
+    """Make a figure with a panel for each pair of x and y, and return its Axes; faulty data leave no empty figure."""
     curves = [curve_tables(runs, [name for name in pair if name != "update"], smooth) for pair in pairs]
     axes = subplots(shape, height)
     for ax, tables, pair in zip(axes.flat, curves, pairs, strict=True):
@@ -129,7 +128,7 @@ def panels(runs: Runs, pairs: list[tuple[str, str]], shape: tuple[int, int], hei
 
 
 def _draw(ax: Axes, tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame], x: str, y: str) -> None:
-    """Draw each method's runs and their mean: over updates with a band, else as a path that ends in a dot."""
+    """Draw each method's runs and their mean: over updates with a band, else as a path that ends with a dot."""
     raw, smoothed, shared = tables
     styles = method_styles(raw["method"].unique())
     line = {"x": x, "y": y, "hue": "method", "palette": {name: style["color"] for name, style in styles.items()}}
@@ -164,13 +163,13 @@ def _reading(runs: Runs, smooth: int) -> str:
 
 
 def subplots(shape: tuple[int, int], height: float, **options) -> np.ndarray:
-    """Make a figure as wide as STYLE says and return its Axes, always [rows, columns]; `height` is a share of it."""
+    """Make a figure of STYLE's width and return its Axes [rows, columns]; `height` is a multiple of the width."""
     width = plt.rcParams["figure.figsize"][0]
     return plt.subplots(*shape, figsize=(width, height * width), layout="constrained", squeeze=False, **options)[1]
 
 
 def grid(count: int, margin: float, height: float, **options) -> np.ndarray:
-    """Make a figure of `count` panels, two beside each other, each `height` of its width; return their Axes, flat."""
+    """Make a figure of `count` panels, two per row, each `height` of its width; return their Axes, flat."""
     rows, columns = ceil(count / 2), min(2, count)
     axes = subplots((rows, columns), margin + height * rows, **options).ravel()
     for ax in axes[count:]:
@@ -187,12 +186,12 @@ def dress(ax: Axes, x: str, y: str) -> None:
 
 
 def signed(value: float) -> str:
-    """A number as figures write it: two decimals, with a minus sign and not a hyphen."""
+    """Return a number as figures write it: two decimals, with a minus sign instead of a hyphen."""
     return number(value).replace("-", "−")
 
 
 def legend(ax: Axes) -> None:
-    """Put the legend above the panels, never on the data, in as many columns as fit the width."""
+    """Put the legend above the panels, in as many columns as fit the width."""
     handles, labels = ax.get_legend_handles_labels()
     if ax.get_legend():
         ax.get_legend().remove()
@@ -202,7 +201,7 @@ def legend(ax: Axes) -> None:
 
 
 def caption(figure: Figure, text: str) -> None:
-    """Put `text` under the figure, in place of an earlier caption: outside its own area, so save it with `save`."""
+    """Put `text` under the figure instead of an earlier caption: it is outside the figure's area, so use `save`."""
     for old in [item for item in figure.texts if item.get_gid() == "caption"]:
         old.remove()
     size = plt.rcParams["font.size"] - 1
@@ -212,13 +211,13 @@ def caption(figure: Figure, text: str) -> None:
 
 
 def save(figure: Figure | Axes | np.ndarray, path: str | Path) -> Path:
-    """Write a figure, given itself or by its Axes, as .png; the same figure gives the same bytes."""
+    """Write a figure, or that of Axes, as .png; the same figure gives the same bytes."""
     path = Path(path)
     if path.suffix.lower() != ".png":
-        raise InputError(f"{path}: figures are saved as PNG, give a name that ends in .png")
+        raise InputError(f"{path}: figures are saved as PNG: give a name that ends with .png")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = figure if isinstance(figure, Figure) else np.ravel(figure)[0].get_figure(root=True)
-    for _ in range(2):  # a layout settles at its second pass; only then does saving again give the same
+    for _ in range(2):  # a layout settles at its second pass: from then on saving gives the same bytes
         figure.draw_without_rendering()
     figure.savefig(path, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
     return path
