@@ -108,7 +108,7 @@ def score_rollout(
 
 
 def to_frame(rows: pd.DataFrame | Iterable[Mapping]) -> pd.DataFrame:
-    """Return rows of responses as a DataFrame with id (else made from the prompt), sample, seed, method, temperature."""
+    """Return rows of responses as a DataFrame with id (else from the prompt), sample, seed, method, temperature."""
     if not isinstance(rows, pd.DataFrame):
         # As Python objects: Arrow, which pandas keeps texts in, refuses half a surrogate pair, and data may have one.
         rows = pd.DataFrame(list(rows), dtype=object)
