@@ -11,13 +11,12 @@ Precedence, highest first:
 """
 
 import argparse
-import difflib
 import inspect
 import os
 import re
 import shutil
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.resources import files
@@ -30,7 +29,7 @@ from transformers.hf_argparser import string_to_bool
 from marlhf_lite.config import options as o
 from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
-from marlhf_lite.utils.errors import InputError, raise_all
+from marlhf_lite.utils.errors import InputError, did_you_mean, raise_all
 from marlhf_lite.utils.run_folder import CONFIG, RunFolder, read_yaml, run_of, split_paths
 
 Command = TypeVar("Command")
@@ -219,12 +218,6 @@ def merge(layers: Sequence[dict]) -> dict:
             values = {name: x for name, x in values.items() if not name.startswith("vllm_")}
         values |= layer
     return values
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question with the known name nearest to a word; empty if none is near."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}? " if close else ""
 
 
 # Earlier runs

@@ -1,6 +1,5 @@
 """Load the data of a task: an embedded corpus, local files, a folder, or a data set on the hub."""
 
-import difflib
 import glob
 import json
 import os
@@ -24,7 +23,7 @@ from marlhf_lite.tasks.shapes import LABELS, ONLY_TEXTS, TRUTHS, columns_of, ren
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
 from marlhf_lite.tasks.templates import COLUMNS, Form
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
 MESSAGE = ("role", "content", "from", "value")  # the keys of a message that are read
 FIRST = 1000  # rows that show what the others are like
@@ -205,9 +204,7 @@ def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[d
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
         return rename([*chain(*_read_each([dataset] if is_address else files))], columns), None, []
     if dataset.count("/") != 1 or not all(dataset.split("/")):
-        close = difflib.get_close_matches(dataset, [*EMBEDDED, *HUB], n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise InputError(f"--dataset {dataset}: unknown: {hint}{CHOICES}")
+        raise InputError(f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}")
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
 
 

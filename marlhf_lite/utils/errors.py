@@ -1,9 +1,10 @@
 """Exceptions for what the user can fix."""
 
+import difflib
 import errno
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 # Faults of a disk or folder -> the mend.
@@ -77,6 +78,12 @@ class ServerError(InputError):
 
 class DifferentPolicy(ServerError):
     """Servers sampled from another policy than the trainer's."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question with the known name nearest to a word; empty if none is near."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def one_line(error: Exception) -> str:
