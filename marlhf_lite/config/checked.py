@@ -7,7 +7,7 @@ from typing import dataclass_transform
 
 from marlhf_lite.utils.errors import InputError, raise_all
 
-# Name of a bound -> the comparison it stands for, and its words in an error message.
+# Name of a bound -> its comparison, and its words in an error message.
 BOUNDS = {
     "least": (operator.ge, "at least"),
     "above": (operator.gt, "above"),

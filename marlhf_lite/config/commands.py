@@ -139,7 +139,7 @@ class EvaluateCommand(
     example: marlhf evaluate --sft runs/a --rm runs/b --policies MA-PPO=runs/c
     """
 
-    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name holds no =.")
+    policies: str = option("", "Folders of policies, comma-separated, each as name=folder; a name has no =.")
 
     own_part = "test"
     runs_programs = True

@@ -225,7 +225,7 @@ class EngineConfig(Checked):
     vllm_url: str = option(
         "",
         "Addresses of vLLM servers that sample instead of transformers, comma-separated, such as "
-        "http://localhost:8000; VLLM_API_KEY holds their key.",
+        "http://localhost:8000; VLLM_API_KEY has their key.",
     )
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class EndpointConfig(Checked):
     """An OpenAI-compatible endpoint as judge."""
 
     judge_url: str = option(
-        "https://api.openai.com/v1", "Base URL, without /chat/completions; OPENAI_API_KEY holds the endpoint's key."
+        "https://api.openai.com/v1", "Base URL, without /chat/completions; OPENAI_API_KEY has the endpoint's key."
     )
     judge_model: str = option("", "Name of the model at the endpoint.")
     judge_max_tokens: int = option(400, "Longest verdict in tokens; 0: no limit in the request.", least=0)

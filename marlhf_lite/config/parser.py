@@ -39,7 +39,7 @@ COMMON = "model dataset size columns finetune dtype output_dir resume seed max_p
 COMMON += " policy reward environment termination n objective updates batch_size micro_batch_size"
 COMMON += " policy_learning_rate kl_coef temperature"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
-# Options that `--resume` may change: how long a run is, what it leaves behind, what fits into memory and what samples.
+# Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
 MAY_CHANGE = {"output_dir", "overwrite", "resume", "accept_changed", "updates", "prompt_epochs"}
@@ -165,7 +165,7 @@ def parse(name: str, argv: Sequence[str], command: type[Command]) -> Command:
     """Return the options of `marlhf <name>` as an object of `command`, a class of `config.commands`.
 
     Raises `InputError` for an unknown option, preset or key, a wrong type, a value out of bounds, and if an option
-    contradicts the run that a model comes from or that goes on.
+    contradicts the run that a model comes from or that is resumed.
     """
     return parse_and_name_presets(name, argv, command)[0]
 

@@ -53,7 +53,7 @@ def compare(paths: Sequence[str | Path], baseline: str = "") -> list[dict]:
 
 
 def comparison_table(summary: Sequence[dict]) -> str:
-    """Return a Markdown table; after a score stands its gain over the baseline with the interval."""
+    """Return a Markdown table; a score is followed by its gain over the baseline with the interval."""
     return table(summary, COLUMNS)
 
 

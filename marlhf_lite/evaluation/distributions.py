@@ -14,14 +14,14 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TAILS = (0.05, 0.25)  # quantiles of the baseline below which a response is called of low quality
 
 
-def score_table(responses: pd.DataFrame | Sequence[Mapping], score: str = "rm_score") -> pd.DataFrame:
-    """Return scores with a column for each method and the index (id, sample).
+def score_table(responses: pd.DataFrame | Sequence[Mapping]) -> pd.DataFrame:
+    """Return reward model scores with a column for each method and the index (id, sample).
 
     `responses` are at one temperature. Raises `InputError` for a response without the score, and if methods differ in
     their prompts or numbers of samples.
     """
     groups = to_frame(responses).groupby("method", sort=False)
-    columns = {method: score_matrix(rows, score).stack() for method, rows in groups}
+    columns = {method: score_matrix(rows, "rm_score").stack() for method, rows in groups}
     table = pd.DataFrame(columns)
     if table.isna().any(axis=None):
         raise InputError(f"{', '.join(columns)}: prompts or samples differ: evaluate all alike")

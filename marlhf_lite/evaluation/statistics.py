@@ -37,7 +37,7 @@ class WinRate(NamedTuple):
     left_out: int  # pairs without a verdict
 
 
-def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> Interval:
+def bootstrap_mean(values: Sequence[float], n: int = 10_000) -> Interval:
     """Return the mean of `values` [N] with the 95 % percentile bootstrap interval of `n` resamples.
 
     The interval says how far the mean would move with other prompts, not with other training seeds. It is too narrow
@@ -51,7 +51,7 @@ def bootstrap_mean(values: Sequence[float], n: int = 10_000, seed: int = 0) -> I
     batch = max(1, CHUNK // len(values))
     # Resampling the deviations keeps the digits of a small spread around a large mean.
     low, high = stats.bootstrap(
-        (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=LEVEL, method="percentile", rng=seed
+        (values - mean,), np.mean, n_resamples=n, batch=batch, confidence_level=LEVEL, method="percentile", rng=0
     ).confidence_interval
     return Interval(float(mean), float(mean + low), float(mean + high))
 

@@ -143,7 +143,7 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 
 def _goes_on(text: str, start: int, match: re.Match) -> bool:
-    """Return whether the mark of `match` stands inside the sentence that begins at `start`."""
+    """Return whether the mark of `match` is inside the sentence that begins at `start`."""
     before_lower_case = text[match.end() :].lstrip(" \t")[:1].islower()
     if match["stop"] != ".":
         return before_lower_case and set(match["stop"]) <= set(".…")

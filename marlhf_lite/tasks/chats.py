@@ -18,7 +18,7 @@ from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.interrupts import time_limit
 
 WORDS = ("auto", "none", "text", "templated")
-ANSWER = "ANSWER"  # stands for any answer of the assistant
+ANSWER = "ANSWER"  # represents any answer of the assistant
 SECONDS = 10.0  # that a template may take for one text
 
 

@@ -273,7 +273,7 @@ def rename(rows, columns: str):
         raise InputError(f"--columns {columns}: a name occurs twice: give each column one name")
     for new, old in items:
         if new not in TARGETS or not old:
-            raise InputError(f"--columns {new}={old}: give NEW=OLD, where NEW is one of {', '.join(TARGETS)}")
+            raise InputError(f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}")
         if old not in present:
             near = difflib.get_close_matches(old, present, n=1) or present
             raise InputError(f"--columns {new}={old}: there is no column {old}: did you mean {' or '.join(near)}?")
@@ -346,7 +346,7 @@ def _check_columns(rows: Iterable[dict], source: str, form: Form) -> None:
     present = columns_of(rows)
     if not rows or set(form.columns) <= set(present):
         return
-    names = " ".join(", ".join(map(str, present)).split()) or "none"  # a damaged file's names may hold line breaks
+    names = " ".join(", ".join(map(str, present)).split()) or "none"  # a damaged file's names may have line breaks
     expected, fix = ", ".join(form.columns), "rename or add the missing columns"
     if form.columns == COLUMNS:
         expected += " (or chosen, rejected with whole transcripts; or prompt and completion, or messages, for SFT)"

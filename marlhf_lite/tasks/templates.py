@@ -113,7 +113,7 @@ class Form:
 
     columns: tuple[str, ...]  # every row has them
     convert: Callable[..., dict]
-    known: tuple[str, ...] = ()  # faults of its published data besides `DROPPED`
+    known: tuple[str, ...] = ()  # further faults of its published data, beyond `DROPPED`
     convert_test: Callable[..., dict] | None = None  # for the rows of a separate test set, if it differs
     fractions: tuple[float, float, float] = (0.2, 0.4, 0.4)  # sft, rm, ppo
     test_fraction: float = 0.1  # held out without a separate test set
