@@ -76,9 +76,7 @@ class LengthConfig(Checked):
     """Limits of prompts and responses."""
 
     max_prompt_length: int = option(512, "Longest prompt in tokens; longer ones are dropped and counted.", least=1)
-    max_response_length: int = option(
-        96, "Longest response (turn) in tokens; longer ones are cut. Table 5: 512.", least=1
-    )
+    max_response_length: int = option(96, "Longest response (turn) in tokens, cut there. Table 5: 512.", least=1)
 
 
 class SamplingConfig(Checked):
@@ -106,17 +104,13 @@ class BatchConfig(Checked):
     """Sizes of batches."""
 
     batch_size: int = option(32, "Responses per update, over all processes.", least=1)
-    micro_batch_size: int = option(
-        16, "Responses per pass: changes memory, not gradients; 0: as many as fit, found by a dry run.", least=0
-    )
+    micro_batch_size: int = option(16, "Responses per pass, for memory; 0: as many as fit in a dry run.", least=0)
 
 
 class GenerationBatchConfig(BatchConfig):
     """Sizes of batches, also while sampling."""
 
-    generation_batch_size: int = option(
-        0, "Responses that a process samples at a time, to save memory; 0: all of an update.", least=0
-    )
+    generation_batch_size: int = option(0, "Responses sampled at a time by a process; 0: all of an update.", least=0)
 
 
 class RolloutConfig(BatchConfig, SamplingConfig):

@@ -38,9 +38,7 @@ class OutputConfig(Checked):
 class AcceptConfig(Checked):
     """What has changed since a run was made."""
 
-    accept_changed: bool = option(
-        False, "Continue although models, code or data have changed since a run was made; the change is recorded."
-    )
+    accept_changed: bool = option(False, "Continue with changed models, code or data; a run records the change.")
 
 
 class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
