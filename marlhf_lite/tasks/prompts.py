@@ -45,7 +45,7 @@ class RowColumns:
         columns = [name for name in columns if isinstance(name, str) and name not in self.first]
         if missing := [name for name in self.needed if name not in columns]:
             fix = f"name one of {', '.join(columns)}" if columns else "the prompts have no other columns: leave it out"
-            raise InputError(f"{self.source}: asks for the column {missing[0]}, which is missing: {fix}")
+            raise InputError(f"{self.source}: asks for the column {missing[0]}, which is not there: {fix}")
         return [name for name in columns if name in self.named or (self.rest and name not in read)]
 
     def arguments(self, prompts: Sequence[str]) -> dict[str, list]:
