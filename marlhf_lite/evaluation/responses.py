@@ -172,12 +172,9 @@ def answer(
 ) -> pd.DataFrame:
     """Return a scored response of a loaded policy to each prompt, with the columns of `evaluate_checkpoints`."""
     policy.eval()
-    score, rows = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold), []
-
-    def work(wanted: pd.Series) -> None:
-        rows.append(held_out.generate(policy, wanted, name, score))
-
-    _in_batches(work, held_out.keyed(1), held_out.batch_size, f"answers of {name}")
+    score = partial(score_rollout, policy=policy, reference=reference, reward=reward, gold=gold)
+    generate = partial(held_out.generate, policy, method=name, score=score)
+    rows = _in_batches(generate, held_out.keyed(1), held_out.batch_size, f"answers of {name}")
     return to_frame(pd.concat(rows).reset_index() if rows else [])
 
 
@@ -193,15 +190,16 @@ def restore(tokenizer, responses: pd.DataFrame | Sequence[Mapping], device: torc
     return replace(rollout, responses=texts, ended=ended).to(device)
 
 
-def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> None:
-    """Do `work` on all rows, `size` at a time, on half as many if memory ends: no response depends on its batch."""
+def _in_batches(work: Callable, rows: pd.Series | pd.DataFrame, size: int, name: str) -> list:
+    """Return what `work` does with the rows, `size` at a time, or half as many if memory ends."""
     with tqdm(total=len(rows), desc=name, disable=not len(rows), leave=False) as progress:
 
-        def work_on(part: slice) -> None:
-            work(rows.iloc[part])
+        def work_on(part: slice):
+            result = work(rows.iloc[part])
             progress.update(part.stop - part.start)
+            return result
 
-        in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)  # others may wait in a pass
+        return in_batches(work_on, len(rows), size, alone=PartialState().num_processes == 1)[0]  # others may wait
 
 
 def evaluate_checkpoints(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 BEFORE = ("\n", ":")  # texts that few answers join into one token
 
@@ -49,10 +50,6 @@ def _takes_space_off(tokenizer) -> bool:
 
 def pad(rows: Sequence[Sequence[int]], value: int, left: bool) -> tuple[Tensor, Tensor]:
     """Return `(ids [B, L], mask [B, L])`, padded on one side; the mask comes from the lengths, never from the ids."""
-    width = max(map(len, rows), default=0)
-    gaps = [[value] * (width - len(row)) for row in rows]
-    ids = [[*gap, *row] if left else [*row, *gap] for gap, row in zip(gaps, rows, strict=True)]
-    positions = torch.arange(width)
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
-    mask = positions >= width - lengths if left else positions < lengths
-    return torch.tensor(ids), mask.long()
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    padded = functools.partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
+    return padded(ids, padding_value=value), padded([torch.ones_like(row) for row in ids])
