@@ -104,7 +104,7 @@ class BatchConfig(Checked):
     """Sizes of batches."""
 
     batch_size: int = option(32, "Responses per update, over all processes.", least=1)
-    micro_batch_size: int = option(16, "Responses per pass, for memory; 0: as many as fit in a dry run.", least=0)
+    micro_batch_size: int = option(16, "Responses per pass: affects memory, not gradients; 0: all that fit.", least=0)
 
 
 class GenerationBatchConfig(BatchConfig):

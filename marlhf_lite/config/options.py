@@ -51,7 +51,7 @@ class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
 class ModelConfig(Checked):
     """Base model and its LoRA adapters. The paper trains all weights; adapters need higher learning rates."""
 
-    model: str = option("tiny-gemma", "Base model: an embedded one (its data set's own), a folder, or a hub name.")
+    model: str = option("tiny-gemma", "Base model: an embedded one (default: the data set's), a folder, or a hub name.")
     chat_template: str = option(
         "auto",
         "Chat template that writes lists of messages; auto: the tokenizer's if it has one, none: Human: and "
