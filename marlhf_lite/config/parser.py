@@ -180,11 +180,11 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
         options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume, "overwrite": False})
         _check_unchanged(options, parser.make(stored))
         return options, named
-    given = parser.read_given(flags)
-    inherited = _inherit(parser, given)
-    automatic = _automatic_presets(name, command, inherited | given)
-    weak = parser.read_presets(",".join(automatic), f"marlhf {name}")
-    return parser.make(merge([weak, inherited, given])), [*automatic, *named]
+    asked = parser.read_given(flags)
+    inherited = _inherit(parser, asked)
+    automatic = _automatic_presets(name, command, inherited | asked)
+    brought = parser.read_presets(",".join(automatic), f"marlhf {name}")
+    return parser.make(merge([brought, inherited, asked])), [*automatic, *named]
 
 
 def given(name: str, argv: Sequence[str], command: type[Command]) -> dict:
