@@ -4,9 +4,9 @@ It holds a reduced tree (library, benchmarks, the tests of kernels, the tokenize
 lacks (two TRLs: ours needs the newer one), and `run.sh`, which takes the options of `gpu.py`:
 
     python benchmarks/carry.py            # here
-    sh build/gpu/run.sh --rows 0-5        # there; its log and its record are in $OUT, or in build/gpu/found
+    sh build/gpu/run.sh --rows 0-3,5,4    # there; its log and its record are in $OUT, or in build/gpu/found
 
-Of bitsandbytes only the libraries for `--cuda` are kept.
+A later call goes on after the log in build/gpu/found. Of bitsandbytes only the library for `--cuda` is kept.
 """
 
 import argparse

@@ -8,16 +8,17 @@ switched on one after the other in one process, so that the old way and the new 
     2  LoRA the old way, one update profiled
     3  LoRA with one lever more each time, the last one profiled
     4  full fine-tuning, the same
-    5  generation alone: transformers' cache that grows, its static one, and ours, for 1 and 4 batches of rows (LoRA)
+    5  generation alone: transformers' cache that grows, its static one, and ours, for 1 and 4 batches of rows; then
+       LoRA with fused kernels, which cannot be taken back in a process
     6  the preset lora-t4-16gb with the memory of a T4
     7  TRL 1.12's PPOTrainer with LoRA (benchmarks/trl_ppo)
-    8  8, 16 and 32 rows a pass; a 4-bit base
+    8  8, 16 and 32 rows a pass; what --gradient_checkpointing auto decides; a 4-bit base
 
 Each measurement is a line of JSON in `--log` as soon as it is made; a second call goes on after the last one. An error
 costs the measurement, not what follows: the process that it may have broken is replaced. At the end all lines are
 joined in `--out`.
 
-    python benchmarks/gpu.py --rows 0-5              # one card of 80 GB
+    python benchmarks/gpu.py --rows 0-3,5,4          # one card of 80 GB
     python benchmarks/gpu.py --device cpu --tiny     # every row on a tiny model, to try this script
     python benchmarks/gpu.py --device cpu --rows 2 --batch 8 --micro 2 --updates 1 --warmup 0    # about 10 GiB
 
@@ -72,13 +73,14 @@ from marlhf_lite.utils.tables import markdown
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 T4_GIB = 14.7
+BRIEF = (1, 2)  # updates that warm up, and that are measured
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short responses, to try this script")
-    parser.add_argument("--rows", default="0-8", help="rows of the table above, as 0-5 or 2,4")
+    parser.add_argument("--rows", default="0-3,5,4,6-8", help="rows of the table above, in this order")
     sizes = {"warmup": 2, "updates": 3, "batch": 64, "micro": 8, "prompt": 256, "response": 128}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -198,16 +200,26 @@ def row_3(bench: Bench) -> None:
 def row_4(bench: Bench) -> None:
     bench.measure("4 full: before", updates, "full", on=0)
     with_levers(bench, "4", "full")
+    with_fused_kernels(bench, "4", "full")
 
 
 def with_levers(bench: Bench, row: str, way: str) -> None:
-    """One lever more each time."""
+    """One lever more each time; all but the last one are measured briefly."""
     for i, lever in enumerate(LEVERS, start=1):
-        name = f"{row} {way}: + {lever.name}"
+        name, last = f"{row} {way}: + {lever.name}", i == len(LEVERS)
         if lever.cuda_alone and bench.args.device == "cpu":
             bench.measure(name, lambda bench: {"left_out": "on a GPU alone"})
         elif way in lever.ways:
-            bench.measure(name, updates, way, on=i, profiled=i == len(LEVERS))
+            bench.measure(name, updates, way, on=i, profiled=last, counts=None if last else BRIEF)
+
+
+def with_fused_kernels(bench: Bench, row: str, way: str) -> None:
+    """All levers and liger-kernel's norms, gated units and rotary embeddings."""
+    name = f"{row} {way}: + fused kernels"
+    if bench.args.device == "cpu" or importlib.util.find_spec("liger_kernel") is None:
+        bench.measure(name, lambda bench: {"left_out": "needs a GPU and liger-kernel"})
+    else:
+        bench.measure(name, updates, way, profiled=True, fused=True, ends_process=True)
 
 
 def row_5(bench: Bench) -> None:
@@ -217,6 +229,7 @@ def row_5(bench: Bench) -> None:
         bench.measure(f"{name}: static cache", generation, StaticCache, rows, graph=False)
         if bench.args.device == "cuda":
             bench.measure(f"{name}: ours", generation, Sampling, rows, graph=True)
+    with_fused_kernels(bench, "3", "lora")
 
 
 def row_6(bench: Bench) -> None:
@@ -240,7 +253,7 @@ def t4(bench: Bench) -> dict:
     trainer = bench.trainer("lora", dtype=preset["dtype"], four_bits=True, batch_size=batch, **sizes)
     recompute(trainer, on=preset["gradient_checkpointing"] is True)
     model = {"dtype": preset["dtype"], "four_bits": True, "batch_size": batch, **sizes}
-    found = updates(bench, "lora", rows=micro, warmup=0, **model)
+    found = updates(bench, "lora", rows=micro, counts=(0, 3), **model)
     asked = {field.name for field in fields(MemoryCommand)} & preset.keys()
     estimate = estimate_memory(MemoryCommand(**{name: preset[name] for name in asked}, gpu=T4_GIB))
     if cuda:
@@ -281,11 +294,22 @@ def theirs(bench: Bench) -> dict:
 def row_8(bench: Bench) -> None:
     for factor in (1, 2, 4):
         rows = factor * bench.args.micro
-        bench.measure(f"8 lora: {rows} rows a pass", updates, "lora", rows=rows)
+        bench.measure(f"8 lora: {rows} rows a pass", updates, "lora", rows=rows, counts=BRIEF)
+    bench.measure("8 lora: auto", decided)
     if importlib.util.find_spec("bitsandbytes") is None:
-        why = "bitsandbytes is not installed: pip install -e '.[gpu]'"
-        bench.measure("8 lora, 4 bits", lambda bench: {"left_out": why})
-    bench.measure("8 lora, 4 bits", updates, "lora", four_bits=True, warmup=1)
+        bench.measure("8 lora, 4 bits", lambda bench: {"left_out": "bitsandbytes is not installed"})
+    else:
+        bench.measure("8 lora, 4 bits", updates, "lora", four_bits=True, counts=BRIEF)
+
+
+def decided(bench: Bench) -> dict:
+    """What --gradient_checkpointing auto and --micro_batch_size 0 find by dry runs."""
+    trainer = bench.trainer("lora")
+    trainer.gradient_checkpointing, trainer.micro_batch_size = "auto", 0
+    rows = trainer.fit_micro_batch_size()
+    found = {"rows_a_pass": rows, "checkpointing": trainer.gradient_checkpointing}
+    recompute(trainer, on=bench.args.checkpointing)
+    return found
 
 
 ROWS = (row_0, row_1, row_2, row_3, row_4, row_5, row_6, row_7, row_8)

@@ -147,7 +147,7 @@ def checkpointing(bench: Bench, trainer: PPOTrainer) -> Iterator[None]:
 
 
 def transformers_generate(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
-    return mock.patch.object(rollout, "has_plain_cache", lambda model: False, create=True)
+    return mock.patch.object(rollout, "has_plain_cache", lambda model: False)
 
 
 def whole_rows(bench: Bench, trainer: PPOTrainer) -> AbstractContextManager:
@@ -174,6 +174,9 @@ def levers(bench: Bench, trainer: PPOTrainer, count: int) -> Iterator[None]:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
+GO_ON = 3  # status of a process after which the next one goes on
+
+
 class OutOfTime(Exception):
     """No time is left for another measurement."""
 
@@ -187,10 +190,11 @@ class Bench:
         self.tokenizer = load_tokenizer(EMBEDDED_MODEL)
         self.loaded: tuple[tuple, PPOTrainer | None] = (), None
 
-    def measure(self, name: str, work: Callable[..., dict], *given, **more) -> None:
+    def measure(self, name: str, work: Callable[..., dict], *given, ends_process: bool = False, **more) -> None:
         """Write what `work` returns as a line of the log, if none is there yet.
 
-        An error is written, too, and ends this process: a card may be of no use after it.
+        An error is written, too, and ends this process: a card may be of no use after it. So do measurements that
+        change what later ones would measure.
         """
         if name in self.done:
             return
@@ -206,10 +210,14 @@ class Bench:
             raise SystemExit(1) from error
         write_line(self.args.log, {"name": name, **found, "measured_in": time.monotonic() - start})
         self.done.add(name)
+        if ends_process:
+            raise SystemExit(GO_ON)
 
-    def trainer(self, way: str, dtype: str = "bfloat16", four_bits: bool = False, **sizes) -> PPOTrainer:
+    def trainer(
+        self, way: str, dtype: str = "bfloat16", four_bits: bool = False, fused: bool = False, **sizes
+    ) -> PPOTrainer:
         """Return a trainer with all levers on, the loaded one if it is the same."""
-        key = (way, dtype, four_bits, *sizes.items())
+        key = (way, dtype, four_bits, fused, *sizes.items())
         if self.loaded[0] == key:
             return self.loaded[1]
         self.unload()
@@ -227,6 +235,7 @@ class Bench:
                 finetune=way,
                 dtype=dtype,
                 load_in_4bit=four_bits,
+                fused_kernels=fused,
                 gradient_checkpointing=args.checkpointing,
             )
             models = build(options, folder)
@@ -265,11 +274,15 @@ def updates(
     on: int = len(LEVERS),
     profiled: bool = False,
     rows: int = 0,
-    warmup: int | None = None,
+    counts: tuple[int, int] | None = None,
     **model,
 ) -> dict:
-    """Run updates with the first `on` levers, and return means over all after the warm-up."""
+    """Run updates with the first `on` levers, and return means over all after the warm-up.
+
+    `counts` are those of the warm-up and of all after it.
+    """
     args, trainer = bench.args, bench.trainer(way, **model)
+    warmup, count = counts or (args.warmup, args.updates)
     set_rows(trainer, trainer.config.micro_batch_size)
     bench.start_peak()
     with levers(bench, trainer, on):
@@ -278,12 +291,12 @@ def updates(
         rows_a_pass = trainer.micro_batch_size
         recomputes = unwrap_peft(trainer.models.policy.model).is_gradient_checkpointing
         metrics = []
-        for i in range((args.warmup if warmup is None else warmup) + args.updates):
+        for i in range(warmup + count):
             torch.manual_seed(i)
             metrics.append(trainer.update(trainer.prompts))
         shown = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
-    used = metrics[-args.updates :]
+    used = metrics[-count:]
     mean = {name: sum(row[name] for row in used) / len(used) for name in used[0] if is_number(used[0][name])}
     return {
         "way": way,

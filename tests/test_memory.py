@@ -231,6 +231,20 @@ def test_what_a_pass_keeps_is_what_real_modules_keep(folders, finetune, monkeypa
     assert again == 0 and 0.95 < expected / found < 1.05
 
 
+def test_auto_recomputes_unless_the_card_has_room(folder):
+    """With --micro_batch_size 0 for four rows, as a run decides; SFT and reward model recompute."""
+    auto, kept, again = (options(folder, {"gradient_checkpointing": way}) for way in ("auto", False, True))
+    least, most = estimate_memory(again), estimate_memory(kept)
+    assert least.peak < most.peak and estimate_memory(auto) == least
+    room, less = (replace(auto, gpu=most.peak * share / GIB) for share in (1.001, 0.999))
+    assert estimate_memory(room) == estimate_memory(replace(kept, gpu=room.gpu)) != least
+    assert estimate_memory(less) == estimate_memory(replace(again, gpu=less.gpu))
+    few = replace(kept, micro_batch_size=4)
+    any_number = replace(auto, micro_batch_size=0, gpu=estimate_memory(few).peak / GIB)
+    assert estimate_memory(any_number).training == estimate_memory(few).training
+    assert estimate_stage(auto, "sft", 8) == estimate_stage(again, "sft", 8)
+
+
 @pytest.mark.parametrize("stage", ["sft", "rm"])
 def test_sft_and_reward_model_are_near_torch_s_count(folder, sft, tokenizer, tmp_path, stage):
     """A step of TRL's trainers on texts as long as they may be, with the states of the optimizer."""

@@ -22,6 +22,7 @@ from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import NO_CODE, model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.rollout import MERGED_SHARE
+from marlhf_lite.training.runner import FEW_ROWS
 from marlhf_lite.utils.errors import InputError
 
 GIB = 2**30
@@ -59,7 +60,8 @@ def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
     matrix products make.
     """
     if options.gradient_checkpointing == "auto":
-        kept = estimate_memory(replace(options, gradient_checkpointing=False))
+        rows = options.micro_batch_size or FEW_ROWS
+        kept = estimate_memory(replace(options, gradient_checkpointing=False, micro_batch_size=rows))
         if kept.peak <= options.gpu * GIB and not is_spread(options):
             return replace(kept, cuda=kept.cuda if gpu else 0.0)
         options = replace(options, gradient_checkpointing=True)
