@@ -1,6 +1,6 @@
 """`marlhf <command> [options]`; `accelerate launch -m marlhf_lite <command> [options]` runs the same.
 
-Heavy imports wait until the options and all named files are checked, so that `--help` and a wrong path answer at once.
+Heavy imports wait until the options and all named files are checked, so that `--help` and a wrong path answer quickly.
 """
 
 import io
@@ -21,7 +21,7 @@ from marlhf_lite.utils.libraries import check_versions
 from marlhf_lite.utils.printable import PrintableStream, printable
 from marlhf_lite.utils.streams import open_streams
 
-PRESETS = "Named settings, such as gemma-2b/tldr: a list, or with names their text."
+PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
 USAGE = """usage: marlhf <command> [options]
 
 RLHF with macro actions: PPO in which runs of tokens are the actions.
@@ -29,12 +29,12 @@ RLHF with macro actions: PPO in which runs of tokens are the actions.
 {commands}
 
 marlhf <command> --help lists a command's options, marlhf --version prints the version.
-Options may also stand in a YAML file: marlhf run --config my.yaml
+Options can also come from a YAML file: marlhf run --config my.yaml
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit codes: 0 done, 2 bad input (a line on stderr for each problem), 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 2 bad input (one line on stderr per problem), 130 interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     open_streams()
     with sigterm_as_ctrl_c(), redirect_stdout(PrintableStream(sys.stdout)):
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_out(code: int) -> int:
-    """Write what waits for standard output, which may be a file on a full disk; return the exit code."""
+    """Flush standard output, which may be a file on a full disk; return the exit code."""
     try:
         print(end="", flush=True)
     except OSError as error:
@@ -56,21 +56,26 @@ def _write_out(code: int) -> int:
 def _run(argv: Sequence[str]) -> int:
     try:
         return dispatch(argv)
-    except InputError as error:
-        print(*(f"marlhf: error: {line}" for line in printable(str(error)).splitlines()), sep="\n", file=sys.stderr)
-        return 2
-    except Exception as error:
-        if not (fault := disk_fault(error)):
-            raise
-        print(f"marlhf: error: {fault}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nmarlhf: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"\nmarlhf: interrupted{_advice(stop)}", file=sys.stderr)
         return 130
+    except Exception as error:
+        fault = str(error) if isinstance(error, InputError) else disk_fault(error)
+        if not fault:
+            raise
+        advice = "" if isinstance(error, InputError) else _advice(error)
+        lines = [f"marlhf: error: {line}" for line in printable(fault + advice).splitlines()]
+        print("\n".join(lines), file=sys.stderr)
+        return 2
+
+
+def _advice(error: BaseException) -> str:
+    """Return what `run_command` has noted on an error: how to resume."""
+    return "".join(getattr(error, "__notes__", ()))
 
 
 def dispatch(argv: Sequence[str]) -> int:
-    """Do what the words ask for; the exit code. Raises `InputError`, whose `problems` are all that is wrong."""
+    """Do what the words ask for; return the exit code. Raises `InputError`, whose `problems` are all that it found."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
         about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
@@ -87,7 +92,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
 
 def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> int:
-    """Read the options, then do the work; the exit code."""
+    """Read the options, then do the work; return the exit code."""
     from marlhf_lite.config.parser import parse_and_name_presets
     from marlhf_lite.utils.threads import choose_threads
 
@@ -109,36 +114,30 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
             OTHERS[name](options)
         else:
             options.run()
-    except KeyboardInterrupt:
-        print(f"\nmarlhf: interrupted{_how_to_go_on(name, options)}", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if isinstance(error, InputError) or not (fault := disk_fault(error)):
-            raise
-        raise InputError(f"{fault}{_how_to_go_on(name, options)}") from error
+    except (Exception, KeyboardInterrupt) as error:
+        error.add_note(_how_to_resume(name, options))
+        raise
     return 0
 
 
-def _how_to_go_on(name: str, options: commands.Checked) -> str:
-    if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to go on
+def _how_to_resume(name: str, options: commands.Checked) -> str:
+    if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to resume
         return "; what is done so far is kept: the same command goes on"
-    if not isinstance(options, commands.StageCommand):
-        return ""
+    folder = Path(getattr(options, "output_dir", ""))
     from marlhf_lite.utils.run_folder import is_run
     from marlhf_lite.utils.seals import SEAL
 
-    folder = Path(options.output_dir)
-    if not is_run(folder):
+    if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
     whole = ("checkpoints/update-*.pt", f"checkpoints/*/{SEAL}", f"checkpoint-*/{SEAL}")
     there = any(path for place in whole for path in folder.glob(f"**/{place}"))  # at any depth: the demo has two acts
-    goes_on = "goes on" if there or not options.stages else "begins this stage again"
-    why = "" if goes_on == "goes on" else ", and there is no checkpoint yet"
-    return f"; what was recorded so far in {folder} is whole{why}: marlhf {name} --resume {folder} {goes_on}"
+    resumes = there or not options.stages
+    but, then = ("", "goes on") if resumes else (", and there is no checkpoint yet", "begins this stage again")
+    return f"; what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
 
 
 def print_presets(names: Sequence[str]) -> None:
-    """Print the presets of these names, or the list of all."""
+    """Print the presets of these names, or a list of all."""
     from marlhf_lite.config.parser import list_presets, preset_file
 
     if names and names[0] in ("-h", "--help"):
@@ -173,7 +172,7 @@ Next. Look at {folder}/figures/reward_curves.png. `make lab` opens the first les
 
 
 def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
-    """Check what the options name, open the run, say where it is, and train or evaluate."""
+    """Check what the options name, open the run, print where it is, and train or evaluate."""
     from marlhf_lite.utils.run_folder import RunLock
 
     with RunLock() as lock:
@@ -184,7 +183,7 @@ def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
 
 
 def _open(options: commands.StageCommand, presets: Sequence[str], lock):
-    """Check what the options name, open the run, say where it is; its context."""
+    """Check what the options name, open the run and print where it is; return its context."""
     from marlhf_lite.experiments.inputs import find_inputs
 
     inputs = find_inputs(options)
@@ -198,10 +197,10 @@ def _open(options: commands.StageCommand, presets: Sequence[str], lock):
 
 
 def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Sequence[str]) -> None:
-    """The first act in a folder of the run, then the run itself; without a first act if the words name data or models.
+    """Play the first act in a folder of the run, then the run itself; skip that act if the words name data or models.
 
-    A run that goes on has a first act if that folder is there. With ACT=1 in the environment the second act waits for
-    `--resume`.
+    A resumed run has a first act if that folder is there. With ACT=1 in the environment the demo stops after it, and
+    `--resume` starts the second act.
     """
     from marlhf_lite.config.parser import given, parse_and_name_presets
     from marlhf_lite.utils.run_folder import RunLock, is_run
@@ -219,7 +218,7 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     if not options.resume:
         options, presets = parse_and_name_presets("demo", begin("summaries", options.output_dir), commands.DemoCommand)
     with RunLock() as lock:
-        with redirect_stdout(io.StringIO()) as start:  # shown when the second act begins
+        with redirect_stdout(io.StringIO()) as start:  # printed when the second act begins
             opened = _open(options, presets, lock)
         from marlhf_lite.experiments import pipeline
         from marlhf_lite.experiments.context import print_main
@@ -238,7 +237,7 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
 
 
 def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:
-    """What to print of the presets: their names, and what a model that is not embedded has from `pretrained`."""
+    """Return lines about the presets: their names, and what a model that is not embedded has from `pretrained`."""
     from marlhf_lite.config.parser import read_presets
 
     lines = [f"presets: {', '.join(presets)}"] if presets else []
@@ -270,7 +269,7 @@ def _compare(options: commands.CompareCommand) -> None:
 def _judge(options: commands.JudgeCommand) -> None:
     from marlhf_lite.extras.judges.answers import run_judge
 
-    if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, not once a process
+    if os.environ.get("RANK", "0") == "0":  # an endpoint is paid once, whatever the number of processes
         run_judge(options)
 
 
@@ -297,7 +296,7 @@ def _generate(options: commands.GenerateCommand) -> None:
         prompt = options.prompt or sys.stdin.read()
         prompt.encode()  # Python may read bytes of other encodings as halves of surrogate pairs
     except UnicodeError:
-        raise InputError("--prompt: not UTF-8: write it in that encoding, as by iconv -f latin1 -t utf8") from None
+        raise InputError("--prompt: not UTF-8: convert it, as by iconv -f latin1 -t utf8") from None
     from marlhf_lite.experiments.export import answer_prompt
 
     print(answer_prompt(options, policy, prompt))
@@ -317,7 +316,7 @@ def _export(options: commands.ExportCommand) -> None:
     export_policy(options, policy, folder)
 
 
-# Command that leaves no run -> what it does with its options.
+# Commands that leave no run -> what they do with their options.
 OTHERS = {
     "compare": _compare,
     "judge": _judge,

@@ -4,6 +4,7 @@ A line of `data/faults.txt` is a command line and its problems, each as the opti
 function that finds it.
 """
 
+import json
 import re
 import shutil
 import sys
@@ -25,11 +26,11 @@ FAULTS = [line.split(" -> ") for line in TABLE if line and line[0] != "#"]
 
 
 @pytest.fixture
-def folder(tmp_path, sft, rm, pairs, monkeypatch):
+def folder(tmp_path, tiny, sft, rm, pairs, monkeypatch):
     """A folder to work in, with what the table names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("half", "notes", "broken"):
+    for name in ("half", "notes", "broken", "whole"):
         (tmp_path / name).mkdir()
     texts = {"broken_reward.py": "def f(:\n", "lam.yaml": "lam: 0.5\n", "notes/diary.txt": "dear"}
     for name, text in (texts | {"broken/config.yaml": "[: broken"}).items():
@@ -38,6 +39,10 @@ def folder(tmp_path, sft, rm, pairs, monkeypatch):
     RunFolder.create("done/ppo", {"updates": 3}).path.joinpath("checkpoints").mkdir()
     for name in ("old/a/policy", "old/b/policy", "done/sft"):
         shutil.copytree(sft, tmp_path / name)
+    config = json.loads((Path(tiny.model) / "config.json").read_text())
+    config |= {"architectures": ["GemmaForSequenceClassification"], "num_labels": 1}
+    (tmp_path / "whole" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "whole" / "model.safetensors").touch()
     for source, name in ((sft / "adapter_config.json", "half"), (pairs, "pairs.jsonl"), (pairs, "done/pairs.jsonl")):
         shutil.copy(source, tmp_path / name)
     append_lines(tmp_path / "prompts.jsonl", [{"prompt": f"Tell of {i} cats."} for i in range(40)])

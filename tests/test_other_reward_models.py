@@ -17,11 +17,11 @@ SIZES = "--max_response_length 6 --batch_size 4 --updates 1"
 
 
 @pytest.fixture
-def other(tmp_path):
+def other(tiny, tmp_path):
     """Makes a folder with a small reward model that has another tokenizer."""
 
-    def make(labels=1, words=None, with_tokenizer=True):
-        tokenizer = small_tokenizer("byte_level")
+    def make(labels=1, words=None, with_tokenizer=True, own=True):
+        tokenizer = small_tokenizer("byte_level") if own else load_tokenizer(tiny.model)
         torch.manual_seed(0)
         special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "bos", "eos")}
         sizes = {"n_positions": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "initializer_range": 0.5}
@@ -104,7 +104,8 @@ def load_tokenizer_with(tokenizer):
     ("model", "more", "reason"),
     [
         ({"labels": 2}, [], "2 numbers a text"),
-        ({}, [], "--critic_init sft"),
+        ({}, [], "the critic cannot start from it (it has another tokenizer): add --critic_init sft"),
+        ({"own": False}, [], "(it is a whole model, and --finetune lora trains adapters): add --critic_init sft"),
         ({"words": 50, "with_tokenizer": False}, ["--critic_init", "sft"], "save its own tokenizer there"),
     ],
 )

@@ -54,7 +54,7 @@ class Scorers:
     load_rm: Callable[[Path], ScalarHeadModel] | None = None
     gold: GoldScore | None = None
     gold_name: str = ""  # identifies the gold score: stored scores of another name are computed again
-    by_text: Callable[[ModelReward], Callable] | None = None  # makes a reward model read texts
+    read: Callable[[Rollout], Rollout] | None = None  # what a reward model with another tokenizer reads
 
     @cached_property
     def _reference(self) -> PolicyModel:
@@ -62,8 +62,7 @@ class Scorers:
 
     @cached_property
     def _reward(self) -> ModelReward:
-        reward = ModelReward(self.load_rm(self.rm))
-        return self.by_text(reward) if self.by_text else reward
+        return ModelReward(self.load_rm(self.rm), read=self.read)
 
     def policy(self, folder: Path) -> Callable[[], PolicyModel]:
         """Return a function that loads the policy in a folder at its first call."""

@@ -32,12 +32,7 @@ from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import ways
-from marlhf_lite.models.loading import (
-    load_base,
-    load_policy,
-    load_tokenizer,
-    new_policy,
-)
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import objectives, trackers, trl_trainers  # noqa: F401 - they register checks
@@ -241,15 +236,8 @@ def _open_reward(options: StageCommand, task: Task) -> FunctionReward | Environm
 
 
 def _take(lock: RunLock, path: Path) -> None:
-    """Lock the run's folder by the main process. Raises `InputError` in all of them if another run has it."""
-    refusal = ""
-    if PartialState().is_main_process:
-        try:
-            lock.take(path)
-        except InputError as error:
-            refusal = str(error)
-    if refusal := broadcast_object_list([refusal])[0]:
-        raise InputError(refusal)
+    """Lock the run's folder by the main process. Raises `InputError` in all processes if another run has it."""
+    raise_on_all_ranks(lambda: lock.take(path) if PartialState().is_main_process else None)
 
 
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:

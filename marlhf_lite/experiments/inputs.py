@@ -86,7 +86,7 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
 def check_support(options: StageCommand, inputs: Inputs) -> None:
     """Raise `InputError` if options do not go together, by the support matrix."""
     for stage in options.stages or ("evaluate",) * options.answers:
-        refuse(_cell(options, inputs, stage), sft=inputs.sft, data=options.dataset)
+        refuse(_cell(options, inputs, stage), sft=inputs.sft)
 
 
 @check

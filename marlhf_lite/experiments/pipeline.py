@@ -28,7 +28,7 @@ from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import check_resumed, input_contents
-from marlhf_lite.experiments.other_tokenizers import TextModelReward, reader_of
+from marlhf_lite.experiments.other_tokenizers import reader_of
 from marlhf_lite.experiments.reports import caption, details, differences, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
@@ -46,18 +46,17 @@ from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
-from marlhf_lite.training.rewards import EnvironmentReward, ModelReward
+from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.training.trl_trainers import match_checkpoint_format, sum_in_each_pass
-from marlhf_lite.utils.content import name_function
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
-from marlhf_lite.utils.seals import SEAL, atomic_folder, broken, seal
+from marlhf_lite.utils.seals import SEAL, atomic_folder, broken, name_function, seal
 
 Reward = Callable[[Rollout], Tensor]
 DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
@@ -304,10 +303,9 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
     """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is loaded already."""
     if context.reward is not None:
         return context.reward
+    model = model or ScalarHeadModel(load_score_model(context.base, rm))
     batch = context.options.micro_batch_size or 16
-    reward = ModelReward(model or ScalarHeadModel(load_score_model(context.base, rm)), batch)
-    read = reader_of(rm, context.tokenizer, context.task)
-    return TextModelReward(reward, read) if read else reward
+    return ModelReward(model, batch, reader_of(rm, context.tokenizer, context.task))
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
@@ -492,11 +490,10 @@ def evaluate(
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        (reward if isinstance(reward, EnvironmentReward) else reward.function) if reward else context.task.gold,
+        getattr(reward, "function", reward) if reward else context.task.gold,
         _reward_name(context, reward) if reward else getattr(context.task.tests, "name", part),
+        reader_of(rm, context.tokenizer, context.task),
     )
-    read = reader_of(rm, context.tokenizer, context.task)
-    scorers.by_text = read and (lambda reward: TextModelReward(reward, read))
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         scorers,

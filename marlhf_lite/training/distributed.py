@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from marlhf_lite.utils.errors import ServerError
+from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.precision import has_float64
 
 Result = TypeVar("Result")
@@ -24,14 +24,14 @@ def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accel
 
 
 def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
-    """`work(*args)` of this process. Raises `ServerError` in all processes where it does in one: none waits."""
+    """Return `work(*args)` of this process. Its `InputError` in one process is raised in all, so that none waits."""
     result, faults = None, []
     try:
         result = work(*args)
-    except ServerError as error:
-        faults = [str(error)]
+    except InputError as error:
+        faults = [error]
     if all_faults := gather_object(faults):
-        raise ServerError(all_faults[0])
+        raise all_faults[0]
     return result
 
 

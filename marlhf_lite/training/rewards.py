@@ -20,16 +20,20 @@ from marlhf_lite.utils.less_memory import in_batches
 class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled.
 
-    `micro_batch_size` responses are scored at a time, and half as many from where memory ends.
+    `micro_batch_size` responses are scored at a time, and half as many after memory ended. A model with another
+    tokenizer scores what `read` makes of a rollout.
     """
 
-    def __init__(self, model: ScalarHeadModel, micro_batch_size: int = 64):
-        self.model, self.micro_batch_size = model, micro_batch_size
+    def __init__(
+        self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable[[Rollout], Rollout] | None = None
+    ):
+        self.model, self.micro_batch_size, self.read = model, micro_batch_size, read
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout) -> Tensor:
         """[B] scores, float32."""
         self.model.eval()
+        rollout = self.read(rollout) if self.read else rollout
         scores, self.micro_batch_size = in_batches(
             partial(self._score_rows, rollout), len(rollout), self.micro_batch_size, alone=not is_sharded(self.model)
         )

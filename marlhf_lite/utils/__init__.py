@@ -1,1 +1,1 @@
-"""Errors, JSON lines and run folders."""
+"""Errors, JSON lines, run folders and what else every part of the library uses."""

@@ -1,4 +1,4 @@
-"""Exceptions for what the user can fix."""
+"""Errors that the user can fix."""
 
 import difflib
 import errno
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# Faults of a disk or folder -> the mend.
+# Errors of a disk or folder -> the fix.
 DISK_FAULTS = {
     errno.ENOSPC: "free some disk space",
     errno.EDQUOT: "free some disk space",
@@ -18,7 +18,7 @@ DISK_FAULTS = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EPIPE: "what reads the output, such as head, ended: write the output to a file",
 }
-# What writers say that raise no OSError: safetensors, and torch's.
+# Messages of writers that raise other errors than OSError: safetensors and torch.
 TOO_LARGE = "File too large"
 FULL_DISK = re.compile(
     r"No space left on device|No usable temporary directory|quota exceeded"
@@ -39,14 +39,14 @@ class InputError(ValueError):
 
     @property
     def problems(self) -> "list[Problem]":
-        """The problem that the message tells; several of `Problems`."""
+        """What the message tells, as one problem; `Problems` have several."""
         field, _, rest = str(self).partition(": ")
         what, _, fix = rest.rpartition(": ")
         return [Problem(field, what or fix, fix if what else "", self.kind)]
 
 
 class Problem(NamedTuple):
-    """What is wrong with which option, file or row, how to fix it, and the name of the check that found it."""
+    """One problem: the option, file or row, what is wrong with it, how to fix it, and the check that found it."""
 
     field: str
     what: str
@@ -55,7 +55,7 @@ class Problem(NamedTuple):
 
 
 class Problems(InputError):
-    """Several problems, a line each."""
+    """Several problems, one line each."""
 
     def __init__(self, errors: Sequence[InputError]):
         ValueError.__init__(self, "\n".join(map(str, errors)))
@@ -73,11 +73,11 @@ def raise_all(errors: Sequence[InputError]) -> None:
 
 
 class ServerError(InputError):
-    """A server that the run needs does not do its part; a run that has come so far can go on later."""
+    """A server that the run needs fails; the run can continue later from where it is."""
 
 
 class DifferentPolicy(ServerError):
-    """Servers sampled from another policy than the trainer's."""
+    """Servers sampled from a policy that differs from the trainer's."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -92,7 +92,7 @@ def one_line(error: Exception) -> str:
 
 
 def disk_fault(error: BaseException | None) -> str:
-    """One line where an error, or what it came from, says that a file could not be written or read; else nothing."""
+    """Return one line if an error or its cause says that a file could not be written or read; else nothing."""
     while error is not None:
         number = errno.ENOSPC if FULL_DISK.search(str(error)) else errno.EFBIG if TOO_LARGE in str(error) else None
         fix = DISK_FAULTS.get(getattr(error, "errno", None), DISK_FAULTS.get(number))

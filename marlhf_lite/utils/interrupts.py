@@ -1,13 +1,11 @@
-"""Ctrl-C, SIGTERM (Slurm, Kaggle, spot machines) and SIGHUP (a terminal that is closed) end training after the step
-under way.
-"""
+"""End training after the current step: Ctrl-C, SIGTERM (Slurm, Kaggle, spot machines), SIGHUP (a closed terminal)."""
 
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 AGAIN = 2.0  # seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once more
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
@@ -15,27 +13,16 @@ NOTE = b"\nmarlhf: stopping after this step, with a checkpoint; another Ctrl-C s
 
 
 class Stopped(KeyboardInterrupt):
-    """Training was asked to stop, and did so in all processes after the same step, with a checkpoint."""
+    """Training was asked to stop, and stopped in all processes after the same step, with a checkpoint."""
 
 
-@contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise `KeyboardInterrupt`."""
-    with _handlers(dict.fromkeys((signal.SIGTERM, *_unless_ignored(HANGUP)), _interrupt)):
-        yield
-
-
-def _interrupt(number: int, frame) -> None:
-    raise KeyboardInterrupt
-
-
-def _unless_ignored(*numbers: int) -> list[int]:
-    """Those of these signals that are not switched off, by the shell or by `nohup`."""
-    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+def sigterm_as_ctrl_c() -> AbstractContextManager[None]:
+    """Return a context in which SIGTERM and SIGHUP raise `KeyboardInterrupt`."""
+    return _handlers(dict.fromkeys((signal.SIGTERM, HANGUP), signal.default_int_handler))
 
 
 class StopRequest:
-    """Whether a signal has asked training to stop; called after every step, by all processes together."""
+    """Tell whether a signal has asked training to stop. All processes call it together after every step."""
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -60,12 +47,10 @@ class StopRequest:
 def graceful_stop() -> Iterator[StopRequest]:
     """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered; at the end of the block it raises `Stopped`.
 
-    The block ends its training when the request says so. Outside the main thread, which alone gets signals, and for
-    signals that are switched off, nothing changes.
+    The block ends its training when the request says so.
     """
     request = StopRequest()
-    numbers = (signal.SIGTERM, *_unless_ignored(signal.SIGINT, HANGUP))
-    with _handlers(dict.fromkeys(numbers, request.remember)):
+    with _handlers(dict.fromkeys((signal.SIGTERM, signal.SIGINT, HANGUP), request.remember)):
         yield request
     if request():
         raise Stopped
@@ -73,7 +58,7 @@ def graceful_stop() -> Iterator[StopRequest]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` inside if it takes longer; without effect on Windows and outside the main thread."""
+    """Raise `TimeoutError` if the block takes longer; without effect on Windows and outside the main thread."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,11 +76,16 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _handlers(handlers: dict) -> Iterator[None]:
-    """These handlers of signals inside, and the ones before afterwards."""
+    """Inside, these handlers take signals; afterwards, the handlers from before.
+
+    Nothing changes for signals that the shell or `nohup` switched off, and outside the main thread, which alone gets
+    signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    wanted = {number: handler for number, handler in handlers.items() if signal.getsignal(number) != signal.SIG_IGN}
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""JSON and JSON-lines files, and folders, that stay whole when the writer is killed."""
+"""JSON and JSON-lines files that stay whole when the writer is killed."""
 
 import json
 import os
@@ -24,11 +24,7 @@ def write_json(path: str | Path, obj: Any) -> None:
 
 def read_json(path: Path) -> dict:
     """Read what `write_json` wrote of a dict. Raises `InputError` that names a damaged file."""
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
+    if (content := _parse(path.read_bytes())) is None:
         raise InputError(f"{path}: it is damaged: delete it, and give the command again")
     return content
 
@@ -57,19 +53,19 @@ def remove_unfinished(folder: Path) -> None:
 
 @contextmanager
 def named_fault(path: Path) -> Iterator[None]:
-    """Inside, a fault of the disk names the file, which the operating system leaves out where a write fails."""
+    """Inside, an error of the disk names the file, which the operating system leaves out when a write fails."""
     try:
         yield
     except OSError as error:
-        if error.errno:  # else it is no error of the operating system, and has a text of its own
+        if error.errno:  # else a library raised it, with its own text
             error.filename = str(path)
         raise
 
 
 def apply_umask(folder: Path) -> None:
-    """Give files of weights the mode of other new files: safetensors writes them for their owner alone.
+    """Give files of weights the mode of other new files, because a server that loads them may be another user's.
 
-    A server that loads them may be another user's.
+    safetensors writes them for their owner only.
     """
     os.umask(mask := os.umask(0))
     for file in folder.rglob("*.safetensors"):
@@ -77,10 +73,10 @@ def apply_umask(folder: Path) -> None:
 
 
 def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
-    """Append one JSON line a row and flush. NaN and ±inf become null.
+    """Append one JSON line per row and flush. NaN and ±inf become null.
 
-    A kill may cut the last line. The next append drops the cut line, so that new rows begin on a line of their own.
-    Raises `InputError` for a value that JSON cannot hold, and `OSError` where the disk is full.
+    A kill may cut the last line. The next append drops the cut line, so that new rows begin on a new line.
+    Raises `InputError` for a value that JSON cannot hold, and `OSError` if the disk is full.
     """
     lines = [_encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows]
     _end_last_line(path)
@@ -89,7 +85,7 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
 
 
 def _end_last_line(path: Path) -> None:
-    """Remove a cut last line; complete one that lacks nothing but its line break."""
+    """Remove a cut last line; complete one that lacks only its line break."""
     if not path.exists() or not path.stat().st_size:
         return
     with open(path, "r+b") as file:
@@ -136,14 +132,15 @@ def to_jsonable(value: Any, name: str, allow_nan: bool = False) -> Any:
     return json.loads(json.dumps(value, default=plain), parse_constant=float if allow_nan else lambda _: None)
 
 
-def _parse(line: bytes) -> dict | None:
+def _parse(text: bytes) -> dict | None:
+    """Return the JSON object that a text is; None for any other text."""
     try:
-        row = json.loads(line)
+        row = json.loads(text)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None
 
 
 def _encode(text: str) -> bytes:
-    # A model may emit half of a surrogate pair. UTF-8 has no bytes for it, but its JSON escape reads back as the same.
+    # A model may emit half of a surrogate pair. UTF-8 has no bytes for it, but its JSON escape comes back as the same.
     return text.encode("utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Memory that ends: the same work again, with half the rows at a time."""
+"""If memory ends: the same work again, with half the rows at a time."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +21,7 @@ def with_less_memory(
     share: int = 0,
     start_over: Callable[[], None] = lambda: None,
 ) -> tuple[Result, int]:
-    """`work(size)`, and the size with which it was done: half as many rows after each time that memory ended.
+    """Return `work(size)` and the size with which it was done: half as many rows each time that memory ends.
 
     Args:
         work: gets the number of rows that go through a model at a time, on which its result does not depend.
@@ -30,33 +30,29 @@ def with_less_memory(
         share: a number of rows that every smaller size must divide; 0 for none.
         start_over: takes back what unfinished work left.
 
-    Raises `InputError` where one row does not fit, and where this process is not alone.
+    Raises `InputError` if one row does not fit, and unless this process is `alone`.
     """
     while True:
         try:
             return work(size), size
         except RuntimeError as error:
-            size = _fewer(error, size, what, alone, share)
+            if not should_reduce_batch_size(error):
+                raise
+            GradientState().sync_gradients = True  # it ended between two passes of a step? all trainers share this
+            half, now = size // 2, what.format(size)
+            size = rows_a_pass(half, share) if half and share else half
+            if not size or not alone:
+                fix = f"give {size}" if size else "shorten the texts or --max_response_length, or use a smaller model"
+                raise InputError(f"out of memory with {now}: {fix}") from error
+        tqdm.write(f"out of memory with {now}: {size} from here on")
         clear_device_cache(garbage_collection=True)  # after `except`, which holds what was allocated
         start_over()
 
 
-def _fewer(error: RuntimeError, size: int, what: str, alone: bool, share: int) -> int:
-    if not should_reduce_batch_size(error):
-        raise error
-    GradientState().sync_gradients = True  # it may have ended between two passes of a step; all trainers share this
-    smaller = smaller_pass(size, share)
-    if not smaller or not alone:
-        fix = f"give {smaller}" if smaller else "shorten the texts or --max_response_length, or use a smaller model"
-        raise InputError(f"out of memory with {what.format(size)}: {fix}") from error
-    tqdm.write(f"out of memory with {what.format(size)}: {smaller} from here on")
-    return smaller
-
-
 def in_batches(work: Callable[[slice], Result], count: int, size: int, alone: bool = True) -> tuple[list[Result], int]:
-    """`work(rows)` for slices of `size` of `count` responses, and the size, which is halved where memory ends.
+    """Return `work(rows)` for slices of `size` of `count` responses, and the size, which is halved when memory ends.
 
-    For work that does not depend on what is in a slice. Raises as `with_less_memory`.
+    The work must not depend on which rows share a slice. Raises as `with_less_memory`.
     """
     results, done = [], 0
     while done < count:
@@ -72,9 +68,3 @@ def in_batches(work: Callable[[slice], Result], count: int, size: int, alone: bo
 def rows_a_pass(asked: int, share: int) -> int:
     """Return the most rows within `asked` (0: no limit) that divide `share`, a process's rows of a step, 1 at least."""
     return next(n for n in range(min(asked or share, share), 0, -1) if share % n == 0)
-
-
-def smaller_pass(rows: int, share: int = 0) -> int:
-    """Return the rows that are tried next where memory ended with `rows`; 0 where one row did not fit."""
-    half = rows // 2
-    return rows_a_pass(half, share) if half and share else half

@@ -1,33 +1,33 @@
-"""Other packages: whether their versions will do, and what they would write on a user's screen."""
+"""Other packages: check their versions, and hide warnings that a user can do nothing about."""
 
 import warnings
 from importlib import metadata
 
 from marlhf_lite.utils.errors import InputError
 
-# Category, module that the warning names, message. An entry goes when the package has mended it.
+# Category, module that the warning names, message. An entry goes when the package has fixed it.
 WARNINGS = [
     # peft and TRL still use the old names
     (FutureWarning, r"(peft|transformers|trl)\.", r"`(is_)?gradient_checkpointing"),
-    # of adapters on tied weights, which `models.lora` takes apart
+    # of adapters on tied weights, which `models.lora` separates
     (UserWarning, r"peft\.", r"(Model with `tie_word_embeddings|Input and output embeddings are no longer tied)"),
     # of patterns for experts, which peft writes itself
     (RuntimeWarning, r"peft\.", r"The following (rank|alpha)_pattern keys .*gate_up_proj"),
-    # of shards that one process reads, and of outputs that nothing here changes in place
+    # of shards that one process reads, and of outputs that no code here changes in place
     (UserWarning, r"torch\.distributed\.", r"(torch\.distributed is |FSDP2-wrapped module .* returned a view)"),
 ]
 
 
 def ignore_warnings() -> None:
-    """Hide the warnings of other packages that a user can do nothing about; those of other messages stay."""
+    """Hide the messages of WARNINGS; other warnings stay."""
     for category, module, message in WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
 
 
 def check_versions(package: str) -> None:
-    """Raise `InputError` if a package that this one needs is there in another version than it asks for.
+    """Raise `InputError` if a requirement of this package is installed in a version that it does not accept.
 
-    One that is missing is left to its import, and so is all if this package was not installed.
+    A missing requirement fails at its import. Nothing is checked if this package itself is not installed.
     """
     from packaging.requirements import Requirement
 

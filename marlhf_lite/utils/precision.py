@@ -1,4 +1,4 @@
-"""Float64, which not every device has."""
+"""Float64 on devices that may lack it."""
 
 from functools import cache
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @cache
 def has_float64(device: torch.device) -> bool:
-    """Whether tensors of float64 can be made on this device; on mps (Apple) they cannot."""
+    """Return whether this device has float64; mps (Apple) does not."""
     try:
         torch.empty(0, dtype=torch.float64, device=device)
     except (RuntimeError, TypeError):
@@ -17,5 +17,5 @@ def has_float64(device: torch.device) -> bool:
 
 
 def exact(x: Tensor) -> Tensor:
-    """`x` in float64: on its own device, or on the CPU where that has no float64."""
+    """Return `x` in float64: on its own device, or on the CPU if the device has no float64."""
     return x.double() if has_float64(x.device) else x.cpu().double()

@@ -1,7 +1,7 @@
-"""Preflight: all that is wrong with a run is found before it starts, and said at once.
+"""Preflight: find every problem of a run before it starts, and report all of them at once.
 
-A check stands beside the feature that it is about. Its parameters name what it needs to know (`options`, `inputs`,
-`task`, `model`, …), and it raises `InputError`. A check that needs something that could not be made is left out.
+A check is in the file of its feature. Its parameters name what it needs to know (`options`, `inputs`, `task`, `model`,
+…), and it raises `InputError`. A check is skipped if a fact that it needs could not be made.
 """
 
 import inspect
@@ -19,21 +19,21 @@ def check(function: Callable) -> Callable:
 
 
 class Preflight:
-    """What is known of a run before it starts (`facts`), and what is wrong with it (`errors`, one `Problem` each).
+    """The facts that are known about a run before it starts, and its `errors`, one `Problem` each.
 
-    Each option is a fact by its name, too.
+    Each option is also a fact, by its name.
     """
 
     def __init__(self, **facts: object):
         self.facts, self.errors, self._done = vars(facts["options"]) | facts, [], set()
 
     def learn(self, **makers: Callable) -> None:
-        """Make facts by functions of earlier facts; what raises `InputError` is a problem, and no fact."""
+        """Make facts by functions of earlier facts; an `InputError` becomes a problem instead of a fact."""
         for name, make in makers.items():
             self._call(make, name)
 
     def check(self) -> None:
-        """Run the checks that have become possible, each once. Raises `InputError` that has a line for each problem."""
+        """Run the checks that have become possible, each once. Raises `InputError` with a line for each problem."""
         for function in CHECKS:
             if function not in self._done:
                 self._call(function)

@@ -1,4 +1,4 @@
-"""Text of data, answers and servers as a terminal or a table may show it."""
+"""Make text of data, answers and servers safe for a terminal or a table."""
 
 import re
 from typing import Any, TextIO
@@ -8,12 +8,12 @@ UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-
 
 
 def printable(text: str) -> str:
-    """Return the text with U+FFFD for what could control a terminal, turn the reading direction or not be written."""
+    """Return the text with U+FFFD for controls of a terminal, turns of the reading direction and half characters."""
     return UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 class PrintableStream:
-    """A text stream through which only printable text reaches `stream`; all else is as there."""
+    """A text stream that writes only printable text to `stream`, and does everything else as `stream` does."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -22,7 +22,7 @@ class PrintableStream:
         return self._stream.write(printable(text))
 
     def write_colours(self, text: str) -> None:
-        """Write a line with colours of our own, in which all else is printable."""
+        """Write a line of printable text with colour codes."""
         self._stream.write(f"{text}\n")
 
     def __getattr__(self, name: str) -> Any:

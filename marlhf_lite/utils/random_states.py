@@ -1,4 +1,4 @@
-"""States of all random generators that a run draws from."""
+"""States of every random generator that a run draws from."""
 
 import random
 
@@ -7,7 +7,7 @@ import torch
 
 
 def random_states() -> tuple:
-    """The states of torch's, the GPU's, python's and numpy's generators: sampling, training or a reward may draw."""
+    """Return the states of the generators of torch, GPU, Python and numpy: sampling, training and rewards may draw."""
     kind, keys, *rest = numpy.random.get_state()
     cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return torch.get_rng_state(), cuda, random.getstate(), (kind, keys.tolist(), *rest)
@@ -18,7 +18,7 @@ def set_random_states(saved: tuple) -> None:
     cpu, cuda, python, of_numpy = saved
     torch.set_rng_state(cpu)
     if cuda and torch.cuda.is_available():
-        # Older checkpoints have the states of all GPUs of a machine, which may not be there any more.
+        # Older checkpoints have the states of all GPUs of a machine, which may have fewer now.
         torch.cuda.set_rng_state(cuda[torch.cuda.current_device() % len(cuda)])
     random.setstate(python)
     numpy.random.set_state(of_numpy)

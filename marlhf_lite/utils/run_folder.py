@@ -2,13 +2,13 @@
 
 The manifest makes a folder a run. It is written first, and holds
 
-- options: those of the run, with the `versions` of the start. config.yaml is a copy for readers: an edited one is named
-  and never read, a missing one is written again;
+- options: those of the run, with the `versions` of the start. config.yaml is a copy for readers: an edited copy is an
+  error, a missing one is written again;
 - date: the day that chat templates see as today (`tasks.chats`), fixed when the run starts;
 - contents: what the run reads, each by its place and a hash (`experiments.manifest`);
-- accepted: the differences that --accept_changed went on with.
+- accepted: the differences that --accept_changed accepted.
 
-A run without a manifest is refused. A folder that is no run, such as an adapter or a model from elsewhere, needs none.
+A run without a manifest is refused. Adapters and models from elsewhere need none.
 Figures, reports and notebooks read the other files: metrics.jsonl, tests.jsonl, samples.jsonl.
 """
 
@@ -44,12 +44,12 @@ def split_paths(text: str) -> list[str]:
 
 
 class RunLock:
-    """Keeps other processes out of a run's folder, from `take` to the end of the `with` block.
+    """Keep other processes out of a run's folder, from `take` to the end of the `with` block.
 
-    The operating system frees it when this process ends, however it ends: a killed run blocks nobody.
+    The operating system frees the lock when this process ends, even if it is killed.
     """
 
-    held: ClassVar[set[Path]] = set()  # by this process, which a lock of its own would keep out too
+    held: ClassVar[set[Path]] = set()  # by this process, which a second lock would keep out, too
 
     def __init__(self) -> None:
         self._lock: filelock.FileLock | None = None
@@ -63,7 +63,7 @@ class RunLock:
             self.held.discard(Path(self._lock.lock_file))
 
     def take(self, path: Path) -> None:
-        """Lock this folder, which is made if need be, and remove what killed writers left in it.
+        """Lock this folder, make it if it is missing, and remove what killed writers left in it.
 
         Raises `InputError` if another process has locked it.
         """
@@ -75,8 +75,8 @@ class RunLock:
             lock.acquire(timeout=0)
         except filelock.Timeout:
             what = "another process works in it: wait until it ends, or stop it"
-            raise InputError(f"{path}: {what} (if there is none, on no machine, delete {LOCK} there)") from None
-        except (OSError, NotImplementedError):  # a disk without locks, or one that is full, which others report better
+            raise InputError(f"{path}: {what} (if no machine runs one, delete {LOCK} there)") from None
+        except (OSError, NotImplementedError):  # a disk without locks, or a full one, which later errors report better
             return
         self._lock = lock
         self.held.add(Path(lock.lock_file))
@@ -105,12 +105,12 @@ class RunFolder:
             path: a folder that is empty or does not exist yet; parents are created.
             config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
                 The `versions` of an earlier run are replaced.
-            overwrite: delete the content of the folder first, if it holds a run, with its checkpoints.
+            overwrite: first delete the run in the folder, with its checkpoints.
             manifest: date, contents and accepted differences; by default today and none.
 
         Raises:
             InputError: the folder cannot be used (see `check_output_dir`), another process works in it or in the run
-                that it stands in, or YAML cannot hold the config.
+                around it, or YAML cannot hold the config.
         """
         path = Path(path)
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
@@ -120,7 +120,7 @@ class RunFolder:
                 if (run / LOCK).exists() and run.resolve() / LOCK not in RunLock.held:
                     locks.enter_context(RunLock()).take(run)
             path.mkdir(parents=True, exist_ok=True)
-            # The manifest is deleted last: after an interrupt here, the rest is still a run that can be overwritten.
+            # The manifest is deleted last: after an interrupt here, the rest is still a run that can be replaced.
             for item in sorted(_content(path), key=lambda item: (item.name == MANIFEST, item.name == CONFIG)):
                 if item.is_dir() and not item.is_symlink():
                     shutil.rmtree(item)
@@ -132,9 +132,9 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """Open an existing run. Raises `InputError` if it or its manifest is missing or broken, or config.yaml edited.
+        """Open an existing run, if need be without config.yaml, because the manifest has the options.
 
-        A missing config.yaml is no fault: the manifest has the options.
+        Raises `InputError` if the run or its manifest is missing or damaged, or if config.yaml was edited.
         """
         path = Path(path)
         if not is_run(path):
@@ -143,7 +143,7 @@ class RunFolder:
         manifest = _read_manifest(path)
         if not manifest:
             what = "is damaged" if (path / MANIFEST).exists() else "is missing"
-            raise InputError(f"{path}: {MANIFEST} {what}, which says what the run was made from: make the run again")
+            raise InputError(f"{path}: {MANIFEST} {what}, which tells what the run was made from: make the run again")
         options = manifest.pop("options")
         if (path / CONFIG).exists():
             shown = read_yaml(path / CONFIG)
@@ -156,7 +156,7 @@ class RunFolder:
     def update_config(self, changes: Mapping) -> None:
         """Write manifest and config.yaml again with these values; `versions` stay those of the start."""
         self.config |= to_jsonable(dict(changes), "config", allow_nan=True)
-        # Without config.yaml in between, a kill leaves no two that differ.
+        # config.yaml is missing in between, so that a kill leaves no two files that differ.
         (self.path / CONFIG).unlink(missing_ok=True)
         manifest = self.manifest | {"options": self.config}
         write_atomically(self.path / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -167,7 +167,7 @@ class RunFolder:
         """Append rows to metrics.jsonl, samples.jsonl, or tests.jsonl (scores on held-out prompts during training).
 
         A row is names to numbers, texts, tensors or arrays; NaN and ±inf become null. Raises `InputError` for a value
-        that JSON cannot hold, and where the disk is full.
+        that JSON cannot hold, and if the disk is full.
         """
         try:
             append_lines(self.path / f"{name}.jsonl", rows)
@@ -176,7 +176,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict]:
         """Read the rows of metrics.jsonl, by today's names; none if nothing was logged yet. See `read_lines`."""
-        return _read_metrics(self.path / METRICS)
+        return read_lines(self.path / METRICS)
 
     def samples(self) -> list[dict]:
         """Read the rows of samples.jsonl; see `metrics`."""
@@ -184,7 +184,7 @@ class RunFolder:
 
     def tests(self) -> list[dict]:
         """Read the rows of tests.jsonl; see `metrics`."""
-        return _read_metrics(self.path / TESTS)
+        return read_lines(self.path / TESTS)
 
     def position(self) -> dict[str, int]:
         """Size of each log in bytes, which a checkpoint stores."""
@@ -192,28 +192,23 @@ class RunFolder:
         return {log.name: log.stat().st_size if log.exists() else 0 for log in logs}
 
     def truncate_logs(self, position: Mapping[str, int]) -> None:
-        """Cut the logs back to an earlier `position`, before a run resumes from there; see `check_logs`."""
-        self.check_logs(position)
+        """Cut the logs back to an earlier `position`, which `check_logs` accepts, before a run resumes from there."""
         for name, size in position.items():
             if self.position()[name] > size:
                 os.truncate(self.path / name, size)
 
     def check_logs(self, position: Mapping[str, int]) -> None:
-        """Raises `InputError` where a log is shorter than it was at `position`: the position is that of other logs."""
+        """Raise `InputError` if a log is shorter than it was at `position`."""
         for name, size in self.position().items():
             if size < position.get(name, 0):
                 raise InputError(f"{name} has {size} bytes instead of {position[name]} or more: it was edited")
 
 
-def _read_metrics(path: Path) -> list[dict]:
-    return read_lines(path)
-
-
 def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a new run can be written to `path`. Nothing is created or deleted here.
+    """Check that a new run can be written to `path`, without creating or deleting anything.
 
-    Raises `InputError` where the folder is in use or cannot be created, and where `overwrite` would delete something
-    that is no run or one of `inputs`.
+    Raises `InputError` if the folder is in use or cannot be created, and if `overwrite` would delete one of `inputs` or
+    something other than a run.
     """
     check_writable("--output_dir", path)
     if not path.exists() or not _content(path):
@@ -228,24 +223,24 @@ def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str |
 
 
 def _content(path: Path) -> list[Path]:
-    """What stands in a folder, but for the lock and what a killed writer left."""
+    """Return what a folder holds, except the lock and what a killed writer left."""
     return [item for item in path.iterdir() if item.name != LOCK and not item.match(".*.tmp")]
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise `InputError` where the folder `path`, which `option` names, cannot be created or written to."""
+    """Raise `InputError` if the folder `path`, which `option` names, cannot be created or written to."""
     parent = next(p for p in (path, *path.parents) if p.exists())
     if not parent.is_dir():
         raise InputError(f"{option} {path}: cannot be made ({parent} is a file): choose another name")
     try:
-        tempfile.TemporaryFile(dir=parent).close()  # rights alone do not tell, as for the administrator and in /proc
+        tempfile.TemporaryFile(dir=parent).close()  # rights do not tell, as for the administrator and in /proc
     except OSError as error:
         fix = DISK_FAULTS.get(error.errno, "choose another folder")
         raise InputError(f"{option} {path}: cannot be made (nothing can be written in {parent}): {fix}") from None
 
 
 def is_run(path: Path) -> bool:
-    """Whether `path` holds a run: many projects have such files, ours have a `versions` block."""
+    """Return whether `path` holds a run of this library: other projects' files have no `versions` block."""
     if _read_manifest(path):
         return True
     try:
@@ -265,7 +260,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def run_of(folder: Path) -> Path | None:
-    """The run that a folder is, or that it stands in as a stage's folder or its policy's; None where there is none."""
+    """Return the run that a folder is, or whose stage or policy it holds; None if there is none."""
     return next((run for run in (folder, *folder.parents[:2]) if is_run(run)), None)
 
 
@@ -284,10 +279,10 @@ def read_yaml(path: Path, source: str = "") -> dict:
 
 
 def environment() -> dict:
-    """Everything a result depends on besides its config: versions, commit, date (UTC), platform, processors, threads.
+    """Return what a result depends on in addition to its config: versions, commit, date (UTC), platform, threads.
 
     Outside a git checkout `git_commit` and `git_dirty` are None. Dirty means that a tracked file differs from the
-    commit; results and figures, which studies write and no run reads, do not count.
+    commit; results and figures do not count, because studies write them and no run reads them.
     """
     import torch  # here, because reading run folders needs no torch
 
@@ -309,7 +304,7 @@ def environment() -> dict:
 
 
 def _processor() -> str:
-    """The processor's model. Another one sums in another order, so that the same seed parts from a stored run there."""
+    """Return the processor's model: a different one sums in a different order, and a stored run cannot be repeated."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -320,8 +315,8 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of a git command in this file's folder; None if it fails or takes too long."""
-    # Without the lock, a question never disturbs a commit made at the same time.
+    """Return the output of a git command in this file's folder; None if it fails or takes too long."""
+    # Without the lock, a query never disturbs a commit made at the same time.
     command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)

@@ -1,16 +1,18 @@
-"""The seal of what a run saves: the hash that a checkpoint or a saved model carries.
+"""Contents by their hashes: of models, tokenizers and code that a run reads, and the seals of what it saves.
 
-A file has it at its end, a folder in hashes.json. It is checked whenever either is read: a flipped bit or half a file
-is an error. A folder without a seal comes from elsewhere.
+A checkpoint or a saved model carries its hash as a seal: a file at its end, a folder in hashes.json. The seal is
+checked whenever either is read: a flipped bit or half a file is an error. A folder without a seal comes from elsewhere.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from modulefinder import ModuleFinder
 from pathlib import Path
 
 from marlhf_lite.utils.errors import InputError
@@ -19,6 +21,18 @@ from marlhf_lite.utils.jsonl import apply_umask, write_json
 SEAL = "hashes.json"
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
+# Entries of a model's config that say where its weights came from, and leave them as they are.
+_PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")
+_SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
+_TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "*.model")
+
+
+# Hashes
+
+
+def text_hash(*texts: str) -> str:
+    """Return the SHA-256 of texts in this order."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -42,11 +56,77 @@ def _file_hash(path: Path, size: int, changed: int, moved: int) -> str:
     return digest.hexdigest()
 
 
+def model_hash(folder: str | Path, name: str = "checkpoint") -> str:
+    """Return a hash of the weights in a folder and of their config, wherever the folder is.
+
+    Raises `InputError`, which calls the folder `name`, if there are none.
+    """
+    folder = Path(folder)
+    adapter = folder / "adapter_config.json"
+    config, pattern = (adapter, "adapter_model.*") if adapter.is_file() else (folder / "config.json", "*")
+    weights = [path for path in sorted(folder.glob(pattern)) if path.suffix in (".safetensors", ".bin")]
+    weights = weights or sorted(folder.glob("**/*.distcp"))  # of a checkpoint by several processes
+    if not weights or not config.is_file():
+        what = "it holds no weights with their config" if folder.is_dir() else "there is no such folder"
+        raise InputError(f"{name}: {folder}: {what}: give the folder of an adapter or of a model")
+    try:
+        facts = json.loads(config.read_text(encoding="utf-8"))
+        facts = {key: value for key, value in facts.items() if key not in _PLACES}
+        facts |= {key: sorted(facts[key], key=str) for key in _SETS if isinstance(facts.get(key), list)}
+    except (ValueError, AttributeError):
+        raise InputError(f"{name}: {config} is damaged: train it again, or give another folder") from None
+    hashes = [bytes.fromhex(file_hash(path)) for path in weights]
+    return hashlib.sha256(b"".join([json.dumps(facts, sort_keys=True).encode(), *hashes])).hexdigest()
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """Return a hash of the tokenizer's files in a model's folder, apart from its chat template."""
+    facts = {}
+    for path in {path for pattern in _TOKENIZER for path in folder.glob(pattern)}:
+        facts[path.name] = file_hash(path)
+        if path.name == "tokenizer_config.json":
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            facts[path.name] = {key: value for key, value in settings.items() if key != "chat_template"}
+    return text_hash(json.dumps(facts, sort_keys=True))
+
+
+def code_hash(name: str) -> str:
+    """Return a hash of the file of `package.module:name`, which was imported, and of those beside it that it imports.
+
+    Installed packages do not count, nor does this library for code that stands outside it. Empty for other names.
+    """
+    module = sys.modules.get(name.partition(":")[0])
+    if not (place := getattr(module, "__file__", None)):
+        return ""
+    file, parts = Path(place), module.__name__.split(".")
+    root = file.parents[len(parts) - (file.name != "__init__.py")]
+    files = {file}
+    if "site-packages" not in root.parts:
+        ours = {n for n in sys.modules if n.startswith("marlhf_") and n.partition(".")[0] != parts[0]}
+        finder = ModuleFinder([str(root)], excludes=ours)
+        finder.import_hook(module.__name__)
+        files |= {Path(found.__file__) for found in finder.modules.values() if found.__file__}
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+def name_function(name: str) -> str:
+    """Return `module:function`, which was imported, with a hash of its code: an edited one scores again."""
+    return f"{name} {code_hash(name)[:12]}".rstrip()
+
+
+# Seals
+
+
 def seal(path: Path) -> None:
-    """Seal a file, or all that a folder holds, after everything is on the disk."""
+    """Seal a file, or everything in a folder, after all of it is on the disk."""
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name not in (SEAL, "README.md")]
-        write_json(path / SEAL, {file.relative_to(path).as_posix(): _synced_hash(file) for file in files})
+        hashes = {}
+        for file in sorted(path.rglob("*")):
+            if file.is_file() and file.name not in (SEAL, "README.md"):
+                with open(file, "rb") as opened:
+                    os.fsync(opened.fileno())
+                hashes[file.relative_to(path).as_posix()] = file_hash(file)
+        write_json(path / SEAL, hashes)
         return
     with open(path, "r+b") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -58,7 +138,7 @@ def seal(path: Path) -> None:
 
 @contextmanager
 def atomic_folder(final: Path) -> Iterator[Path]:
-    """A folder to write to, which takes the place of `final`, sealed, when the block ends well; else that stays."""
+    """Give a folder to write to. If the block ends well, it is sealed and replaces `final`; else `final` stays."""
     final = final.resolve()  # of a link, the folder that it leads to
     temporary = final.with_name(f".{final.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -72,16 +152,13 @@ def atomic_folder(final: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _synced_hash(path: Path) -> str:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    return file_hash(path)
-
-
 def broken(path: Path) -> str:
-    """Return what of a sealed file or folder has other content now, or is missing; empty if nothing, or not sealed."""
+    """Return what of a sealed file or folder is missing or has changed; empty if nothing has, or without a seal."""
     if not path.is_dir():
-        return "" if _is_sealed(path) else path.name
+        # In memory, as torch reads it afterwards.
+        content, length = memoryview(path.read_bytes()), len(_MARK) + 64
+        is_whole = content[-length:] == _MARK + hashlib.sha256(content[:-length]).hexdigest().encode()
+        return "" if is_whole else path.name
     try:
         hashes = json.loads((path / SEAL).read_bytes())
         wrong = (n for n, x in hashes.items() if not (path / n).is_file() or file_hash(path / n) != x)
@@ -93,20 +170,7 @@ def broken(path: Path) -> str:
 
 
 def check_seal(folder: Path) -> None:
-    """Raise `InputError` if a saved model is not as it was saved; a name that is no folder is a model of the hub."""
+    """Raise `InputError` if a saved model has changed since it was saved; other names are models of the hub."""
     if folder.is_dir() and (name := broken(folder)):
         fix = f"train it again, or delete {SEAL} there to take it as it is"
         raise InputError(f"{folder}: {name} is not as it was saved: {fix}")
-
-
-def _is_sealed(path: Path) -> bool:
-    """Return whether a file ends with the hash of everything before it."""
-    length = len(_MARK) + 64
-    with open(path, "rb") as file:
-        left = max(file.seek(0, os.SEEK_END) - length, 0)
-        file.seek(0)
-        digest = hashlib.sha256()
-        while block := file.read(min(left, BLOCK)):
-            digest.update(block)
-            left -= len(block)
-        return file.read() == _MARK + digest.hexdigest().encode()

@@ -1,4 +1,4 @@
-"""Files that come with the project."""
+"""Files that the project ships."""
 
 from importlib.resources import files
 from pathlib import Path

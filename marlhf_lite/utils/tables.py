@@ -12,16 +12,16 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def table(rows: Sequence[Mapping], columns: Mapping[str, str], cell: Callable[[Mapping, str], str]) -> str:
-    """Return a Markdown table with a line a row; `cell(row, name)` writes a cell.
+    """Return a Markdown table with one line per row; `cell(row, name)` writes a cell.
 
-    `columns` are names in the rows, and their headings; those that no row has are left out.
+    `columns` are names in the rows and their headings; names that no row has are left out.
     """
     names = [name for name in columns if any(name in row for row in rows)]
     return markdown([columns[name] for name in names], [[cell(row, name) for name in names] for row in rows])
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """Write a number; what rounds to −0 is written as 0, and None and NaN as "-".
+    """Return a number as text; −0 after rounding becomes 0, and None and NaN become "-".
 
     `form` is a format such as ".2f", or "+.1f" with a sign.
     """
@@ -32,11 +32,10 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval(value: Mapping, form: str = ".2f", beside: float = 0) -> str:
-    """Write mean [low, high], with more digits than `form` has where its ends need them to show width and side.
+    """Return mean [low, high] as text, with more digits than `form` if the ends need them to show width and side.
 
-    `beside`: the value whose side matters, 0 for a difference and 1 for a ratio.
-
-    Values that are all alike have no interval, nor has a single one, nor has what is undefined (NaN).
+    `beside` is the value whose side matters: 0 for a difference and 1 for a ratio. Equal values, a single value and
+    undefined ones (NaN) get the mean without an interval.
     """
     mean, low, high = (value[name] for name in ("mean", "low", "high"))
     if low is None or not low < high:

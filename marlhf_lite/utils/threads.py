@@ -1,9 +1,9 @@
-"""Number of threads for torch: as many as cores are free of other programs when a command starts.
+"""Number of threads for torch: the cores that no other program uses when a command starts.
 
 Threads of one matrix product wait for each other. If another program holds a core, the slowest thread is late at every
 product: on two cores, an update of the demo takes 4 s with two threads on an idle machine, 17 to 25 s beside one busy
-process, and 6 s with one thread in both cases. Set OMP_NUM_THREADS yourself if other programs come later, or if runs
-must be equal bit by bit: sums over another number of threads may differ in their last digits.
+process, and 6 s with one thread in both cases. Set OMP_NUM_THREADS yourself if other programs start later, or if runs
+must be equal bit by bit: sums over a different number of threads may differ in their last digits.
 """
 
 import math
@@ -15,7 +15,7 @@ import psutil
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # a user's own choice
 # Read when this is imported, before `marlhf` sets them for libraries that read them once.
 GIVEN = next((max(int(value), 1) for name in VARIABLES if (value := os.environ.get(name, "")).isdigit()), None)
-INTERVAL = 0.25  # seconds: the least that a load is measured over
+INTERVAL = 0.25  # seconds: the shortest time over which a load can be measured
 
 
 def choose_threads() -> int:
@@ -23,12 +23,12 @@ def choose_threads() -> int:
     if GIVEN:
         return GIVEN
     process = psutil.Process()
-    psutil.cpu_percent(percpu=True), process.cpu_percent()  # where the measurement begins
+    psutil.cpu_percent(percpu=True), process.cpu_percent()  # the measurement begins
     time.sleep(INTERVAL)
     loads, ours = psutil.cpu_percent(percpu=True), process.cpu_percent()
     # On Linux a process may be limited to some cores.
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(loads))
     loads = [load for core, load in enumerate(loads) if core in cores] or loads
-    # A core counts as busy if others use more than half of it; two threads of one physical core count once.
+    # A core is busy if others use more than half of it; two threads of one physical core count once.
     free = math.floor(len(loads) - (sum(loads) - ours) / 100 + 0.5)
     return max(1, min(free, psutil.cpu_count(logical=False) or len(loads)))

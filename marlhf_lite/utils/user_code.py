@@ -1,4 +1,4 @@
-"""A user's own functions and classes: by the name `package.module:name`, with errors that name their option."""
+"""Custom functions and classes by the name `package.module:name`, with errors that name their option."""
 
 import importlib
 import os
@@ -12,14 +12,14 @@ from marlhf_lite.utils.errors import InputError, one_line
 
 
 def is_user_code(name: str) -> bool:
-    """Whether an option's value is `package.module:name`, and none of the names that the library knows."""
+    """Return whether an option's value is `package.module:name`: names that the library knows have no colon."""
     return ":" in name
 
 
 def import_user_code(option: str, name: str, known: str) -> Any:
-    """The function or class that `package.module:name` names, from the current folder too.
+    """Return the function or class that `package.module:name` names; the current folder counts, too.
 
-    Raises `InputError` where there is none; `known` are the names that the option takes besides.
+    Raises `InputError` if there is none; `known` are the other names that the option takes.
     """
     fix = f"give {known}, or package.module:name"
     module, _, attribute = name.partition(":")
@@ -38,9 +38,9 @@ def import_user_code(option: str, name: str, known: str) -> Any:
 
 @contextmanager
 def named_errors(option: str, name: str) -> Iterator[None]:
-    """What the user's code raises in here becomes an `InputError` that names the option and the line of that code.
+    """Make errors of the user's code in this block an `InputError` that names the option and the line of that code.
 
-    Where memory ended, the error stays as it is: the run goes on with less. Nothing happens without a name.
+    An error because memory ended stays unchanged: the run continues with less. Nothing happens without a name.
     """
     try:
         yield
@@ -51,12 +51,12 @@ def named_errors(option: str, name: str) -> Iterator[None]:
             raise
         if isinstance(error, InputError):
             raise InputError(f"--{option} {name}: {error}{line_of(name, error)}") from error
-        mend = "end its arguments with **context" if "unexpected keyword argument" in str(error) else "correct it"
-        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {mend}") from error
+        fix = "end its arguments with **context" if "unexpected keyword argument" in str(error) else "correct it"
+        raise InputError(f"--{option} {name}: raised {one_line(error)}{line_of(name, error)}: {fix}") from error
 
 
 def line_of(name: str, error: Exception) -> str:
-    """Where in the module of `name` the error came from."""
+    """Return where in the module of `name` the error came from."""
     file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" (line {lines[-1]} of {os.path.basename(file)})" if lines else ""
