@@ -125,13 +125,11 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
         return "; what is done so far is kept: the same command goes on"
     folder = Path(getattr(options, "output_dir", ""))
     from marlhf_lite.utils.run_folder import is_run
-    from marlhf_lite.utils.seals import SEAL
+    from marlhf_lite.utils.seals import has_checkpoint
 
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
-    whole = ("checkpoints/update-*.pt", f"checkpoints/*/{SEAL}", f"checkpoint-*/{SEAL}")
-    there = any(path for place in whole for path in folder.glob(f"**/{place}"))  # at any depth: the demo has two acts
-    resumes = there or not options.stages
+    resumes = has_checkpoint(folder) or not options.stages
     but, then = ("", "goes on") if resumes else (", and there is no checkpoint yet", "begins this stage again")
     return f"; what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
 

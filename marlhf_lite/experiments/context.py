@@ -23,9 +23,9 @@ from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
-from marlhf_lite.experiments.data import fit_lengths, note_on_sentences, read_task
+from marlhf_lite.experiments.data import describe_rows, fit_lengths, note_on_sentences, read_task
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.experiments.manifest import check_earlier, check_resumed, contents_of, date_of, runs_of
+from marlhf_lite.experiments.manifest import check_contents, check_earlier, contents_of, date_of, runs_of
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
@@ -205,7 +205,7 @@ def _manifest(
 ) -> tuple[dict, list[str]]:
     """Return what the run is made from, compared with what it was before and with earlier runs, and notes on it."""
     contents = contents_of(options, inputs, tokenizer.chat_template, task)
-    changed = check_resumed(own, contents, options.accept_changed or not options.stages) if own else []
+    changed = check_contents(own, contents, options.accept_changed or not options.stages) if own else []
     earlier = [] if own and options.stages else earlier  # its own manifest has them
     accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
     notes = [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
@@ -278,18 +278,11 @@ def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Calla
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     if taken := [name for name in ("sft", "rm", "policies") if getattr(inputs, name)]:
         print_main(f"as --{taken[0]} has it: --model {options.model}; data: --dataset {task.name}")
-    reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
-    dropped = ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons)
-    parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
     shape = f" (read as {task.shape})" if task.shape else ""
-    print_main(f"{task.name}{shape}: {parts}; dropped: {dropped or 'none'}")
+    print_main(f"{task.name}{shape}: {'; dropped: '.join(describe_rows(task))}")
     if task.chats:
-        by = (
-            "were written by a chat template"
-            if options.chat_template == "templated"
-            else "are written by the chat template"
-        )
-        print_main(f"prompts and answers {by}")
+        by = "were written by a" if options.chat_template == "templated" else "are written by the"
+        print_main(f"prompts and answers {by} chat template")
 
 
 def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:

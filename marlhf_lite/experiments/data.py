@@ -1,6 +1,5 @@
 """The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -92,6 +91,13 @@ def for_one_stage(task: Task, part: str) -> Task:
     return replace(task, splits=splits, counts=task.counts | {name: len(split) for name, split in splits.items()})
 
 
+def describe_rows(task: Task) -> tuple[str, str]:
+    """Return in words how many rows each part has, and how many were dropped for which reason."""
+    parts = ", ".join(f"{part} {len(rows)}" for part, rows in task.splits.items())
+    reasons = [why for why, n in task.counts.items() if n and why not in ("read", "kept", *task.splits)]
+    return parts, ", ".join(f"{task.counts[why]} {why.replace('_', ' ')}" for why in reasons) or "none"
+
+
 # Lengths
 
 
@@ -174,8 +180,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     unused = {"columns": task.unused, "splits or files": task.unused_splits}
     yield from (f"{kind} not used: {', '.join(names)}" for kind, names in unused.items() if names)
     texts = [text for column in COLUMNS for text in _column(task, column)]
-    marks = list(filter(None, (_mark(text, tokenizer, task.chats) for text in texts)))
-    if marks:
+    if marks := _marks(texts, tokenizer, task.chats):
         add = "if a chat template wrote these texts, add --chat_template templated"
         fix = "they are another model's: write the texts by this model's template" if task.chats else add
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
@@ -196,21 +201,12 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
 
 
 def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield a note where an earlier stage has trained on all rows of the file whose prompts are used now."""
+    """Yield a note if an earlier stage has trained on all rows of the file whose prompts are used now."""
     for run in runs if options.trains_policy else ():
-        if same_data(run.config, asdict(options)) and not _rows_left(run):
+        file = run.path / "data.json"
+        left = read_json(file).get("ppo", 1) if file.exists() else 1
+        if same_data(run.config, asdict(options)) and not left:
             yield f"{run.path} has trained on all rows of {options.dataset}: these prompts are among them"
-
-
-def _rows_left(run: RunFolder) -> int:
-    """Return how many rows a run has left to PPO; 1 where it does not say."""
-    return _stored(run).get("ppo", 1)
-
-
-def _stored(run: RunFolder) -> dict:
-    """Return what a run has stored about its data."""
-    file = run.path / "data.json"
-    return read_json(file) if file.exists() else {}
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:
@@ -238,16 +234,12 @@ def _column(task: Task, column: str) -> list[str]:
     return [text for part in parts for text in part[column]]
 
 
-def _mark(text: str, tokenizer, are_tokens: bool) -> str:
-    """Return the first mark of a chat template that is read as characters: the tokenizer's own may be tokens."""
-    pattern, tokens = _marks(tokenizer, are_tokens)
-    return next((mark[0].strip() for mark in pattern.finditer(text) if not (are_tokens and mark[0] in tokens)), "")
-
-
-@functools.cache
-def _marks(tokenizer, are_tokens: bool) -> tuple[re.Pattern, set[str]]:
-    """A pattern of the marks of chat templates, of the tokenizer and of other models; and what the tokenizer knows."""
+def _marks(texts: Iterable[str], tokenizer, are_tokens: bool) -> list[str]:
+    """Return the first mark of a chat template in each text that has one; the tokenizer's own may be tokens."""
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(token.content) for token in added if token.special]
-    transcripts = [HUMAN] if are_tokens else []  # no mark where rows are transcripts
-    return re.compile("|".join([MARKS, *transcripts, *special])), {token.content for token in added}
+    transcripts = [HUMAN] if are_tokens else []  # rows of text may be transcripts
+    pattern = re.compile("|".join([MARKS, *transcripts, *special]))
+    tokens = {token.content for token in added} if are_tokens else set()
+    found = ([mark for mark in pattern.findall(text) if mark not in tokens] for text in texts)
+    return [marks[0].strip() for marks in found if marks]

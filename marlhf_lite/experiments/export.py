@@ -1,7 +1,7 @@
-"""Use of a trained policy: answer a prompt, or save it as a model of its own."""
+"""Use a trained policy: answer a prompt, or save it as a separate model."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import apply_umask
-from marlhf_lite.utils.run_folder import LOCK, RunFolder, RunLock, check_output_dir, run_of
+from marlhf_lite.utils.run_folder import LOCK, RunLock, check_output_dir
 
 
 def open_policy(
@@ -33,7 +33,7 @@ def open_policy(
 ) -> tuple[PreTrainedModel | PeftModel, object, Chat | None]:
     """Load a policy, without a folder the base.
 
-    Return the model, its tokenizer, and what writes messages if the policy has learnt from chats.
+    Return the model, its tokenizer, and what writes messages (None if the policy has learnt from plain texts).
     """
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
@@ -49,9 +49,9 @@ def open_policy(
 
 
 def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
-    """Return a policy's answer to a prompt, which is a user's message where the policy has learnt from chats.
+    """Return a policy's answer to a prompt, which is a user's message if the policy has learnt from chats.
 
-    With an environment the answer has a line for each turn of policy and environment.
+    With an environment the answer has one line per turn of policy and environment.
     """
     if not prompt.strip():
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
@@ -71,7 +71,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
 
 
 def _in_lines(turns: list[dict]) -> str:
-    """Return a line for each turn of policy and environment, and the sum of the rewards."""
+    """Return one line per turn of policy and environment, and the sum of the rewards."""
     lines = []
     for turn in turns:
         cut = f" [... {turn['observation_cut']} more tokens were cut]" if "observation_cut" in turn else ""
@@ -79,10 +79,8 @@ def _in_lines(turns: list[dict]) -> str:
     return "\n".join([*filter(None, lines), f"reward: {sum(turn['reward'] for turn in turns):g}"])
 
 
-def _sampling_of(folder: Path) -> dict:
-    """Arguments of `generate` by which the run of a policy sampled; none where it is in no run that sampled."""
-    run = run_of(folder)
-    config = RunFolder.open(run).config if run else {}
+def _sampling_of(config: Mapping) -> dict:
+    """Return the arguments of `generate` with which a run of these options sampled; empty if it never sampled."""
     if "temperature" not in config:
         return {}
     options = SamplingConfig(**{name: config[name] for name in vars(SamplingConfig()) if name in config})
@@ -92,25 +90,24 @@ def _sampling_of(folder: Path) -> dict:
 def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:
     """Save a policy (without a folder: the base) and its tokenizer as a model that transformers loads.
 
-    Its `generate` samples and stops as the run did, and its tokenizer writes chats
-    as the run did. Nothing is saved that is not finite, and no format that would round the policy's change away.
+    Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did. Raises `InputError`
+    for weights that are not finite, and for a format that would round the policy's change away.
     """
-    own = options
-    if (
-        folder
-    ):  # the base as it is saved, or all weights of a policy as they are: nothing is rounded before it is merged
+    read = options
+    if folder:  # in the format in which it is saved: nothing is rounded before it is merged
         saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
-        own = replace(options, dtype=_name(saved) if saved else "auto")
-    policy, tokenizer, _ = open_policy(own, folder)
-    dtype, line = _choose_format(options, policy, folder)
+        read = replace(options, dtype=_name(saved) if saved else "auto")
+    policy, tokenizer, _ = open_policy(read, folder)
+    run = next(iter(runs_of([folder] if folder else [])), None)
+    config = run.config if run else {}
+    dtype, line = _choose_format(options, policy, folder, config.get("dtype", ""))
     model = merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
-        raise InputError(
-            f"--model {options.model}: weights that {_name(dtype)} does not hold, or NaN: give --dtype float32"
-        )
+        what = f"weights that {_name(dtype)} does not hold, or NaN"
+        raise InputError(f"--model {options.model}: {what}: give --dtype float32")
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     ids["eos_token_id"] = end_of_text(model, tokenizer)
-    model.generation_config = GenerationConfig(**ids, **(_sampling_of(folder) if folder else {}))
+    model.generation_config = GenerationConfig(**ids, **_sampling_of(config))
     with _new_files(output) as part:
         if options.untied:
             save_untied(model, part, model.state_dict())
@@ -123,12 +120,12 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
 
 
 def _choose_format(
-    options: ExportCommand, policy: PreTrainedModel | PeftModel, folder: Path | None
+    options: ExportCommand, policy: PreTrainedModel | PeftModel, folder: Path | None, of_run: str
 ) -> tuple[torch.dtype, str]:
-    """Return the number format to write, and a line about what it loses.
+    """Return the number format to write, and a line about what it loses; `of_run` is the format of the policy's run.
 
-    Where the run's own format is too coarse for what the policy has learnt, it is float32. Raises `InputError` if
-    another format was asked for that is too coarse.
+    If that one is too coarse for what the policy has learnt, the format is float32. Raises `InputError` if another
+    format was asked for that is too coarse.
     """
     asked = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     if isinstance(policy, PeftModel):
@@ -141,8 +138,7 @@ def _choose_format(
     lost = lost_share(changes, asked)
     if lost <= LARGEST_LOSS:
         return asked, f"number format: {_name(asked)}, which loses {lost:.2f} of the policy's change"
-    run = run_of(folder)
-    if options.dtype not in ("auto", RunFolder.open(run).config.get("dtype") if run else ""):
+    if options.dtype not in ("auto", of_run):
         fix = "give --dtype float32, or load the adapter beside its base"
         raise InputError(f"--dtype {options.dtype}: it would lose {lost:.2f} of the policy's change: {fix}")
     return torch.float32, f"number format: float32, since {_name(asked)} would lose {lost:.2f} of the policy's change"
@@ -154,7 +150,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @contextmanager
 def _new_files(output: Path) -> Iterator[Path]:
-    """A folder whose files move to `output`, which is locked, when the block ends well; else only what it made goes."""
+    """Give a folder to write to. If the block ends well, its files move to `output`, which is locked; else they go."""
     is_new, part = not output.exists(), output / ".part"
     with RunLock() as lock:
         lock.take(output)

@@ -1,12 +1,12 @@
 """What a run is made from, compared at every load: base model, tokenizer, chat template, earlier models, code, data.
 
-Each is known by its content, wherever it stands, and stored in the run's manifest (`utils.run_folder`). One rule:
+Each counts by its content, wherever it is, and is stored in the run's manifest (`utils.run_folder`). One rule:
 
 - `--resume` compares everything that the run reads with its own manifest;
 - a command that takes a model of an earlier run compares what both read from the same place with that run's manifest;
-- a difference is one line, and `--accept_changed` goes on and records it.
+- a difference is an error of one line; `--accept_changed` accepts and records it.
 
-An evaluation trains nothing: what it reads is the key of its stored answers, and other content is answered again.
+An evaluation trains nothing: what it reads is the key of its stored answers, and changed content is answered again.
 """
 
 import datetime
@@ -33,7 +33,7 @@ Contents = dict[str, dict[str, str]]  # name -> its "place" and "hash"
 
 
 def contents_of(options: StageCommand, inputs: Inputs, template: str, task: Task) -> Contents:
-    """Return what a command reads, by name; the base model is in the hub's cache by now."""
+    """Return what a command reads, by name. The base model must be in the hub's cache."""
     code = [(what, word.strip()) for name, what in CODE.items() for word in getattr(options, name, "").split(",")]
     found = model_contents(options, template if task.chats else "")
     found |= {what: _entry(word, text) for what, word in code if ":" in word and (text := code_hash(word))}
@@ -63,7 +63,7 @@ def _entry(place: str, text: str) -> dict[str, str]:
 
 
 def rows_digests(task: Task) -> dict[str, str]:
-    """Return a hash of all rows as they were split, and one of the columns that a reward or an environment asks for."""
+    """Return a hash of all rows, as they were split, and one of the columns that a reward or environment asks for."""
     digests = {"data": hashlib.sha256()}
     for part, rows in task.splits.items():
         for column in sorted(rows.column_names):
@@ -73,7 +73,7 @@ def rows_digests(task: Task) -> dict[str, str]:
 
 
 def runs_of(folders: Iterable[Path]) -> list[RunFolder]:
-    """Return the runs that folders of models are of, each once; those of no run are left out."""
+    """Return the runs of folders of models, each once; folders outside a run are skipped."""
     return [RunFolder.open(run) for run in dict.fromkeys(filter(None, map(run_of, folders)))]
 
 
@@ -82,18 +82,10 @@ def date_of(runs: Iterable[RunFolder]) -> str:
     return next((run.manifest["date"] for run in runs), datetime.date.today().isoformat())
 
 
-def check_resumed(run: RunFolder, contents: Contents, accept: bool) -> list[dict]:
-    """Return the differences to the manifest of a run that goes on, wherever its inputs stand now.
-
-    Raises `InputError` that names them, unless they are accepted.
-    """
-    return _differences(run, contents, contents, accept)
-
-
 def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: bool) -> list[dict]:
     """Return the differences to the manifest of a run that a model comes from, of what both read from one place.
 
-    Rows count if both have the same data, chat template and part. Raises `InputError` as `check_resumed`.
+    Rows count if both have the same data, chat template and part. Raises `InputError` as `check_contents`.
     """
     theirs, mine = run.config, vars(options)
     there = run.manifest["contents"]
@@ -102,12 +94,18 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
     if alike and all(theirs.get(key) == mine[key] for key in ("chat_template", "part")):
         names.append("data")
     asked = [f"--{k} {theirs[k]} and not {mine[k]}" for k in ("template", "columns") if alike and theirs[k] != mine[k]]
-    return _differences(run, contents, names, accept, f"give {', '.join(asked)}" if asked else "")
+    return check_contents(
+        run, {name: contents[name] for name in names}, accept, f"give {', '.join(asked)}" * bool(asked)
+    )
 
 
-def _differences(run: RunFolder, contents: Contents, names: Iterable[str], accept: bool, fix: str = "") -> list[dict]:
+def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = "") -> list[dict]:
+    """Return the differences between these contents, wherever they are now, and the manifest of a run.
+
+    Raises `InputError` that names them, unless they are accepted.
+    """
     stored = run.manifest["contents"]
-    changed = [name for name in names if name in stored and stored[name]["hash"] != contents[name]["hash"]]
+    changed = [name for name, x in contents.items() if name in stored and stored[name]["hash"] != x["hash"]]
     if changed and not accept:
         which = ", ".join(f"{name} {contents[name]['place']}" for name in changed)
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
@@ -117,7 +115,7 @@ def _differences(run: RunFolder, contents: Contents, names: Iterable[str], accep
 
 
 def record_accepted(run: RunFolder, accepted: list[dict]) -> None:
-    """Note accepted differences in the manifest of a run that a command without a run of its own has read."""
+    """Add accepted differences to the manifest of a run that a command has read which leaves no run itself."""
     if new := [x for x in accepted if x not in run.manifest["accepted"]]:
         run.manifest["accepted"] += new
         run.update_config({})

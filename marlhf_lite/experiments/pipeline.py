@@ -27,7 +27,7 @@ from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
-from marlhf_lite.experiments.manifest import check_resumed, input_contents
+from marlhf_lite.experiments.manifest import check_contents, input_contents
 from marlhf_lite.experiments.other_tokenizers import reader_of
 from marlhf_lite.experiments.reports import caption, details, differences, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
@@ -50,13 +50,13 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import match_checkpoint_format, sum_in_each_pass
+from marlhf_lite.training.trl_trainers import checkpoint_to_resume, match_checkpoint_format, step_of, sum_in_each_pass
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
-from marlhf_lite.utils.seals import SEAL, atomic_folder, broken, name_function, seal
+from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, name_function, seal
 
 Reward = Callable[[Rollout], Tensor]
 DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
@@ -183,7 +183,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     options, folder = context.options.methods[name], re.sub(r"[^a-z0-9.]+", "-", name.lower())
     if trained := _trained_already(context, folder, options):
         return trained
-    run, checkpoints = _open_stage(context, folder, "update-*", options, sft, rm)
+    run, resumes = _open_stage(context, folder, options, sft, rm)
     models = build_models(
         context.base,
         sft,
@@ -210,7 +210,7 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     )
     try:
         with graceful_stop() as asked_to_stop:
-            trainer.train(bool(checkpoints), asked_to_stop)
+            trainer.train(resumes, asked_to_stop)
             if trainer.history:
                 trainer.save(run.path)
     except Stopped:
@@ -265,20 +265,17 @@ def _length(options: commands.PolicyCommand, history: list[dict]) -> dict[str, f
 
 
 def _open_stage(
-    context: RunContext, name: str, pattern: str, options: commands.PolicyCommand, sft: Path, rm: Path | None
-) -> tuple[RunFolder, dict[int, Path]]:
-    """Return a stage's run folder, and with `--resume` its checkpoints by update; without any it starts over.
+    context: RunContext, name: str, options: commands.PolicyCommand, sft: Path, rm: Path | None
+) -> tuple[RunFolder, bool]:
+    """Return a stage's run folder, and whether the stage resumes from a checkpoint; else it starts from its beginning.
 
-    Its manifest has the models that it starts from, which the same run may have made.
+    Its manifest has the models that it starts from, which may be of the same run.
     """
     set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
     place = context.path / name
-    paths = place.glob(f"checkpoints/{pattern}") if context.resume else []
-    checkpoints = {int(re.sub(r"\D", "", path.name)): path for path in paths}
-    if not any(path.is_file() or _is_whole(path) for path in checkpoints.values()):
-        checkpoints = {}  # none is whole
+    resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
-    begins_again = context.resume and not checkpoints and (place / METRICS).is_file()
+    begins_again = context.resume and not resumes and (place / METRICS).is_file()
     if begins_again and (update := options.from_checkpoint):
         raise InputError(f"--from_checkpoint {update}: {place} has no checkpoint: without it the stage begins again")
     if begins_again and PartialState().is_main_process:
@@ -287,16 +284,10 @@ def _open_stage(
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
     manifest = {**context.manifest, "contents": context.manifest["contents"] | input_contents(sft, rm)}
-    if checkpoints:
+    if resumes:
         accept = context.options.accept_changed
-        manifest["accepted"] = check_resumed(RunFolder.open(place), manifest["contents"], accept)
-    run = open_run(place, asdict(options), resume=bool(checkpoints), overwrite=True, manifest=manifest)
-    return run, checkpoints
-
-
-def _is_whole(folder: Path) -> bool:
-    """Return whether a checkpoint that is a folder has the file that is written last."""
-    return (folder / SEAL).is_file()
+        manifest["accepted"] = check_contents(RunFolder.open(place), manifest["contents"], accept)
+    return open_run(place, asdict(options), resume=resumes, overwrite=True, manifest=manifest), resumes
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
@@ -385,12 +376,10 @@ def _train_baseline(
     if trained := _trained_already(context, name, options):
         return trained
 
-    # 1. The folder, and the checkpoint to go on from: one that is whole.
-    run, checkpoints = _open_stage(context, name, "checkpoint-*", options, sft, context.inputs.rm)
-    update = _update_to_go_on_from(run, checkpoints, options.from_checkpoint)
-    checkpoint, logs = checkpoints.get(update), dict.fromkeys(run.position(), 0)
-    if checkpoint:
-        logs = read_json(checkpoint / LOG_POSITIONS)
+    # 1. The folder, and the checkpoint to resume from.
+    run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
+    checkpoint = checkpoint_to_resume(run.path / "checkpoints", options.from_checkpoint)
+    step, logs = (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
 
     # 2. The trainer, with our records in place of its own. Nothing is deleted before it takes the checkpoint.
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
@@ -399,7 +388,8 @@ def _train_baseline(
     sum_in_each_pass(trainer)
     match_checkpoint_format(trainer, checkpoint)
     if is_main:
-        rewind_run(run, [path for number, path in checkpoints.items() if number > update], logs)
+        newer = [path for path in run.path.glob("checkpoints/checkpoint-*") if step_of(path) > step]
+        rewind_run(run, newer, dict.fromkeys(run.position(), 0) | logs)
     PartialState().wait_for_everyone()
     logger.history = run.metrics()
     if options.eval_every:
@@ -443,22 +433,6 @@ def _is_finite(model: PeftModel) -> bool:
         return all(bool(local_tensor(p).isfinite().all()) for p in trainable(model))
     except RuntimeError:
         return False
-
-
-def _update_to_go_on_from(run: RunFolder, checkpoints: Mapping[int, Path], asked: int) -> int:
-    """Return the update of the whole checkpoint that was asked for, or of the last one; 0 where there is none.
-
-    Raises `InputError` where it cannot be taken.
-    """
-    whole = [update for update, path in checkpoints.items() if _is_whole(path)]
-    if asked and asked not in whole:
-        raise InputError(f"--from_checkpoint {asked}: {run.path} has {sorted(whole) or 'none'}: name one of them")
-    update = asked or max(whole, default=0)
-    if update and broken(checkpoints[update]):
-        older = [number for number in whole if number < update]
-        fix = f"add --from_checkpoint {max(older)} for the one before" if older else "start the run again"
-        raise InputError(f"{checkpoints[update]}: it is damaged: {fix}")
-    return update
 
 
 # Evaluation

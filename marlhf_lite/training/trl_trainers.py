@@ -168,7 +168,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
     sum_in_each_pass(trainer)
-    checkpoint = checkpoint_of_stop(output) if resume else None
+    checkpoint = checkpoint_to_resume(output) if resume else None
     match_checkpoint_format(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
@@ -191,16 +191,23 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
     return [row for row in trainer.state.log_history if "loss" in row]
 
 
-def checkpoint_of_stop(output: Path) -> Path | None:
-    """The checkpoint that a stopped training has left here, if it is whole.
+def checkpoint_to_resume(folder: Path, step: int = 0) -> Path | None:
+    """Return a trainer's whole checkpoint of this step in a folder, by default the last one; None if there is none.
 
-    Raises `InputError` if it is damaged.
+    Raises `InputError` if the one of this step is missing, or if the checkpoint is damaged.
     """
-    whole = [path.parent for path in output.glob(f"checkpoint-*/{SEAL}")]
-    last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    if last and broken(last):
-        raise InputError(f"{last}: it is damaged: delete it, and this stage begins again")
-    return last
+    whole = {step_of(path.parent): path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")}
+    if step and step not in whole:
+        raise InputError(f"--from_checkpoint {step}: {folder} has {sorted(whole) or 'none'}: name one of them")
+    checkpoint = whole.get(step or max(whole, default=0))
+    if checkpoint and broken(checkpoint):
+        raise InputError(f"{checkpoint}: it is damaged: delete it, and --resume takes the one before, if there is one")
+    return checkpoint
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step after which a trainer of transformers wrote a checkpoint, by its name."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def match_checkpoint_format(trainer: Trainer, checkpoint: Path | None) -> None:

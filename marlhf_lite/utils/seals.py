@@ -169,6 +169,12 @@ def broken(path: Path) -> str:
         return SEAL
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run, or a stage of it, has a whole checkpoint: a file, or a folder with its seal."""
+    patterns = ("update-*.pt", f"update-*/{SEAL}", f"checkpoint-*/{SEAL}")
+    return any(path for pattern in patterns for path in folder.glob(f"**/{pattern}"))
+
+
 def check_seal(folder: Path) -> None:
     """Raise `InputError` if a saved model has changed since it was saved; other names are models of the hub."""
     if folder.is_dir() and (name := broken(folder)):
