@@ -1,6 +1,6 @@
 """What all stages of a run share: its options, folder, data, tokenizer, base model, reward and termination rules.
 
-`open_context` makes them once, and checks before anything trains whatever can be checked.
+`open_context` makes them once, and checks everything that can be checked before training.
 """
 
 import functools
@@ -62,11 +62,11 @@ class RunContext(Generic[Options]):
     run: RunFolder
     task: Task
     tokenizer: object
-    load: Callable[[], PreTrainedModel]  # returns the base model, the same one at every call
+    load: Callable[[], PreTrainedModel]  # returns the same base model at every call
     inputs: Inputs = field(default_factory=Inputs)
     reward: FunctionReward | EnvironmentReward | None = None  # None: the reward model
     rules: Mapping[str, TerminationRule] = field(default_factory=dict)  # of each of the command's `methods`
-    resume: bool = False  # whether stages that are there go on
+    resume: bool = False  # whether to continue stages that have begun
     sampler: Sampler = generate  # of responses in training
     # What the command reads now; see `experiments.manifest`.
     manifest: Mapping = field(default_factory=lambda: {"contents": {}})
@@ -89,37 +89,37 @@ class RunContext(Generic[Options]):
         return sampling_of(self.options, self.limit)
 
     def held_out(self, count: int, batch_size: int = 128) -> HeldOutPrompts:
-        """At most `count` held-out prompts, each once, and how policies answer them."""
+        """Return at most `count` different held-out prompts, and how policies answer them."""
         prompts = prompts_of(self.task.held_out(count))
         sampler = generate_seeded if self.sampler is generate else self.sampler
         return HeldOutPrompts(prompts, self.tokenizer, self.sampling, self.options.seed, batch_size, sampler)
 
 
 def print_main(text: str) -> None:
-    """Print once, not once a process."""
+    """Print in the main process only."""
     if PartialState().is_main_process:
         print(text)
 
 
 def start_processes() -> None:
     """Join the other processes of `accelerate launch`, and silence bars and warnings of the libraries."""
-    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first one made decides about the device
+    PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))  # the first state made chooses the device
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the error of the command names the file
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the command's own error names the file
     transformers.logging.set_verbosity_error()
     huggingface_hub.logging.set_verbosity_error()
     ignore_warnings()
 
 
 def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None) -> RunContext:
-    """Check all that can be checked before training, load tokenizer and base model, and make the run's folder.
+    """Check everything that can be checked before training, load tokenizer and base model, and make the run's folder.
 
     `inputs` are models of earlier stages, which the run must not overwrite; `lock`, if given, keeps other processes out
-    of the run. An evaluation opens a run that exists, as with `--resume`, and loads the base model when it is first
-    needed. Raises `InputError` with a line for each problem of the options, the data and the model.
+    of the run. An evaluation opens an existing run, as with `--resume`, and loads the base model at its first use.
+    Raises `InputError` with one line per problem of the options, the data and the model.
     """
     start_processes()
-    # All processes take the main one's folder: the default name has the time in it, and clocks differ.
+    # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
     resume = bool(options.resume) or (not options.stages and not options.overwrite and is_run(path))
     run = Preflight(options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock)
@@ -131,7 +131,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     run.learn(earlier=lambda inputs: runs_of(inputs.folders))
     run.learn(date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0])
     run.learn(asked=asked_columns, data=_read_data, task=lambda data: data[0], reward=_open_reward)
-    # The commands that follow take over how the rows were written.
+    # Later commands write rows in the same way.
     run.learn(options=lambda options, task: options if task.chats else replace(options, chat_template="none"))
     run.check()
     options, inputs, task, reward = (run.facts[name] for name in ("options", "inputs", "task", "reward"))
@@ -149,7 +149,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
     manifest, changes = run.facts["made"]
 
-    # 3. The folder is made when nothing can go wrong any more.
+    # 3. The folder, after all checks.
     if lock:
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite, manifest=manifest)
@@ -167,7 +167,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
 @check
 def check_folder(options: StageCommand, inputs: Inputs, path: Path, reopens: bool, lock: RunLock | None) -> None:
-    """Raise `InputError` if the run cannot have its folder, or another process works in it."""
+    """Raise `InputError` if the run's folder cannot be used, or another process works in it."""
     if reopens:
         check_writable("--resume" if options.resume else "--output_dir", path)
     else:
@@ -178,7 +178,7 @@ def check_folder(options: StageCommand, inputs: Inputs, path: Path, reopens: boo
 
 @check
 def check_updates(options: StageCommand, task: Task) -> None:
-    """Raise `InputError` for batches of PPO that cannot be divided, and for prompts that are missing."""
+    """Raise `InputError` for batches of PPO that cannot be divided, and if there are no prompts."""
     for method in options.methods.values():
         count_updates(method, len(task.splits["ppo"]), PartialState())
 
@@ -186,7 +186,7 @@ def check_updates(options: StageCommand, task: Task) -> None:
 def _read_data(
     options: StageCommand, inputs: Inputs, tokenizer, date: str, asked: Sequence = ()
 ) -> tuple[Task, list[str]]:
-    """Return the data, fitted to the lengths, and notes on them; `asked` as for `read_task`."""
+    """Return the data, fitted to the lengths, and notes on them; for `asked` see `read_task`."""
     task, notes = read_task(options, tokenizer, inputs, asked, date)
     needs_pairs = _needs_pairs(options, inputs)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
@@ -203,17 +203,17 @@ def _manifest(
     date: str,
     path: Path,
 ) -> tuple[dict, list[str]]:
-    """Return what the run is made from, compared with what it was before and with earlier runs, and notes on it."""
+    """Return the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
     contents = contents_of(options, inputs, tokenizer.chat_template, task)
     changed = check_contents(own, contents, options.accept_changed or not options.stages) if own else []
-    earlier = [] if own and options.stages else earlier  # its own manifest has them
+    earlier = [] if own and options.stages else earlier  # the run's own manifest has them
     accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
     notes = [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
     return {"date": date, "contents": contents, "accepted": [*accepted, *changed]}, [] if options.stages else notes
 
 
 def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
-    """Return the dialogues with what `--environment` names, or `generate` without one. Raises `InputError`."""
+    """Return dialogues with the environment of `--environment`, or `generate` without one. Raises `InputError`."""
     if not (name := options.environment):
         return generate
     kind = import_user_code("environment", name, "the name of a class")
@@ -228,7 +228,7 @@ def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
 
 
 def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
-    """Return the reward that `--reward` names; None for a reward model, or if none is asked for."""
+    """Return the reward that `--reward` names; None for a reward model, or without a reward."""
     if options.environment and options.reward in ("", "environment"):
         return EnvironmentReward(options.environment)
     function = text_reward(options.reward, task)
@@ -243,7 +243,7 @@ def _take(lock: RunLock, path: Path) -> None:
 def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str, ...]]:
     """Return the columns of answers that the command's own stages read, by part of the data.
 
-    A whole run trains a reward model if there are pairs, whatever its reward is.
+    A whole run trains a reward model if there are pairs, whatever its reward.
     """
     sides = {}
     if "sft" in options.stages and not inputs.sft:
@@ -258,7 +258,7 @@ def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
 
 
 def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task) -> Sampler:
-    """Return the servers of `--vllm_url`, tried out if something is trained."""
+    """Return the servers of `--vllm_url`, after a trial if something is trained."""
     from marlhf_lite.extras.vllm.rollouts import VLLMEngine
 
     engine = VLLMEngine(options.vllm_urls, path)
@@ -268,7 +268,7 @@ def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Calla
         if options.answers:
             prompts += task.held_out(options.eval_prompts)["prompt"]
         sampling = sampling_of(options, options.max_response_length)
-        if options.finetune == "lora" or PartialState().is_main_process:  # one sends weights for all
+        if options.finetune == "lora" or PartialState().is_main_process:  # the main one sends weights for all
             raise_on_all_ranks(engine.try_out, PolicyModel(first), tokenizer, prompts, sampling)
         else:
             raise_on_all_ranks(lambda: None)
@@ -286,10 +286,10 @@ def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
 
 
 def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:
-    """What is no fault, and may still not be what was meant."""
+    """Yield notes on valid options that may differ from what the user meant."""
     if options.dataset != (read := EMBEDDED_MODELS.get(options.model, options.dataset)):
-        yield f"{options.model} has read only {read}: on other data, scores mean little"
-    for folder in inputs.folders:  # those of runs are checked before
+        yield f"{options.model} was trained on {read} only: on other data, scores mean little"
+    for folder in inputs.folders:  # folders of runs are checked before
         if not run_of(folder) and (base := other_base(folder, options.model)):
             yield f"{folder} was trained on {base}, and --model is {options.model}: are these the same weights?"
     if getattr(options, "termination", "").startswith("sentence"):
@@ -307,12 +307,12 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
 def open_run(
     path: Path, config: dict, resume: bool = False, overwrite: bool = False, manifest: dict | None = None
 ) -> RunFolder:
-    """Make a run's folder in the main process, or with `resume` open the one that exists.
+    """Make a run's folder in the main process, or with `resume` open the existing one.
 
-    Options and manifest of a resumed run are updated with the present ones, if it is a run of the same command.
+    Options and manifest of a resumed run of the same command are updated with the present ones.
     """
     state = PartialState()
-    state.wait_for_everyone()  # nobody looks for an existing run after somebody has made it
+    state.wait_for_everyone()  # no process looks for an existing run after another has made it
     if state.is_main_process and resume and is_run(path):
         run = RunFolder.open(path)
         if set(run.config) <= {"versions", *config}:
@@ -320,7 +320,7 @@ def open_run(
             run.manifest |= manifest | {"accepted": earlier + manifest.get("accepted", [])}
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
     elif state.is_main_process and not (resume and path.exists()):
-        # A stage that starts over, too.
+        # Also for a stage that starts over.
         RunFolder.create(path, config | {"resume": "", "accept_changed": False}, overwrite, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)

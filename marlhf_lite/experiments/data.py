@@ -1,4 +1,4 @@
-"""The data of a command: loaded, fitted to the lengths, and what a user should know of them before anything trains."""
+"""Load the data of a command, fit them to the lengths, and tell what a user should know about them before training."""
 
 import math
 import re
@@ -44,11 +44,11 @@ def read_task(
     asked: Sequence[RowColumns] = (),
     date: str = "",
 ) -> tuple[Task, list[str]]:
-    """Load the data, with unit tests where programs may be judged by them; return them, and notes on how they are read.
+    """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
-    The tokenizer is set up for chats. A stage with a file of its own, which no run that it takes a model from has read,
-    takes all training rows of it. `asked` are functions that take columns of the rows, and `date` is what a chat
-    template sees as today.
+    The tokenizer is set up for chats. A stage with a separate file, which no run that it takes a model from has read,
+    takes all training rows of the file. `asked` are functions that take columns of the rows, and `date` is the date
+    that a chat template sees as today.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
@@ -69,7 +69,7 @@ def read_task(
 
 
 def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
-    """Return the part that takes all rows: that of a stage whose file is its own; else an empty name."""
+    """Return the part that takes all rows if a stage has a separate file; else an empty name."""
     if options.own_part == "sft":  # a file of pairs is for later stages too
         return "sft" if {*task.splits["test"].column_names} - {ROW} == {"prompt", "chosen"} else ""
     is_new = runs and not any(same_data(run.config, asdict(options)) for run in runs)
@@ -79,7 +79,7 @@ def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], ta
 def for_one_stage(task: Task, part: str) -> Task:
     """Return the task with the rows of all training parts in this one; for `test` all rows are held out.
 
-    Nothing changes where the rows lack what the part needs.
+    The task stays unchanged if rows lack what the part needs.
     """
     needed = {"sft": "chosen", "rm": "rejected"}.get(part, "prompt")
     parts = TRAIN_PARTS if part in TRAIN_PARTS else ("test", *TRAIN_PARTS)
@@ -120,8 +120,8 @@ def fit_lengths(
 ) -> tuple[Task, list[str]]:
     """Drop and count prompts that are too long, and pairs that `--max_response_length` makes equal.
 
-    `sides` are the columns of answers that the command reads, by part; the notes say how many of them are cut. Where no
-    pair is left, a command that needs none gets a note. Raises `InputError` where it `needs_pairs`.
+    `sides` are the columns of answers that the command reads, by part; notes tell how many answers are cut. If no pair
+    is left, a note tells it, or `InputError` is raised for a command that `needs_pairs`.
     """
     kept, dropped = {}, 0
     for part, rows in task.splits.items():
@@ -146,12 +146,12 @@ def fit_lengths(
 
 
 def token_ids(tokenizer, rows: datasets.Dataset, side: str) -> list[list[int]]:
-    """Return the token ids of all answers of a column, ended by EOS and not cut."""
+    """Return the token ids of all answers of a column, uncut and with EOS."""
     return encode_answers(tokenizer, rows["prompt"], rows[side], NO_LIMIT)[1] if len(rows) else []
 
 
 def different_pairs(rows: datasets.Dataset, tokenizer, limit: int) -> datasets.Dataset:
-    """Return the pairs that differ in their first `limit` tokens; all where none does."""
+    """Return the pairs that differ in their first `limit` tokens; all pairs if none do."""
     different = _different_rows([token_ids(tokenizer, rows, side) for side in ("chosen", "rejected")], limit)
     return rows.select(different) if different else rows
 
@@ -173,7 +173,7 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
     return sorted(lengths)[math.ceil((1 - FEW_CUT) * len(lengths)) - 1]
 
 
-# Notes: what is no fault of the data, and may still not be what was meant
+# Notes: data that can be used, but may differ from what the user meant
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     if repeats := sum(repeats_prompt(*texts) for texts in rows):
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
     if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen, *_ in rows):
-        fix = "where words would run together, put a space at the start of each answer"
+        fix = "if words would run together, put a space at the start of each answer"
         yield f"in {together} of {len(rows)} rows no white space stands between prompt and answer: {fix}"
     if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
@@ -222,7 +222,7 @@ def _note_on_prompts(chat: Chat) -> Iterator[str]:
 
 
 def note_on_sentences(task: Task) -> Iterator[str]:
-    """Yield a note where most texts have no ends of sentences, and macro actions are sentences."""
+    """Yield a note if macro actions are sentences and most texts have no ends of sentences."""
     texts = _column(task, "chosen")
     whole = sum(len(split_sentences(text)) < 2 for text in texts)
     if 2 * whole > len(texts):

@@ -46,7 +46,7 @@ def data_report(options: DataCommand) -> str:
 def _lengths(task: Task, tokenizer) -> Iterator[tuple[str, str]]:
     """Yield the lengths of prompts and answers in tokens, over all parts that have them."""
     for column in ("prompt", "chosen", "rejected"):
-        parts = [rows for rows in task.splits.values() if column in rows.column_names]
+        parts = [rows for rows in task.splits.values() if column in rows.column_names and len(rows)]
         if column == "prompt":
             ids = [encode_prompts(tokenizer, rows["prompt"]) for rows in parts]
         else:

@@ -1,4 +1,4 @@
-"""The models and the data file that a command names: found and checked before anything heavy is imported."""
+"""Find and check the models and the data file that a command names before anything heavy is imported."""
 
 import glob
 import os
@@ -34,7 +34,7 @@ class Inputs:
 
 
 def find_inputs(options: StageCommand) -> Inputs:
-    """Find what --dataset, --sft, --rm and --policies name. Raises `InputError` with a line for each missing one."""
+    """Find what --dataset, --sft, --rm and --policies name. Raises `InputError` with one line per missing input."""
     found, stages = Preflight(options=options), options.stages
     needed = {
         "sft": hasattr(options, "sft") and "sft" not in stages,
@@ -44,7 +44,7 @@ def find_inputs(options: StageCommand) -> Inputs:
         if (folder := getattr(options, name, "")) or needed[name]:
             found.learn(**{f"{name}_folder": partial(resolve_adapter_dir, name, folder)})
     found.learn(policy_folders=lambda policies="": _policies(policies), checked=check_dataset)
-    if found.errors:  # what else can be seen without them is said with them
+    if found.errors:  # report them with every problem that can be found without these inputs
         found.check()
     return Inputs(*(found.facts.get(name) for name in ("sft_folder", "rm_folder")), found.facts["policy_folders"])
 
@@ -54,7 +54,7 @@ def check_from_checkpoint(from_checkpoint: int, resume: str) -> None:
     """Raise `InputError` if --from_checkpoint has no run to continue."""
     if from_checkpoint and not resume:
         fix = "add --resume with the run's folder, or leave it out"
-        raise InputError(f"--from_checkpoint {from_checkpoint}: only a run that goes on has one: {fix}")
+        raise InputError(f"--from_checkpoint {from_checkpoint}: needs a run to resume: {fix}")
 
 
 @check
@@ -76,7 +76,7 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
     """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups."""
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))
     if batch_size % num_generations:
-        what = f"--batch_size {batch_size} is not a number of complete groups"
+        what = f"--batch_size {batch_size} does not divide into complete groups"
         raise InputError(f"--num_generations {num_generations}: {what}: give a multiple of {num_generations}")
     if batch_size % processes:
         raise InputError(f"--batch_size {batch_size}: {processes} processes cannot share it: give a multiple of that")
@@ -84,7 +84,7 @@ def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> N
 
 @check
 def check_support(options: StageCommand, inputs: Inputs) -> None:
-    """Raise `InputError` if options do not go together, by the support matrix."""
+    """Raise `InputError` if the support matrix lacks the combination of options."""
     for stage in options.stages or ("evaluate",) * options.answers:
         refuse(_cell(options, inputs, stage), sft=inputs.sft)
 
@@ -102,7 +102,7 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
 
 
 def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
-    """Return where a stage with these options stands in the support matrix."""
+    """Return the cell of the support matrix for a stage with these options."""
     scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
     weighted = getattr(options, "vllm_importance_sampling_mode", "none") != "none"
     yes = {"environment": options.environment, "4 bits": options.load_in_4bit, "scaled": scaled, "weighted": weighted}
@@ -117,7 +117,7 @@ def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
 
 
 def _form(options: StageCommand, stage: str, task: "Task") -> str:
-    """Return the form of the data that a stage would read."""
+    """Return the form of the data that a stage reads."""
     if options.dataset == "tiny-guess" and stage not in ("sft", "rm"):
         return "turns"
     return "pairs" if len(task.splits["rm"]) else "answers" if len(task.splits["sft"]) else "prompts"

@@ -94,9 +94,8 @@ def check_earlier(run: RunFolder, options: Checked, contents: Contents, accept: 
     if alike and all(theirs.get(key) == mine[key] for key in ("chat_template", "part")):
         names.append("data")
     asked = [f"--{k} {theirs[k]} and not {mine[k]}" for k in ("template", "columns") if alike and theirs[k] != mine[k]]
-    return check_contents(
-        run, {name: contents[name] for name in names}, accept, f"give {', '.join(asked)}" * bool(asked)
-    )
+    fix = f"give {', '.join(asked)}" if asked else ""
+    return check_contents(run, {name: contents[name] for name in names}, accept, fix)
 
 
 def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = "") -> list[dict]:

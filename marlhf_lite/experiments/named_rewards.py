@@ -16,7 +16,7 @@ KNOWN = "rm, gold, tests, all_tests"
 
 
 def text_reward(kind: str, task: Task) -> Callable | None:
-    """The function of texts that `--reward` names; None for rm or nothing. Raises `InputError` where there is none."""
+    """Return the function of texts that `--reward` names; None for rm or nothing. Raises `InputError`."""
     if kind in ("", "rm", "environment"):
         return None
     if kind in ("tests", "all_tests"):
@@ -33,7 +33,7 @@ def text_reward(kind: str, task: Task) -> Callable | None:
 
 
 def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
-    """Return what the user's functions among `--reward` and `--environment` take of each row."""
+    """Return the columns of each row that custom code of `--reward` and `--environment` takes."""
     asked = [sampler.columns] if isinstance(sampler, Dialogues) else []
     if is_user_code(options.reward):
         function = import_user_code("reward", options.reward, KNOWN)
@@ -42,7 +42,7 @@ def asked_columns(options: StageCommand, sampler: Sampler) -> list[RowColumns]:
 
 
 def _of_messages(function: Callable, said: Mapping[str, str | list[dict]]) -> Callable:
-    """Return the function of prompts as the data have them: where a chat template wrote them, they were messages."""
+    """Return the function of prompts as the data have them: messages, if a chat template wrote the prompts."""
     if not said:
         return function
 

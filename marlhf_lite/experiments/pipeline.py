@@ -75,21 +75,20 @@ class Trained(NamedTuple):
 def run_command(context: RunContext) -> None:
     """Do what the command of this context is for, and print where its result is."""
     stages, sft, rm = context.options.stages, context.inputs.sft, context.inputs.rm
-    what = "adapter" if context.options.finetune == "lora" else "model"
     if len(stages) > 1:
-        run_all(context)
-    elif not stages:
-        evaluate(context, context.inputs.policies, sft, rm)
-    elif stages == ("sft",):
-        print_main(f"{what}: {sft_stage(context)}")
-    elif stages == ("rm",):
-        print_main(f"{what}: {rm_stage(context, sft)}")
-    elif stages == ("ppo",):
-        print_main(f"policy: {ppo_stage(context, sft, rm).policy}")
-    elif stages == ("dpo",):
-        print_main(f"policy: {dpo_stage(context, sft, make_reward(context, rm) if rm else None).policy}")
+        return run_all(context)
+    if not stages:
+        return evaluate(context, context.inputs.policies, sft, rm)
+    if stages[0] in ("sft", "rm"):
+        what = "adapter" if context.options.finetune == "lora" else "model"
+        return print_main(f"{what}: {sft_stage(context) if stages[0] == 'sft' else rm_stage(context, sft)}")
+    if stages[0] == "ppo":
+        trained = ppo_stage(context, sft, rm)
+    elif stages[0] == "dpo":
+        trained = dpo_stage(context, sft, make_reward(context, rm) if rm else None)
     else:
-        print_main(f"policy: {group_stage(context, sft, make_reward(context, rm)).policy}")
+        trained = group_stage(context, sft, make_reward(context, rm))
+    return print_main(f"policy: {trained.policy}")
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
@@ -314,15 +313,11 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
     from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 
-    options, pairs = context.options, context.task.splits["rm"]
+    def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
+        return dpo_trainer(model, context.tokenizer, context.task.splits["rm"], context.options, logger.run.path)
 
-    def train(context: RunContext[commands.DPOCommand]) -> Trained:
-        def make(model: PeftModel, logger: RunLogger) -> Trainer:
-            return dpo_trainer(model, context.tokenizer, pairs, context.options, logger.run.path)
-
-        return _train_baseline(context, "dpo", sft, reward, make, lambda logs: dpo_row(logs, options))
-
-    return _within_memory(context, train, "per_device_train_batch_size", options.dpo_batch_size)
+    train = functools.partial(_train_baseline, sft=sft, reward=reward, make=make, translate=dpo_row)
+    return _within_memory(context, train, "per_device_train_batch_size", context.options.dpo_batch_size)
 
 
 def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
@@ -333,17 +328,13 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     """
     from marlhf_lite.extras.baselines.rloo_grpo import SampledReward, group_row, group_trainer
 
-    options, prompts = context.options, prompts_of(context.task.splits["ppo"])
-    (method,) = options.stages
+    def make(context: RunContext, model: PeftModel, logger: RunLogger) -> Trainer:
+        options, prompts = context.options, prompts_of(context.task.splits["ppo"])
+        scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
+        return group_trainer(model, context.tokenizer, prompts, scored, options, logger.run.path)
 
-    def train(context: RunContext) -> Trained:
-        def make(model: PeftModel, logger: RunLogger) -> Trainer:
-            scored = SampledReward(reward, model, context.tokenizer, options, context.task.gold, logger)
-            return group_trainer(model, context.tokenizer, prompts, scored, context.options, logger.run.path)
-
-        return _train_baseline(context, method, sft, reward, make, lambda logs: group_row(logs, options))
-
-    return _within_memory(context, train, "micro_batch_size", options.batch_size)
+    train = functools.partial(_train_baseline, sft=sft, reward=reward, make=make, translate=group_row)
+    return _within_memory(context, train, "micro_batch_size", context.options.batch_size)
 
 
 def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
@@ -361,17 +352,18 @@ def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], 
 
 def _train_baseline(
     context: RunContext[commands.PolicyCommand],
-    name: str,
+    *,
     sft: Path,
     reward: Reward | None,
-    make: Callable[[PeftModel, RunLogger], Trainer],
-    translate: Callable[[dict], dict],
+    make: Callable[[RunContext, PeftModel, RunLogger], Trainer],
+    translate: Callable[[dict, commands.PolicyCommand], dict],
 ) -> Trained:
     """Train, from the checkpoint if there is one, and save the policy, also that of an interrupted run.
 
-    `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log. Weights that
-    are not finite are not saved.
+    `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log and the
+    options. Only finite weights are saved.
     """
+    (name,) = context.options.stages
     options, is_main = context.options, PartialState().is_main_process
     if trained := _trained_already(context, name, options):
         return trained
@@ -384,7 +376,7 @@ def _train_baseline(
     # 2. The trainer, with our records in place of its own. Nothing is deleted before it takes the checkpoint.
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
-    trainer, held_out = make(policy, logger), None
+    trainer, held_out = make(context, policy, logger), None
     sum_in_each_pass(trainer)
     match_checkpoint_format(trainer, checkpoint)
     if is_main:
@@ -403,7 +395,7 @@ def _train_baseline(
     with graceful_stop() as asked_to_stop:
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
         stops |= {"response_length": getattr(trainer, "response_length", 0.0)}  # of DPO's pairs
-        recorder = Recorder(logger, translate, held_out, options.eval_every, **stops)
+        recorder = Recorder(logger, lambda logs: translate(logs, options), held_out, options.eval_every, **stops)
         trainer.add_callback(recorder)
         weights = None
         try:
