@@ -18,8 +18,7 @@ from marlhf_lite.config.commands import COMMANDS, added_commands
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 from marlhf_lite.utils.libraries import check_versions
-from marlhf_lite.utils.printable import PrintableStream, printable
-from marlhf_lite.utils.streams import open_streams
+from marlhf_lite.utils.printable import PrintableStream, open_streams, printable
 
 PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
 USAGE = """usage: marlhf <command> [options]

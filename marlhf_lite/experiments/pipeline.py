@@ -1,12 +1,10 @@
 """Stages of a run: SFT -> reward model -> PPO (or DPO, RLOO, GRPO) -> evaluation.
 
-Each takes the context of the run and what earlier stages left, and returns what the next one needs. With `--resume`, a
-stage that is done is not done again, and a stage that was interrupted goes on from its last checkpoint.
+Each takes the context of the run and the results of earlier stages, and returns what the next stage needs. `--resume`
+skips stages that are done, and continues an interrupted stage from its last checkpoint.
 """
 
 import functools
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,7 +25,7 @@ from marlhf_lite.evaluation.responses import evaluate_checkpoints, write_rows
 from marlhf_lite.evaluation.scores import Scorers
 from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
-from marlhf_lite.experiments.manifest import check_contents, input_contents
+from marlhf_lite.experiments.manifest import CODE, COLUMNS, check_contents, input_contents
 from marlhf_lite.experiments.other_tokenizers import reader_of
 from marlhf_lite.experiments.reports import caption, details, differences, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
@@ -39,7 +37,7 @@ from marlhf_lite.models.actor_critic import (
     without_dropout,
 )
 from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
-from marlhf_lite.tasks.prompts import ROW, prompts_of
+from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import rewind_run
 from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
@@ -56,14 +54,14 @@ from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
-from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, name_function, seal
+from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 
 Reward = Callable[[Rollout], Tensor]
-DONE = "done.json"  # written last into the folder of PPO, DPO, RLOO or GRPO; see `_length`
+DONE = "done.json"  # the last file that PPO, DPO, RLOO and GRPO write; see `_length`
 
 
 class Trained(NamedTuple):
-    """What a stage leaves that trains a policy: the folder of its weights, and its metrics, a row an update."""
+    """The result of a stage that trains a policy: the folder of its weights, and its metrics, one row per update."""
 
     policy: Path
     history: list[dict]
@@ -92,7 +90,7 @@ def run_command(context: RunContext) -> None:
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
-    """All stages but those that --sft and --rm hand in, and the evaluation of all policies."""
+    """Run all stages except those whose models --sft and --rm give, and evaluate all policies."""
     options, inputs = context.options, context.inputs
     judges = options.judges_with_rm and len(context.task.splits["rm"])
     trains_rm = not inputs.rm and (judges or options.reward == "rm")
@@ -110,14 +108,14 @@ def run_all(context: RunContext[commands.RunCommand]) -> None:
 def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path], dict[str, object]]) -> Path:
     """Train in the folder `name`, unless `--resume` finds it done; return the folder.
 
-    `train` gets the folder, saves the model there, and returns the contents of JSON files by name. The file `last` is
-    the last of them: it marks a stage that is done.
+    `train` gets the folder, saves the model there, and returns the contents of JSON files by name. The last of them,
+    `last`, marks a stage that is done.
     """
     folder = context.path / name
     if context.resume and (folder / last).is_file():
         print_main(f"{name}: done already")
         return folder
-    set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
+    set_seed(context.options.seed)  # the stage does not depend on what ran before it
     records = train(folder)
     if PartialState().is_main_process:
         apply_umask(folder)
@@ -131,7 +129,7 @@ def run_stage(context: RunContext, name: str, last: str, train: Callable[[Path],
 def sft_stage(context: RunContext[commands.SFTCommand]) -> Path:
     """Fine-tune a new adapter, or all weights, on the SFT part; return its folder.
 
-    Data of prompts alone have no such part: the policy then starts as the base model is, as with `--sft_epochs 0`.
+    If the data are only prompts, that part is empty, and the policy starts as the base model, as with `--sft_epochs 0`.
     """
     options, tokenizer, rows = context.options, context.tokenizer, context.task.splits["sft"]
 
@@ -178,7 +176,7 @@ def _to_train(model, options: ModelConfig):
 
 
 def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
-    """Train policy and critic by one of the command's `methods`. Records are whole even when it is interrupted."""
+    """Train policy and critic by one of the command's `methods`. An interrupted stage leaves complete records."""
     options, folder = context.options.methods[name], re.sub(r"[^a-z0-9.]+", "-", name.lower())
     if trained := _trained_already(context, folder, options):
         return trained
@@ -213,29 +211,22 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
             if trainer.history:
                 trainer.save(run.path)
     except Stopped:
-        raise  # all is saved
+        raise  # everything is saved
     except BaseException:
-        _save_stopped(trainer, run.path)
+        # Not under FSDP: all processes gather the weights, and this one may be the only one that stops.
+        if trainer.history and trainer.accelerator.distributed_type != "FSDP":
+            with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: the first error counts
+                trainer.save(run.path)
         raise
     finally:
-        for tracker in trainer.accelerator.trackers:  # end_training would part the processes too
+        for tracker in trainer.accelerator.trackers:  # end_training would also end the process group
             tracker.finish()
     _mark_done(run.path, options, trainer.history)
     return Trained(run.path / "policy", trainer.history)
 
 
-def _save_stopped(trainer: PPOTrainer, folder: Path) -> None:
-    """Save what an interrupted or failed run has learned, where this process can do so alone.
-
-    The weights of FSDP are gathered from all processes, and this one may be the only one that stops.
-    """
-    if trainer.history and trainer.accelerator.distributed_type != "FSDP":
-        with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: what stopped the run is told
-            trainer.save(folder)
-
-
 def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Trained | None:
-    """Return what a stage has left that `--resume` finds done, with or without checkpoints; None where it trains."""
+    """Return the result of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
     place = context.path / name
     mark, policy = place / DONE, place / "policy"
     if not context.resume or options.from_checkpoint or not (mark.is_file() and policy.is_dir()):
@@ -254,10 +245,9 @@ def _mark_done(folder: Path, options: commands.PolicyCommand, history: list[dict
 
 
 def _length(options: commands.PolicyCommand, history: list[dict]) -> dict[str, float | None]:
-    """Return the updates made, fewer where the KL stopped them, and the options that `--resume` may make larger.
+    """Return the updates made, fewer if the KL stopped them, and the options that `--resume` may raise (DPO has none).
 
-    DPO has neither option. Without the updates made, a stage that went back to a checkpoint and was stopped would count
-    as done.
+    Without the updates made, a stage that went back to a checkpoint and was stopped would count as done.
     """
     asked = {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}
     return asked | {"updates_made": len(history)}
@@ -270,7 +260,7 @@ def _open_stage(
 
     Its manifest has the models that it starts from, which may be of the same run.
     """
-    set_seed(context.options.seed)  # each stage by itself: it does not depend on what ran before it
+    set_seed(context.options.seed)  # the stage does not depend on what ran before it
     place = context.path / name
     resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
@@ -279,7 +269,7 @@ def _open_stage(
         raise InputError(f"--from_checkpoint {update}: {place} has no checkpoint: without it the stage begins again")
     if begins_again and PartialState().is_main_process:
         kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
-        kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, where nobody looks for a result
+        kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, so that no command takes it for a result
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
     manifest = {**context.manifest, "contents": context.manifest["contents"] | input_contents(sft, rm)}
@@ -290,7 +280,7 @@ def _open_stage(
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
-    """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is loaded already."""
+    """Return what `--reward` names as a function of a rollout; `model` is the reward model if it is already loaded."""
     if context.reward is not None:
         return context.reward
     model = model or ScalarHeadModel(load_score_model(context.base, rm))
@@ -299,14 +289,14 @@ def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | N
 
 
 def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Reward | None, batch_size: int = 128):
-    """Return the test on held-out prompts that runs while training; None where there are no prompts."""
+    """Return the test on held-out prompts that runs while training; None if there are no prompts."""
     held_out = context.held_out(context.options.test_prompts, batch_size)
     return HeldOutEvaluation(held_out, reward, context.task.gold) if held_out.prompts else None
 
 
 # Baselines: DPO, RLOO and GRPO through TRL, from the SFT adapter (Appendix C.3, Table 7). They share data, start,
-# prompts, reward, sampling and records with PPO. The reference is the SFT model: TRL keeps a frozen copy of the adapter
-# that it gets (a disabled adapter would be the base).
+# prompts, reward, sampling and records with PPO. The reference is the SFT model, because TRL keeps a frozen copy of the
+# adapter that it gets.
 
 
 def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
@@ -338,7 +328,7 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
 
 
 def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
-    """Return `train(context)`; where memory ends, it goes on from its last checkpoint with half the rows a pass."""
+    """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
     processes = PartialState().num_processes
     share = batch // processes
     size = min(getattr(context.options, option) or share, share)
@@ -373,7 +363,7 @@ def _train_baseline(
     checkpoint = checkpoint_to_resume(run.path / "checkpoints", options.from_checkpoint)
     step, logs = (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
 
-    # 2. The trainer, with our records in place of its own. Nothing is deleted before it takes the checkpoint.
+    # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
     trainer, held_out = make(context, policy, logger), None
@@ -394,7 +384,7 @@ def _train_baseline(
     folder = run.path / "policy"
     with graceful_stop() as asked_to_stop:
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
-        stops |= {"response_length": getattr(trainer, "response_length", 0.0)}  # of DPO's pairs
+        stops["response_length"] = getattr(trainer, "response_length", 0.0)  # of DPO's pairs
         recorder = Recorder(logger, lambda logs: translate(logs, options), held_out, options.eval_every, **stops)
         trainer.add_callback(recorder)
         weights = None
@@ -404,7 +394,7 @@ def _train_baseline(
             weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
         finally:
             recorder.close()
-            is_whole = bool(weights) or not is_sharded(trainer.model)  # one process alone gathers no shares
+            is_whole = bool(weights) or not is_sharded(trainer.model)  # an interrupted process gathers no shares
             if logger.history and is_main and is_whole and _is_finite(trainer.model):
                 _save_policy(trainer.model, context.tokenizer, folder, weights)
     _mark_done(run.path, options, logger.history)
@@ -412,7 +402,7 @@ def _train_baseline(
 
 
 def _save_policy(model: PeftModel, tokenizer, folder: Path, weights: dict[str, Tensor] | None) -> None:
-    """Save a policy without the reference's adapter; `weights` are those of all processes where it is sharded."""
+    """Save a policy without the reference's adapter; `weights` are those of all processes if it is sharded."""
     policy_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
     with atomic_folder(folder) as place:
         model.save_pretrained(place, state_dict=weights, **policy_only)
@@ -420,7 +410,7 @@ def _save_policy(model: PeftModel, tokenizer, folder: Path, weights: dict[str, T
 
 
 def _is_finite(model: PeftModel) -> bool:
-    """Return whether the weights that train are finite; False, too, where the GPU failed and cannot tell."""
+    """Return whether the trained weights are finite; False if the GPU failed and cannot tell."""
     try:
         return all(bool(local_tensor(p).isfinite().all()) for p in trainable(model))
     except RuntimeError:
@@ -439,25 +429,27 @@ def evaluate(
 ) -> None:
     """Answer the held-out prompts with SFT and all policies, score, print and write tables and figures.
 
-    After training, `trained` adds learning curves and some example answers. Answers are stored in the run, and stored
-    ones are used again.
+    After training, `trained` adds learning curves and some example answers. The run stores answers and uses them again.
     """
     if not PartialState().is_main_process:
         return
     options, figures = context.options, context.path / "figures"
-    set_seed(options.seed)  # for rewards and environments that draw: answers have their own
-    contents = context.manifest["contents"]
-    content = [contents[name]["hash"][:12] for name in ("base model", "tokenizer") if name in contents]
+    set_seed(options.seed)  # for rewards and environments that draw: answers have their own seeds
+    hashes = {name: x["hash"][:12] for name, x in context.manifest["contents"].items()}
+    model = [options.model, *(hashes[name] for name in ("base model", "tokenizer") if name in hashes)]
     number_format = ["4 bits"] * options.load_in_4bit + [options.dtype] * (options.dtype != ModelConfig.dtype)
-    reward = context.reward if context.reward and not context.task.gold else None  # a gold score is the one shown
-    part = options.part if context.task.gold else ""  # one task's gold score depends on it
+    gold, gold_name = context.task.gold, getattr(context.task.tests, "name", options.part if context.task.gold else "")
+    if context.reward and not gold:  # a gold score is the one shown
+        gold = getattr(context.reward, "function", context.reward)
+        code = [hashes[name] for name in (CODE["reward"], CODE["environment"], COLUMNS) if name in hashes]
+        gold_name = ", ".join([context.reward.name, *code])
     scorers = Scorers(
         lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
         sft,
         rm,
         lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        getattr(reward, "function", reward) if reward else context.task.gold,
-        _reward_name(context, reward) if reward else getattr(context.task.tests, "name", part),
+        gold,
+        gold_name,
         reader_of(rm, context.tokenizer, context.task),
     )
     rows = evaluate_checkpoints(
@@ -467,7 +459,7 @@ def evaluate(
         context.path / "responses",
         temperatures=options.temperatures,
         samples=options.eval_samples,
-        model=", ".join([options.model, *content, *number_format]),
+        model=", ".join([*model, *number_format]),
     )
     write_rows(context.path / SAMPLES, rows)
     rows = rows if options.shows_sft else rows[rows["method"] != "SFT"]
@@ -479,11 +471,3 @@ def evaluate(
     examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
     print(pass_report(context.path, rows, context.task) + examples + differences(rows, list(histories)), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")
-
-
-def _reward_name(context: RunContext, reward: Reward) -> str:
-    """Return what a stored score depends on: the function, its file, and the columns that it may take."""
-    name, rows = name_function(reward.name), context.task.splits["test"]
-    if ROW not in rows.column_names:
-        return name
-    return f"{name} {hashlib.sha256(json.dumps(list(rows[ROW])).encode()).hexdigest()[:12]}"

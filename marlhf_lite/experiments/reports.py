@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: tables, summary and figures; `marlhf evaluate` adds what it tells of the answers."""
+"""Write tables, summary and figures to a run's folder; `marlhf evaluate` adds more about the answers."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence]
 
 
 def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: str) -> Iterator[tuple]:
-    """File names and axes of what every run draws. `reward` is that of its option."""
+    """Yield file names and axes of the figures of every run; `reward` is the value of its option."""
     runs = {name: [history] for name, history in histories.items() if history}
     if runs:
         axes = training.reward_curves(runs)
@@ -64,15 +64,15 @@ def _run_figures(rows: pd.DataFrame, histories: Mapping[str, Sequence], reward: 
 
 def _save(drawn: Iterable[tuple], figures: Path) -> None:
     """Save figures, drawn one at a time, as PNG files."""
-    matplotlib.use("Agg")  # files only: no window, no display needed
-    with plt.rc_context({"text.parse_math": False}):  # a dollar sign in a method's name begins no formula
+    matplotlib.use("Agg")  # writes files without a display
+    with plt.rc_context({"text.parse_math": False}):  # else a dollar sign in a method's name begins a formula
         for name, axes in drawn:
             training.save(axes, figures / f"{name}.png")
             plt.close(np.ravel(axes)[0].figure)
 
 
 def caption(responses: pd.DataFrame, asked: int) -> str:
-    """What stands above the table of `summarise`; `asked` is the number of prompts that were asked for."""
+    """Return the caption of the table of `summarise`; `asked` is the number of prompts that were asked for."""
     count = responses["id"].nunique()
     prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
     base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
@@ -81,7 +81,7 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
 
 
 def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:
-    """Say of each two of these methods how much higher the later one scores, paired by prompt.
+    """Return sentences that tell for each two of these methods how much higher the later one scores, paired by prompt.
 
     Empty for one method, and if there are several temperatures. The score is the gold score, if there is one.
     """
@@ -107,14 +107,14 @@ def _difference(method: str, base: str, gain: Mapping) -> str:
     return f"{method} scored {interval(size)} {'higher' if size is gain else 'lower'} than {base}."
 
 
-# What `marlhf evaluate` adds: distributions, shifts, text measures, best-of-N, and their figures
+# `marlhf evaluate` adds distributions, shifts, text measures, best-of-N, and their figures
 
 
 def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path) -> str:
-    """Write details.json and details.md to `path` and figures to `figures`; the text of details.md.
+    """Write details.json and details.md to `path` and figures to `figures`; return the text of details.md.
 
-    `responses` are those of `evaluate_checkpoints`. At each temperature, where there are scores: distributions, shares
-    in low tails and shifts against SFT; always text measures; for `sizes` the grid of best-of-N.
+    `responses` are those of `evaluate_checkpoints`. Text measures are always there; scores add distributions, shares in
+    low tails and shifts against SFT at each temperature, and for `sizes` the grid of best-of-N.
     """
     results: dict = {"text": text_metrics(name_temperatures(responses))}
     sections = {"Text measures": table(results["text"], COLUMNS)}
@@ -135,7 +135,7 @@ def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: 
 
 
 def _tails(rows: Sequence[dict]) -> str:
-    """One temperature's `distributions` as a Markdown table."""
+    """Return the `distributions` of one temperature as a Markdown table."""
     lines, columns = [], dict.fromkeys(("method", "mean", "std", "median", "5 % quantile"))
     for row in rows:
         tails = {f"share below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
@@ -146,7 +146,7 @@ def _tails(rows: Sequence[dict]) -> str:
 
 
 def _evaluation_figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:
-    """File names and axes of what an evaluation draws."""
+    """Yield file names and axes of the figures of an evaluation."""
     for at, scores in tables.items():
         thresholds = [tail["threshold"] for tail in results["distributions"][at][0]["below"]]
         yield f"rm_score_quantiles_{at}", evaluation.score_quantiles(dict(scores.items()), thresholds)
@@ -161,7 +161,7 @@ def _evaluation_figures(responses: pd.DataFrame, tables: dict, results: dict) ->
 
 
 def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
-    """Write pass.json to `path` where the task has unit tests; the table of pass@k by difficulty, as in Table 3."""
+    """Write pass.json to `path` if the task has unit tests; return the table of pass@k by difficulty, as in Table 3."""
     if task.tests is None:
         return ""
     problems = task.splits["test"]
@@ -172,7 +172,7 @@ def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:
 
 
 def example_answers(rows: pd.DataFrame, count: int) -> str:
-    """Show the first answers of all methods side by side, with their scores."""
+    """Return the first answers of all methods side by side, with their scores."""
     firsts, lines = name_temperatures(rows[rows["sample"] == 0]), []
     for prompt, answers in list(firsts.groupby("prompt", sort=False))[:count]:
         lines.append(f"prompt: ...{' '.join(prompt.split())[-100:]}")

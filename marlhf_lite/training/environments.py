@@ -26,7 +26,7 @@ from marlhf_lite.tasks.tokenization import decode_continuation, encode_prompts, 
 from marlhf_lite.training.distributed import is_sharded, raise_on_all_ranks
 from marlhf_lite.training.rollout import Rollout, Sampling, from_tokens, sample
 from marlhf_lite.utils.errors import ServerError, one_line
-from marlhf_lite.utils.seals import name_function
+from marlhf_lite.utils.seals import code_hash
 from marlhf_lite.utils.user_code import line_of
 
 # What `step` returns for a dialogue, and the test of it: sums of rewards are in float32, texts are written as UTF-8.
@@ -73,7 +73,7 @@ class Dialogues:
     def key(self) -> str:
         """What the other side's answers depend on; an edited environment has another."""
         sizes = f"{self.max_turns} turns, {self.max_observation_length} tokens an observation"
-        return f"{name_function(self.name)}, {sizes}"
+        return f"{self.name} {code_hash(self.name)[:12]}".rstrip() + f", {sizes}"
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt."""

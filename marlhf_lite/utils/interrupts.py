@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 AGAIN = 2.0  # seconds in which a second Ctrl-C counts as the first: a launcher sends it to its processes once more
@@ -21,38 +21,32 @@ def sigterm_as_ctrl_c() -> AbstractContextManager[None]:
     return _handlers(dict.fromkeys((signal.SIGTERM, HANGUP), signal.default_int_handler))
 
 
-class StopRequest:
-    """Tell whether a signal has asked training to stop. All processes call it together after every step."""
+@contextmanager
+def graceful_stop() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered, and a later Ctrl-C raises `KeyboardInterrupt`.
 
-    def __init__(self) -> None:
-        self.since: float | None = None
+    The block gets a function that tells whether a signal came. All processes call it together after every step, and end
+    the block if it returns True; then the block raises `Stopped`.
+    """
+    since: list[float] = []  # when the first signal came
 
-    def __call__(self) -> bool:
-        from accelerate.utils import gather_object  # takes seconds, and --help needs none of it
-
-        asked = self.since is not None
-        return any(gather_object([asked]))
-
-    def remember(self, number: int, frame) -> None:
-        """Take a signal. Raises `KeyboardInterrupt` at a second Ctrl-C."""
-        first, self.since = self.since, self.since or time.monotonic()
-        if first is None and os.environ.get("LOCAL_RANK", "0") == "0":
-            with suppress(OSError):  # the terminal may be closed
-                os.write(2, NOTE)  # print may be at work where the signal came
-        if number == signal.SIGINT and first is not None and time.monotonic() - first > AGAIN:
+    def remember(number: int, frame) -> None:
+        if not since:
+            since.append(time.monotonic())
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                with suppress(OSError):  # the terminal may be closed
+                    os.write(2, NOTE)  # the signal may have interrupted print
+        elif number == signal.SIGINT and time.monotonic() - since[0] > AGAIN:
             raise KeyboardInterrupt
 
+    def asked_to_stop() -> bool:
+        from accelerate.utils import gather_object  # takes seconds, and --help needs none of it
 
-@contextmanager
-def graceful_stop() -> Iterator[StopRequest]:
-    """Inside, the first Ctrl-C, SIGTERM or SIGHUP is remembered; at the end of the block it raises `Stopped`.
+        return any(gather_object([bool(since)]))
 
-    The block ends its training when the request says so.
-    """
-    request = StopRequest()
-    with _handlers(dict.fromkeys((signal.SIGTERM, signal.SIGINT, HANGUP), request.remember)):
-        yield request
-    if request():
+    with _handlers(dict.fromkeys((signal.SIGTERM, signal.SIGINT, HANGUP), remember)):
+        yield asked_to_stop
+    if asked_to_stop():
         raise Stopped
 
 

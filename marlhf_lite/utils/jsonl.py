@@ -79,25 +79,17 @@ def append_lines(path: Path, rows: Iterable[Mapping]) -> None:
     Raises `InputError` for a value that JSON cannot hold, and `OSError` if the disk is full.
     """
     lines = [_encode(json.dumps(to_jsonable(row, path.name), ensure_ascii=False) + "\n") for row in rows]
-    _end_last_line(path)
-    with named_fault(path), open(path, "ab") as file:  # closing writes, too
+    with named_fault(path), open(path, "a+b") as file:  # closing writes, too
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        if end and file.read(1) != b"\n":  # the last line is cut, or lacks only its line break
+            file.seek(0)
+            last = file.read().rpartition(b"\n")[2]
+            if _parse(last) is None:
+                file.truncate(end - len(last))
+            else:
+                file.write(b"\n")
         file.writelines(lines)
-
-
-def _end_last_line(path: Path) -> None:
-    """Remove a cut last line; complete one that lacks only its line break."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    with open(path, "r+b") as file:
-        end = file.seek(-1, os.SEEK_END) + 1
-        if file.read(1) == b"\n":
-            return
-        file.seek(0)
-        last = file.read().rpartition(b"\n")[2]
-        if _parse(last) is None:
-            file.truncate(end - len(last))
-        else:
-            file.write(b"\n")
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -1,6 +1,8 @@
-"""Make text of data, answers and servers safe for a terminal or a table."""
+"""Make text of data, answers and servers safe for a terminal or a table, and standard streams safe for any text."""
 
 import re
+import sys
+from contextlib import suppress
 from typing import Any, TextIO
 
 # Controls (C0 but tab and newline, DEL, C1), marks that turn the reading direction, halves of surrogate pairs.
@@ -12,11 +14,18 @@ def printable(text: str) -> str:
     return UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
-class PrintableStream:
-    """A text stream that writes only printable text to `stream`, and does everything else as `stream` does."""
+class _Stream:
+    """A text stream that does what another one does, unless a method says otherwise."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class PrintableStream(_Stream):
+    """A text stream that writes only printable text."""
 
     def write(self, text: str) -> int:
         return self._stream.write(printable(text))
@@ -25,5 +34,23 @@ class PrintableStream:
         """Write a line of printable text with colour codes."""
         self._stream.write(f"{text}\n")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+
+class _Unread(_Stream):
+    """Standard error that drops text it cannot write, so that training survives a log on a full disk."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
+def open_streams() -> None:
+    """Write letters that standard output's encoding (such as Windows' cp1252) lacks as \\uXXXX; see `_Unread`."""
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):  # streams of notebooks and tests may lack it
+        reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        sys.stderr = _Unread(sys.stderr)

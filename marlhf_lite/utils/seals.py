@@ -109,11 +109,6 @@ def code_hash(name: str) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
-def name_function(name: str) -> str:
-    """Return `module:function`, which was imported, with a hash of its code: an edited one scores again."""
-    return f"{name} {code_hash(name)[:12]}".rstrip()
-
-
 # Seals
 
 
