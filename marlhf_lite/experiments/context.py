@@ -194,21 +194,14 @@ def _read_data(
 
 
 def _manifest(
-    options: StageCommand,
-    inputs: Inputs,
-    tokenizer,
-    task: Task,
-    own: RunFolder | None,
-    earlier: list[RunFolder],
-    date: str,
-    path: Path,
+    options: StageCommand, inputs: Inputs, tokenizer, task: Task, own: RunFolder | None, earlier: Sequence, date: str
 ) -> tuple[dict, list[str]]:
     """Return the run's manifest, compared with its earlier one and with those of earlier runs, and notes on it."""
     contents = contents_of(options, inputs, tokenizer.chat_template, task)
     changed = check_contents(own, contents, options.accept_changed or not options.stages) if own else []
     earlier = [] if own and options.stages else earlier  # the run's own manifest has them
     accepted = [x for run in earlier for x in check_earlier(run, options, contents, options.accept_changed)]
-    notes = [f"{x['what']} has other content than in {path}: answers are sampled again" for x in changed]
+    notes = [f"{x['what']} has other content than in {x['run']}: answers are sampled again" for x in changed]
     return {"date": date, "contents": contents, "accepted": [*accepted, *changed]}, [] if options.stages else notes
 
 
@@ -268,10 +261,9 @@ def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Calla
         if options.answers:
             prompts += task.held_out(options.eval_prompts)["prompt"]
         sampling = sampling_of(options, options.max_response_length)
-        if options.finetune == "lora" or PartialState().is_main_process:  # the main one sends weights for all
-            raise_on_all_ranks(engine.try_out, PolicyModel(first), tokenizer, prompts, sampling)
-        else:
-            raise_on_all_ranks(lambda: None)
+        sends = options.finetune == "lora" or PartialState().is_main_process  # the main process sends all weights
+        try_out = engine.try_out if sends else lambda *_: None
+        raise_on_all_ranks(try_out, PolicyModel(first), tokenizer, prompts, sampling)
     return engine
 
 

@@ -57,6 +57,8 @@ from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
 from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 
 Reward = Callable[[Rollout], Tensor]
+Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
+Translate = Callable[[dict, commands.PolicyCommand], dict]
 DONE = "done.json"  # the last file that PPO, DPO, RLOO and GRPO write; see `_length`
 
 
@@ -181,15 +183,8 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
     if trained := _trained_already(context, folder, options):
         return trained
     run, resumes = _open_stage(context, folder, options, sft, rm)
-    models = build_models(
-        context.base,
-        sft,
-        rm,
-        options.critic_init,
-        options.gradient_checkpointing,
-        with_reward=context.reward is None,
-        critic_head_init=options.critic_head_init,
-    )
+    roles = {name: getattr(options, name) for name in ("critic_init", "critic_head_init", "gradient_checkpointing")}
+    models = build_models(context.base, sft, rm, with_reward=context.reward is None, **roles)
     reward = make_reward(context, rm, models.reward)
     trainer = PPOTrainer(
         models,
@@ -341,12 +336,7 @@ def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], 
 
 
 def _train_baseline(
-    context: RunContext[commands.PolicyCommand],
-    *,
-    sft: Path,
-    reward: Reward | None,
-    make: Callable[[RunContext, PeftModel, RunLogger], Trainer],
-    translate: Callable[[dict, commands.PolicyCommand], dict],
+    context: RunContext[commands.PolicyCommand], *, sft: Path, reward: Reward | None, make: Make, translate: Translate
 ) -> Trained:
     """Train, from the checkpoint if there is one, and save the policy, also that of an interrupted run.
 
@@ -443,15 +433,14 @@ def evaluate(
         gold = getattr(context.reward, "function", context.reward)
         code = [hashes[name] for name in (CODE["reward"], CODE["environment"], COLUMNS) if name in hashes]
         gold_name = ", ".join([context.reward.name, *code])
-    scorers = Scorers(
-        lambda path: PolicyModel(load_policy(context.base, path, trainable=False)),
-        sft,
-        rm,
-        lambda path: ScalarHeadModel(load_score_model(context.base, path)),
-        gold,
-        gold_name,
-        reader_of(rm, context.tokenizer, context.task),
-    )
+
+    def load(path: Path) -> PolicyModel:
+        return PolicyModel(load_policy(context.base, path, trainable=False))
+
+    def load_rm(path: Path) -> ScalarHeadModel:
+        return ScalarHeadModel(load_score_model(context.base, path))
+
+    scorers = Scorers(load, sft, rm, load_rm, gold, gold_name, reader_of(rm, context.tokenizer, context.task))
     rows = evaluate_checkpoints(
         {"SFT": sft, **policies},
         scorers,
