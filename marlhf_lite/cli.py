@@ -54,7 +54,7 @@ def _write_out(code: int) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
-        return dispatch(argv)
+        dispatch(argv)
     except KeyboardInterrupt as stop:
         print(f"\nmarlhf: interrupted{_advice(stop)}", file=sys.stderr)
         return 130
@@ -62,10 +62,10 @@ def _run(argv: Sequence[str]) -> int:
         fault = str(error) if isinstance(error, InputError) else disk_fault(error)
         if not fault:
             raise
-        advice = "" if isinstance(error, InputError) else _advice(error)
-        lines = [f"marlhf: error: {line}" for line in printable(fault + advice).splitlines()]
+        lines = [f"marlhf: error: {line}" for line in printable(fault + _advice(error)).splitlines()]
         print("\n".join(lines), file=sys.stderr)
         return 2
+    return 0
 
 
 def _advice(error: BaseException) -> str:
@@ -73,8 +73,8 @@ def _advice(error: BaseException) -> str:
     return "".join(getattr(error, "__notes__", ()))
 
 
-def dispatch(argv: Sequence[str]) -> int:
-    """Do what the words ask for; return the exit code. Raises `InputError`, whose `problems` are all that it found."""
+def dispatch(argv: Sequence[str]) -> None:
+    """Do what the words ask for. Raises `InputError`, whose `problems` are all that it found."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
         about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
@@ -84,14 +84,13 @@ def dispatch(argv: Sequence[str]) -> int:
     elif argv[0] == "presets":
         print_presets(argv[1:])
     elif argv[0] in kinds:
-        return run_command(argv[0], kinds[argv[0]], argv[1:])
+        run_command(argv[0], kinds[argv[0]], argv[1:])
     else:
         raise InputError(f"{argv[0]}: unknown command: choose from {', '.join([*kinds, 'presets'])}")
-    return 0
 
 
-def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> int:
-    """Read the options, then do the work; return the exit code."""
+def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> None:
+    """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
     from marlhf_lite.config.parser import parse_and_name_presets
     from marlhf_lite.utils.threads import choose_threads
 
@@ -114,9 +113,9 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
         else:
             options.run()
     except (Exception, KeyboardInterrupt) as error:
-        error.add_note(_how_to_resume(name, options))
+        if not isinstance(error, InputError):
+            error.add_note(_how_to_resume(name, options))
         raise
-    return 0
 
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:

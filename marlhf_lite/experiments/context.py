@@ -184,10 +184,10 @@ def check_updates(options: StageCommand, task: Task) -> None:
 
 
 def _read_data(
-    options: StageCommand, inputs: Inputs, tokenizer, date: str, asked: Sequence = ()
+    options: StageCommand, inputs: Inputs, tokenizer, earlier: Sequence[RunFolder], date: str, asked: Sequence = ()
 ) -> tuple[Task, list[str]]:
     """Return the data, fitted to the lengths, and notes on them; for `asked` see `read_task`."""
-    task, notes = read_task(options, tokenizer, inputs, asked, date)
+    task, notes = read_task(options, tokenizer, earlier, asked, date)
     needs_pairs = _needs_pairs(options, inputs)
     task, more = fit_lengths(task, tokenizer, options, _answers_read(options, inputs), needs_pairs=needs_pairs)
     return task, [*notes, *more]

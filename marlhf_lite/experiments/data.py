@@ -11,14 +11,13 @@ from transformers import PreTrainedModel
 from marlhf_lite.config.commands import DataCommand, StageCommand
 from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
-from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.experiments.manifest import rows_digests, runs_of
+from marlhf_lite.experiments.manifest import rows_digests
 from marlhf_lite.models.checks import check_length, check_vocabulary, position_limit
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.loading import drop_long_prompts, load_task
-from marlhf_lite.tasks.prompts import ROW, RowColumns
+from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
@@ -38,26 +37,20 @@ MARKS = r"<\|\w+\|>|<｜[^<>｜]+｜>|<(?:start|end)_of_turn>|\[/INST\]"
 
 
 def read_task(
-    options: StageCommand | DataCommand,
-    tokenizer,
-    inputs: Inputs | None = None,
-    asked: Sequence[RowColumns] = (),
-    date: str = "",
+    options: StageCommand | DataCommand, tokenizer, runs: Sequence[RunFolder] = (), asked: Sequence = (), date: str = ""
 ) -> tuple[Task, list[str]]:
     """Return the data, with unit tests if they may judge programs, and notes on how the data are read.
 
-    The tokenizer is set up for chats. A stage with a separate file, which no run that it takes a model from has read,
-    takes all training rows of the file. `asked` are functions that take columns of the rows, and `date` is the date
-    that a chat template sees as today.
+    The tokenizer is set up for chats. A stage with a separate file, which none of `runs`, those of its models, has
+    read, takes all training rows of the file. `asked` are `RowColumns`, and `date` is the date that a chat template
+    sees as today.
     """
     chat = chat_writer(tokenizer, options.chat_template, date)
     source = {name: getattr(options, name) for name in LOADED}
-    source |= {"chat": chat, "asked": asked}
-    task = load_task(options.dataset, **source)
+    task = load_task(options.dataset, **source, chat=chat, asked=asked)
     task = replace(task, digests=rows_digests(task))
     if task.chats:
         expect_chats(tokenizer)
-    runs = runs_of((inputs or Inputs()).folders)
     if part := _own_part(options, runs, task):
         task = for_one_stage(task, part)
     if options.runs_programs and any("tests" in rows.column_names for rows in task.splits.values()):
