@@ -74,7 +74,7 @@ def _advice(error: BaseException) -> str:
 
 
 def dispatch(argv: Sequence[str]) -> None:
-    """Do what the words ask for. Raises `InputError`, whose `problems` are all that it found."""
+    """Do what the words ask for. Raises `InputError`, of several problems with one line per problem."""
     kinds = COMMANDS | added_commands()
     if not argv or argv[0] in ("-h", "--help"):
         about = {name: kind.__doc__.partition("\n")[0] for name, kind in kinds.items()} | {"presets": PRESETS}
@@ -120,7 +120,7 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
     if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to resume
-        return "; what is done so far is kept: the same command goes on"
+        return "; what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
     from marlhf_lite.utils.run_folder import is_run
     from marlhf_lite.utils.seals import has_checkpoint
@@ -128,7 +128,7 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
     resumes = has_checkpoint(folder) or not options.stages
-    but, then = ("", "goes on") if resumes else (", and there is no checkpoint yet", "begins this stage again")
+    but, then = ("", "continues") if resumes else (", and there is no checkpoint yet", "begins this stage again")
     return f"; what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
 
 
@@ -257,7 +257,7 @@ def _compare(options: commands.CompareCommand) -> None:
     rows = compare(paths, options.baseline)
     print(comparison_table(rows))
     few = few_prompts(rows[0]["prompts"])
-    print(f"\nbehind scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]{few}")
+    print(f"\nafter scores: gain over {rows[0]['baseline']}, paired by prompt [95 % interval]{few}")
     if note := kl_note(rows):
         print(note)
 

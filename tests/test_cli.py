@@ -471,7 +471,7 @@ def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys
 
     assert notes("apart.jsonl", " yes", "--sft_batch_size", "2") == []
     (together,) = notes("together.jsonl", "yes", "--sft_batch_size", "2")
-    assert "in 40 of 40 rows no white space stands between prompt and answer" in together
+    assert "in 40 of 40 rows there is no white space between prompt and answer" in together
     (steps,) = notes("few.jsonl", "\nyes", "--sft_batch_size", "64")
     assert steps.startswith("note: --sft_batch_size 64: 7 rows are 1 step an epoch")
 

@@ -259,7 +259,7 @@ def test_rows_that_an_earlier_stage_has_split_in_another_way_are_refused(make, t
         assert start(*later, "--preset", "released").counts["test"], "these rows have no --template"
     write(path, [*rows, make(COUNT + 1)])
     for words in (later, ["sft", "--resume", str(run)]):
-        fails(lambda w=words: start(*w), said, "restore it, or add --accept_changed to go on")
+        fails(lambda w=words: start(*w), said, "restore it, or add --accept_changed to continue")
     assert start(*later, "--accept_changed").counts["read"] == COUNT + 1
     (record,) = RunFolder.open(tmp_path / "e").manifest["accepted"]
     assert record["what"] == "data" and record["run"] == str(run)

@@ -180,7 +180,7 @@ def test_ctrl_c_keeps_the_judgments_so_far(run, monkeypatch):
         patch.setattr(EndpointJudge, "__call__", interrupted)
         status, _, words = run()
     assert status == 130 and words.endswith(
-        "marlhf: interrupted; what is done so far is kept: the same command goes on\n"
+        "marlhf: interrupted; what is done so far is kept: the same command continues\n"
     )
     status, counts, _ = run()
     assert status == 0 and counts["pairs"] == 6

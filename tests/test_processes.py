@@ -525,7 +525,7 @@ def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp
     words = ["ppo", "--model", tiny.model, "--sft", sft, "--reward", "odd:stops", "--batch_size", "4", "--size", "40"]
     words += ["--updates", "9", "--max_response_length", "4", "--critic_init", "sft", "--output_dir", "run"]
     done = launch(2, "-m", "marlhf_lite", *words, cwd=tmp_path, timeout=120, succeeds=False)
-    assert done.stderr.count("marlhf ppo --resume run goes on") == 2
+    assert done.stderr.count("marlhf ppo --resume run continues") == 2
     assert [path.name for path in (tmp_path / "run" / "ppo" / "checkpoints").iterdir()] == ["update-000002.pt"]
     assert len(RunFolder.open(tmp_path / "run" / "ppo").metrics()) == 2
     assert (tmp_path / "run" / "ppo" / "policy" / "adapter_model.safetensors").is_file()

@@ -198,7 +198,7 @@ def test_a_run_that_gets_sigterm_or_ctrl_c_ends_behind_the_step_and_goes_on(
     for number, command, step, checkpoint in stops:
         assert stopped(monkeypatch, number, command, step) == 130
         assert (path / checkpoint).exists()
-        assert capfd.readouterr().err.endswith("marlhf run --resume stopped goes on\n")
+        assert capfd.readouterr().err.endswith("marlhf run --resume stopped continues\n")
     assert (path / "ma-ppo" / "policy" / "adapter_model.safetensors").is_file() and lines(path / "ma-ppo") == 1
     assert main(again) == 0
     for stage in ("sft", "rm", "ma-ppo/policy", "ma-ppo/critic"):

@@ -187,7 +187,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
     if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen, *_ in rows):
         fix = "if words would run together, put a space at the start of each answer"
-        yield f"in {together} of {len(rows)} rows no white space stands between prompt and answer: {fix}"
+        yield f"in {together} of {len(rows)} rows there is no white space between prompt and answer: {fix}"
     if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"

@@ -109,7 +109,7 @@ def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = 
         which = ", ".join(f"{name} {contents[name]['place']}" for name in changed)
         has, them = ("has", "it") if len(changed) == 1 else ("have", "them")
         fault = f"{which} {has} other content than when {run.path} was made"
-        raise InputError(f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to go on")
+        raise InputError(f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to continue")
     return [{"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]} for name in changed]
 
 

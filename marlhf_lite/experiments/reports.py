@@ -75,9 +75,9 @@ def caption(responses: pd.DataFrame, asked: int) -> str:
     """Return the caption of the table of `summarise`; `asked` is the number of prompts that were asked for."""
     count = responses["id"].nunique()
     prompts = f"{count} held-out prompts" + f" ({asked} asked for: the task has no more)" * (count < asked)
-    base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature where there are several
+    base = name_temperatures(responses)["method"].iloc[0]  # SFT, with its temperature if there are several
     always = ", at every temperature" * (responses["temperature"].nunique() > 1)
-    return f"{prompts}; behind scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
+    return f"{prompts}; after scores: gain over {base}{always} [95 % interval]{few_prompts(count)}"
 
 
 def differences(rows: pd.DataFrame, methods: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ import errno
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 # Errors of a disk or folder -> the fix.
 DISK_FAULTS = {
@@ -37,22 +36,6 @@ class InputError(ValueError):
         super().__init__(re.sub(r"\s*[\r\n]\s*", " ", message))
         self.kind = sys._getframe(1).f_code.co_name  # the function that found it
 
-    @property
-    def problems(self) -> "list[Problem]":
-        """What the message tells, as one problem; `Problems` have several."""
-        field, _, rest = str(self).partition(": ")
-        what, _, fix = rest.rpartition(": ")
-        return [Problem(field, what or fix, fix if what else "", self.kind)]
-
-
-class Problem(NamedTuple):
-    """One problem: the option, file or row, what is wrong with it, how to fix it, and the check that found it."""
-
-    field: str
-    what: str
-    fix: str
-    kind: str = ""
-
 
 class Problems(InputError):
     """Several problems, one line each."""
@@ -60,10 +43,6 @@ class Problems(InputError):
     def __init__(self, errors: Sequence[InputError]):
         ValueError.__init__(self, "\n".join(map(str, errors)))
         self.errors = errors
-
-    @property
-    def problems(self) -> list[Problem]:
-        return [problem for error in self.errors for problem in error.problems]
 
 
 def raise_all(errors: Sequence[InputError]) -> None:

@@ -19,7 +19,7 @@ def check(function: Callable) -> Callable:
 
 
 class Preflight:
-    """The facts that are known about a run before it starts, and its `errors`, one `Problem` each.
+    """The facts that are known about a run before it starts, and its `errors`, one per problem.
 
     Each option is also a fact, by its name.
     """

@@ -175,7 +175,7 @@ class RunFolder:
             raise InputError(f"{self.path}: not recorded ({error}): free some disk space, then --resume") from error
 
     def metrics(self) -> list[dict]:
-        """Read the rows of metrics.jsonl, by today's names; none if nothing was logged yet. See `read_lines`."""
+        """Read the rows of metrics.jsonl; none if nothing was logged yet. See `read_lines`."""
         return read_lines(self.path / METRICS)
 
     def samples(self) -> list[dict]:
@@ -187,7 +187,7 @@ class RunFolder:
         return read_lines(self.path / TESTS)
 
     def position(self) -> dict[str, int]:
-        """Size of each log in bytes, which a checkpoint stores."""
+        """Return the size of each log in bytes, which a checkpoint stores."""
         logs = (self.path / name for name in (METRICS, SAMPLES, TESTS))
         return {log.name: log.stat().st_size if log.exists() else 0 for log in logs}
 

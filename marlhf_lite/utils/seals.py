@@ -21,7 +21,7 @@ from marlhf_lite.utils.jsonl import apply_umask, write_json
 SEAL = "hashes.json"
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
-# Entries of a model's config that say where its weights came from, and leave them as they are.
+# Entries of a model's config that tell where its weights came from: equal weights may differ in them.
 _PLACES = ("base_model_name_or_path", "_name_or_path", "transformers_version", "peft_version", "inference_mode")
 _SETS = ("target_modules", "exclude_modules", "modules_to_save")  # PEFT writes a set in any order
 _TOKENIZER = ("tokenizer*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "*.model")
@@ -93,7 +93,7 @@ def tokenizer_hash(folder: Path) -> str:
 def code_hash(name: str) -> str:
     """Return a hash of the file of `package.module:name`, which was imported, and of those beside it that it imports.
 
-    Installed packages do not count, nor does this library for code that stands outside it. Empty for other names.
+    Installed packages do not count, nor does this library for code outside it. Empty for other names.
     """
     module = sys.modules.get(name.partition(":")[0])
     if not (place := getattr(module, "__file__", None)):

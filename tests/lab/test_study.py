@@ -341,7 +341,7 @@ def test_commands_do_not_outlive_their_study(small, tmp_path, monkeypatch, kill)
     _, errors = study.communicate(timeout=120)
     until(lambda: not alive(pid))
     assert study.returncode == (-kill if kill == signal.SIGKILL else 130)
-    assert kill == signal.SIGKILL or errors.endswith("is done so far is kept: the same command goes on\n")
+    assert kill == signal.SIGKILL or errors.endswith("is done so far is kept: the same command continues\n")
 
 
 def test_a_study_runs_once_at_a_time(small, tmp_path, monkeypatch):
