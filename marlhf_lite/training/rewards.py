@@ -21,12 +21,10 @@ class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled.
 
     `micro_batch_size` responses are scored at a time, and half as many after memory ended. A model with another
-    tokenizer scores what `read` makes of a rollout.
+    tokenizer scores the rollout that `read` makes of a rollout.
     """
 
-    def __init__(
-        self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable[[Rollout], Rollout] | None = None
-    ):
+    def __init__(self, model: ScalarHeadModel, micro_batch_size: int = 64, read: Callable | None = None):
         self.model, self.micro_batch_size, self.read = model, micro_batch_size, read
 
     @torch.no_grad()
