@@ -43,34 +43,25 @@ def split_paths(text: str) -> list[str]:
     return [path.strip() for path in text.split(",") if path.strip()]
 
 
-class RunLock:
+class RunLock(ExitStack):
     """Keep other processes out of a run's folder, from `take` to the end of the `with` block.
 
     The operating system frees the lock when this process ends, even if it is killed.
     """
 
     held: ClassVar[set[Path]] = set()  # by this process, which a second lock would keep out, too
-
-    def __init__(self) -> None:
-        self._lock: filelock.FileLock | None = None
-
-    def __enter__(self) -> "RunLock":
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._lock:
-            self._lock.release()
-            self.held.discard(Path(self._lock.lock_file))
+    taken = False  # by this lock
 
     def take(self, path: Path) -> None:
         """Lock this folder, make it if it is missing, and remove what killed writers left in it.
 
         Raises `InputError` if another process has locked it.
         """
-        if self._lock:
+        if self.taken:
             return
         path.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path.resolve() / LOCK)
+        file = path.resolve() / LOCK
+        lock = filelock.FileLock(file)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -78,8 +69,10 @@ class RunLock:
             raise InputError(f"{path}: {what} (if no machine runs one, delete {LOCK} there)") from None
         except (OSError, NotImplementedError):  # a disk without locks, or a full one, which later errors report better
             return
-        self._lock = lock
-        self.held.add(Path(lock.lock_file))
+        self.taken = True
+        self.held.add(file)
+        self.callback(self.held.discard, file)
+        self.callback(lock.release)
         remove_unfinished(path)
 
 
