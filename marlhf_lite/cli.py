@@ -15,10 +15,16 @@ from pathlib import Path
 from marlhf_lite import __version__
 from marlhf_lite.config import commands
 from marlhf_lite.config.commands import COMMANDS, added_commands
+from marlhf_lite.config.parser import given, list_presets, parse_and_name_presets, preset_file, read_presets
+from marlhf_lite.experiments.inputs import check_dataset, find_inputs
+from marlhf_lite.models.adapters import resolve_adapter_dir
 from marlhf_lite.utils.errors import InputError, disk_fault, one_line
 from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 from marlhf_lite.utils.libraries import check_versions
 from marlhf_lite.utils.printable import PrintableStream, open_streams, printable
+from marlhf_lite.utils.run_folder import RunLock, check_output_dir, is_run, split_paths
+from marlhf_lite.utils.seals import has_checkpoint
+from marlhf_lite.utils.threads import choose_threads
 
 PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
 USAGE = """usage: marlhf <command> [options]
@@ -91,9 +97,6 @@ def dispatch(argv: Sequence[str]) -> None:
 
 def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -> None:
     """Read the options, then do the work. An error that stops a run gets a note that tells how to resume."""
-    from marlhf_lite.config.parser import parse_and_name_presets
-    from marlhf_lite.utils.threads import choose_threads
-
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("OMP_NUM_THREADS", str(choose_threads()))  # before torch is imported, which reads it once
     if kind is commands.DataCommand and words and not words[0].startswith("-"):
@@ -122,9 +125,6 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
     if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to resume
         return "; what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
-    from marlhf_lite.utils.run_folder import is_run
-    from marlhf_lite.utils.seals import has_checkpoint
-
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
     resumes = has_checkpoint(folder) or not options.stages
@@ -134,8 +134,6 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
 
 def print_presets(names: Sequence[str]) -> None:
     """Print the presets of these names, or a list of all."""
-    from marlhf_lite.config.parser import list_presets, preset_file
-
     if names and names[0] in ("-h", "--help"):
         names = []
         print(f"{PRESETS}\n\nexample: marlhf presets gemma-2b/tldr\n")
@@ -169,8 +167,6 @@ Next. Look at {folder}/figures/reward_curves.png. `make lab` opens the first les
 
 def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
     """Check what the options name, open the run, print where it is, and train or evaluate."""
-    from marlhf_lite.utils.run_folder import RunLock
-
     with RunLock() as lock:
         opened = _open(options, presets, lock)
         from marlhf_lite.experiments import pipeline
@@ -180,8 +176,6 @@ def run_stages(options: commands.StageCommand, presets: Sequence[str]) -> None:
 
 def _open(options: commands.StageCommand, presets: Sequence[str], lock):
     """Check what the options name, open the run and print where it is; return its context."""
-    from marlhf_lite.experiments.inputs import find_inputs
-
     inputs = find_inputs(options)
     from marlhf_lite.experiments import context
 
@@ -198,9 +192,6 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
     A resumed run has a first act if that folder is there. With ACT=1 in the environment the demo stops after it, and
     `--resume` starts the second act.
     """
-    from marlhf_lite.config.parser import given, parse_and_name_presets
-    from marlhf_lite.utils.run_folder import RunLock, is_run
-
     named = given("demo", words, commands.DemoCommand)
     is_own = {"dataset", "model", "part", "environment", "reward", "sft", "rm"} & named.keys()
     has_first = (Path(options.resume) / "umbrella").is_dir() if options.resume else not is_own
@@ -234,8 +225,6 @@ def run_demo(options: commands.DemoCommand, presets: Sequence[str], words: Seque
 
 def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list[str]:
     """Return lines about the presets: their names, and what a model that is not embedded has from `pretrained`."""
-    from marlhf_lite.config.parser import read_presets
-
     lines = [f"presets: {', '.join(presets)}"] if presets else []
     values = read_presets("pretrained", "--model") if "pretrained" in presets else {}
     taken = [f"{name} {x}" for name, x in values.items() if getattr(options, name, None) == x]
@@ -249,7 +238,6 @@ def preset_lines(options: commands.StageCommand, presets: Sequence[str]) -> list
 def _compare(options: commands.CompareCommand) -> None:
     from marlhf_lite.evaluation.compare import compare, comparison_table, kl_note
     from marlhf_lite.evaluation.statistics import few_prompts
-    from marlhf_lite.utils.run_folder import split_paths
 
     paths = split_paths(options.answers)
     if not paths:
@@ -276,8 +264,6 @@ def _memory(options: commands.MemoryCommand) -> None:
 
 
 def _data(options: commands.DataCommand) -> None:
-    from marlhf_lite.experiments.inputs import check_dataset
-
     check_dataset(options.dataset)
     from marlhf_lite.experiments.data_report import data_report
 
@@ -285,8 +271,6 @@ def _data(options: commands.DataCommand) -> None:
 
 
 def _generate(options: commands.GenerateCommand) -> None:
-    from marlhf_lite.models.adapters import resolve_adapter_dir
-
     policy = resolve_adapter_dir("policy", options.policy)
     try:
         prompt = options.prompt or sys.stdin.read()
@@ -299,9 +283,6 @@ def _generate(options: commands.GenerateCommand) -> None:
 
 
 def _export(options: commands.ExportCommand) -> None:
-    from marlhf_lite.models.adapters import resolve_adapter_dir
-    from marlhf_lite.utils.run_folder import check_output_dir
-
     if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
     is_base, folder = options.untied and not options.policy, Path(options.output_dir)
