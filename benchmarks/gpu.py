@@ -42,6 +42,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 import torch
 import yaml
@@ -250,9 +251,10 @@ def t4(bench: Bench) -> dict:
     if cuda:
         total = torch.cuda.get_device_properties(0).total_memory / GIB
         torch.cuda.set_per_process_memory_fraction(min(T4_GIB / total, 1.0))
-    trainer = bench.trainer("lora", dtype=preset["dtype"], four_bits=True, batch_size=batch, **sizes)
-    recompute(trainer, on=preset["gradient_checkpointing"] is True)
     model = {"dtype": preset["dtype"], "four_bits": True, "batch_size": batch, **sizes}
+    with mock.patch.object(torch.cuda, "is_bf16_supported", lambda **_: False):  # a T4 has none
+        trainer = bench.trainer("lora", **model)
+    recompute(trainer, on=preset["gradient_checkpointing"] is True)
     found = updates(bench, "lora", rows=micro, counts=(0, 3), **model)
     asked = {field.name for field in fields(MemoryCommand)} & preset.keys()
     estimate = estimate_memory(MemoryCommand(**{name: preset[name] for name in asked}, gpu=T4_GIB))

@@ -288,12 +288,12 @@ def updates(
     with levers(bench, trainer, on):
         if rows:
             set_rows(trainer, rows)
-        rows_a_pass = trainer.micro_batch_size
         recomputes = unwrap_peft(trainer.models.policy.model).is_gradient_checkpointing
         metrics = []
         for i in range(warmup + count):
             torch.manual_seed(i)
             metrics.append(trainer.update(trainer.prompts))
+        rows_a_pass = trainer.micro_batch_size  # fewer than asked for if memory ended
         shown = profile_update(bench, trainer) if profiled or args.profile else {}
         memory = bench.peak_gib()
     used = metrics[-count:]
