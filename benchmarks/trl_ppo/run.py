@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 
 from measuring import TURN
@@ -186,7 +187,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only cases whose name contains this text")
     size_arguments(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_trl_ppo.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / f"benchmark_trl_ppo_{date.today()}.json")
     args = parser.parse_args()
     if args.batch % args.micro_batch:
         parser.error(f"--batch {args.batch}: give a multiple of --micro_batch {args.micro_batch}")
