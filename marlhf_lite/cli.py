@@ -76,7 +76,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def _advice(error: BaseException) -> str:
     """Return what `run_command` has noted on an error: how to resume."""
-    return "".join(getattr(error, "__notes__", ()))
+    return "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
 
 
 def dispatch(argv: Sequence[str]) -> None:
@@ -116,20 +116,20 @@ def run_command(name: str, kind: type[commands.Checked], words: Sequence[str]) -
         else:
             options.run()
     except (Exception, KeyboardInterrupt) as error:
-        if not isinstance(error, InputError):
-            error.add_note(_how_to_resume(name, options))
+        if not isinstance(error, InputError) and (note := _how_to_resume(name, options)):
+            error.add_note(note)
         raise
 
 
 def _how_to_resume(name: str, options: commands.Checked) -> str:
     if name == "judge" or getattr(options, "resumes", False):  # it leaves no run, and needs no option to resume
-        return "; what is done so far is kept: the same command continues"
+        return "what is done so far is kept: the same command continues"
     folder = Path(getattr(options, "output_dir", ""))
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
     resumes = has_checkpoint(folder) or not options.stages
     but, then = ("", "continues") if resumes else (", and there is no checkpoint yet", "begins this stage again")
-    return f"; what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
+    return f"what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
 
 
 def print_presets(names: Sequence[str]) -> None:
