@@ -1,5 +1,6 @@
-"""The parsers: embedded grammar, link-grammar, stanza's trees, Python. Those that are not installed skip."""
+"""The parsers: embedded grammar, link-grammar, Python, and stanza's of the examples. Those not installed skip."""
 
+import importlib
 import random
 import shutil
 import sys
@@ -19,7 +20,6 @@ from marlhf_lite.config.options import MacroConfig
 from marlhf_lite.extras.parsers import link_grammar
 from marlhf_lite.extras.parsers.link_grammar import LinkGrammarParser, align, read_constituents
 from marlhf_lite.extras.parsers.python_code import PythonParser
-from marlhf_lite.extras.parsers.stanza import StanzaParser, read_sentence
 from marlhf_lite.macro.catalogue import make_parser, make_rule
 from marlhf_lite.parsing import (
     GrammarParser,
@@ -166,7 +166,17 @@ def test_link_replies_are_read():
     assert align(["the", "cat"], "The dog") is None and align(["the"], "The dog") is None and align([], "x") is None
 
 
-# stanza
+# stanza, an example
+
+
+@pytest.fixture
+def phrases(monkeypatch):
+    """The example's module, with an empty module in place of stanza, which need not be installed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace())
+    monkeypatch.delitem(sys.modules, "stanza_phrases", raising=False)
+    yield importlib.import_module("stanza_phrases")
+    sys.modules.pop("stanza_phrases")
 
 
 def tree_of(bracket):
@@ -190,14 +200,26 @@ def stanza_sentence(tokens, bracket):
     ("words", "spans"),
     [(["do", "n't"], [(2, 7), (7, 7)]), ([("do", 4, 6), ("n't", 6, 9)], [(2, 4), (4, 7)])],  # as newer models do
 )
-def test_stanza_sentences_are_read(words, spans):
+def test_stanza_sentences_are_read(phrases, words, spans):
     bracket = "(ROOT (S (NP (PRP I)) (VP (VBP do) (RB n't) (VP (VB go))) (. .)))"
     tokens = [(2, 3, [("I", 2, 3)]), (4, 9, words), (10, 12, [("go", 10, 12)]), (12, 13, [(".", 12, 13)])]
-    got = read_sentence(stanza_sentence(tokens, bracket))
+    got = phrases.read_sentence(stanza_sentence(tokens, bracket))
     assert (got.start, got.end, got.tree.pformat(margin=99)) == (2, 13, bracket)
     assert [(w.start, w.end) for w in got.tree.leaves()] == [(0, 1), *spans, (8, 10), (10, 11)]
-    assert read_sentence(stanza_sentence(tokens, None)) == ParsedSentence(2, 13, None)
-    assert read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
+    assert phrases.read_sentence(stanza_sentence(tokens, None)) == ParsedSentence(2, 13, None)
+    assert phrases.read_sentence(stanza_sentence(tokens, "(ROOT (S I go))")).tree is None  # not of these words
+
+
+def test_the_example_s_parser_is_a_rule_by_its_name(phrases, monkeypatch):
+    """Its phrases have fewer than five tokens; a text that is only white space is not parsed."""
+    words = [(a, a + 1, [(word, a, a + 1)]) for a, word in zip(range(0, 18, 2), "abcdefghi", strict=True)]
+    sentence = stanza_sentence(words, "(ROOT (S (NP a b c) (VP d e f g)) (. h i))")
+    pipeline = {"a b c d e f g h i": SimpleNamespace(sentences=[sentence])}.__getitem__
+    monkeypatch.setattr(phrases.stanza, "Pipeline", lambda language, **options: pipeline, raising=False)
+    rule, tokens = make_rule(MacroConfig(termination="stanza_phrases:Phrases")), [f" {word}" for word in "bcdefghi"]
+    macros = rule(torch.ones(1, 9, dtype=torch.bool), token_ids=torch.arange(9)[None], tokenizer=Pieces("a", *tokens))
+    assert macros.spans() == [[(0, 3), (3, 7), (7, 9)]] and rule.rule.fallback_rate == 0
+    assert phrases.StanzaParser()(" \n") == []
 
 
 # Python
@@ -241,9 +263,8 @@ def test_python_cuts_at_statements(python, tokenizer):
     ("name", "module", "parts"),
     [
         ("link", None, ("parser link", "apt-get install link-grammar")),
-        ("stanza", "stanza", ("parser stanza", "pip install")),
         ("python", "tree_sitter_python", ("parser python", "pip install tree-sitter")),
-        ("french", None, ("--parser french", "grammar, stanza, link, python")),
+        ("french", None, ("--parser french", "grammar, link, python")),
     ],
 )
 def test_a_parser_that_is_not_there_says_what_to_install(monkeypatch, tmp_path, name, module, parts):
@@ -252,7 +273,4 @@ def test_a_parser_that_is_not_there_says_what_to_install(monkeypatch, tmp_path, 
     if module:
         monkeypatch.setitem(sys.modules, module, None)
     fails(lambda: make_rule(MacroConfig(termination="parsing", parser=name)), *parts)
-    if name == "stanza":  # there, without a model
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(Pipeline=lambda *_, **options: Path("x").read_text()))
-        fails(StanzaParser, "parser stanza", "FileNotFoundError", "stanza.download")
     fails(lambda: LinkGrammarParser(command="/bin/false"), "parser link", "dictionary")

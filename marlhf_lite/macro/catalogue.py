@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Imported when they are asked for: macro actions by number or by the models' outputs need no parser.
 PARSERS = {
     "grammar": "marlhf_lite.parsing.grammar:GrammarParser",
-    "stanza": "marlhf_lite.extras.parsers.stanza:StanzaParser",
     "link": "marlhf_lite.extras.parsers.link_grammar:LinkGrammarParser",
     "python": "marlhf_lite.extras.parsers.python_code:PythonParser",
 }

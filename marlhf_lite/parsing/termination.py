@@ -131,7 +131,7 @@ class Parsing(_TextRule):
             parser, rate = type(self.parser).__name__, f"{share:.0%}"
             raise InputError(
                 f"--termination parsing: {parser} found no tree for {rate} of the sentences, so most macro actions "
-                "are single tokens: take --parser link or stanza for English, python for programs"
+                "are single tokens: take --parser link for English, python for programs"
             )
 
     def __repr__(self) -> str:

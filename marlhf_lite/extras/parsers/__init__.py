@@ -1,1 +1,1 @@
-"""Parsers that need an extra package: two for English, one for Python."""
+"""Parsers that need an extra package: for English and for Python."""

@@ -1,0 +1,49 @@
+"""A parser of your own: stanza's trees of English, after `pip install stanza`. With this file in the current folder:
+marlhf run --termination stanza_phrases:Phrases"""
+
+import nltk
+import stanza
+
+from marlhf_lite.parsing import ParsedSentence, Parsing
+from marlhf_lite.parsing.base import place_leaves
+
+
+class Phrases(Parsing):
+    """Phrases of fewer than `cutoff` tokens from stanza's trees. Stanza downloads its English model once."""
+
+    def __init__(self, cutoff=5):
+        super().__init__(StanzaParser(), cutoff)
+
+
+class StanzaParser:
+    """A function from a text to its sentences with their trees; stanza also splits the sentences."""
+
+    background = True  # stanza computes in torch, so other threads can run
+
+    def __init__(self):
+        self.pipeline = stanza.Pipeline("en", processors="tokenize,pos,constituency", verbose=False)
+
+    def __call__(self, text):
+        sentences = self.pipeline(text).sentences if text.strip() else []
+        return [sentence for sentence in map(read_sentence, sentences) if sentence.start < sentence.end]
+
+
+def read_sentence(sentence):
+    """Convert a stanza sentence. If words without spans share a token (`don't`), the first word gets all characters."""
+    spans = []
+    for token in sentence.tokens:
+        for place, word in enumerate(token.words):
+            start, end = getattr(word, "start_char", None), getattr(word, "end_char", None)
+            if start is None or end is None:
+                start, end = (token.end_char if place else token.start_char), token.end_char
+            spans.append((start, end))
+    start, end = sentence.tokens[0].start_char, sentence.tokens[-1].end_char
+    tree = sentence.constituency and read_tree(sentence.constituency)
+    if not tree or len(tree.leaves()) != len(spans):
+        return ParsedSentence(start, end, None)
+    return ParsedSentence(start, end, place_leaves(tree, [(a - start, b - start) for a, b in spans], tree.leaves()))
+
+
+def read_tree(tree):
+    """Convert stanza's tree (`label`, `children`; a leaf has none) to an `nltk.Tree` with plain words as leaves."""
+    return nltk.Tree(tree.label, [read_tree(child) for child in tree.children]) if tree.children else tree.label
