@@ -73,7 +73,7 @@ FAULTS = [  # (answers, what the message names)
     ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("q",), id=1)], "P lacks 1 of M's"),
     ([*rows("M", prompts=("p",), id=1), *rows("P", prompts=("p",), id=2)], "P lacks 1 of M's"),
     ([*rows("M", prompts="pp", id=7), *rows("P", prompts="pp", id=7)], "M and P: one id twice"),
-    (rows("M"), "no method 'P'; there are: M"),
+    (rows("M"), "no method 'P': choose from M"),
 ]
 
 

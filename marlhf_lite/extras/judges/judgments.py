@@ -71,7 +71,7 @@ def make_pairs(rows: Sequence[Mapping], first: str, second: str) -> list[Compari
     frame = to_frame(rows)
     groups = dict(list(frame.groupby("method", sort=False)))
     for method in {first, second} - groups.keys():
-        raise InputError(f"answers: no method {method!r}; there are: {', '.join(groups) or 'none'}")
+        raise InputError(f"answers: no method {method!r}: choose from {', '.join(groups) or 'none'}")
     one, other = groups[first], groups[second]
     check_same_prompts(first, one, second, other)
     one, other = one.set_index("id"), other.set_index("id")
@@ -187,7 +187,7 @@ class JudgmentStore:
         self, judge: Judge, pairs: Sequence[Comparison], folder: str | Path, order: Order = "random", seed: int = 0
     ):
         if not pairs or len({pair.id for pair in pairs}) < len(pairs):
-            raise InputError(f"{len(pairs)} pairs: give at least one, and different ids")
+            raise InputError(f"{len(pairs)} pairs: give at least one, each with its own id")
         self.judge, self._lock = judge, threading.Lock()
         self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
         self.stored = {row["key"]: row for row in read_judgments(self.path)}

@@ -36,12 +36,12 @@ class LinkGrammarParser:
     def __init__(self, time_limit: int = 1, command: str = COMMAND):
         if shutil.which(command) is None:
             fix = "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
-            raise InputError(f"parser link: the command {command} is not installed: {fix}")
+            raise InputError(f"--parser link: the command {command} is not installed: {fix}")
         self.time_limit, self.command = time_limit, command
         self._trees: dict[str, nltk.Tree | None] = {}
         if self("This is a test.")[0].tree is None:
             fix = "install the English dictionary, apt-get install link-grammar-dictionaries-en"
-            raise InputError(f"parser link: {command} did not parse a test sentence: {fix}")
+            raise InputError(f"--parser link: {command} did not parse a test sentence: {fix}")
 
     def __call__(self, text: str) -> list[ParsedSentence]:
         self.prepare([text])

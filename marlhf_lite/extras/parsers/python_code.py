@@ -20,7 +20,7 @@ class PythonParser:
             import tree_sitter_python
         except ImportError:
             fix = "pip install tree-sitter tree-sitter-python"
-            raise InputError(f"parser python: tree-sitter is not installed: {fix}") from None
+            raise InputError(f"--parser python: tree-sitter is not installed: {fix}") from None
         self._parser = tree_sitter.Parser(tree_sitter.Language(tree_sitter_python.language()))
 
     def __call__(self, text: str) -> list[ParsedSentence]:

@@ -55,7 +55,7 @@ class BubblewrapExecutor(Executor):
             report = file.read(OUTPUT_BYTES)
         if not report and not late and _fault(self.command):  # else the program ended itself
             fix = "free processes or memory, then --resume"
-            raise InputError(f"executor bubblewrap: bwrap does not start any more: {fix}")
+            raise InputError(f"--executor bubblewrap: bwrap does not start any more: {fix}")
         return _read(report, late, len(tests))
 
 
@@ -128,18 +128,17 @@ def _command() -> tuple[str, ...]:
     """Return the command that starts a sandbox, after trying it. Raises `InputError` if none starts."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
-        raise InputError("executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
+        raise InputError("--executor bubblewrap: bwrap is not installed: apt-get install bubblewrap (Linux only)")
     if platform.machine() not in ARCHITECTURES:
-        raise InputError(f"executor bubblewrap: it runs on {' and '.join(ARCHITECTURES)} only: choose executor monty")
+        known = " and ".join(ARCHITECTURES)
+        raise InputError(f"--executor bubblewrap: it runs only on {known}: give --executor monty")
     for python in dict.fromkeys((os.path.realpath(sys.executable), "/usr/bin/python3")):
         command = (*_as_nobody(), bwrap, *_options(bwrap, python), python, "-ISB", "-c", INSIDE)
         reason = _fault(command)
         if not reason:
             return command
-    raise InputError(
-        f"executor bubblewrap: bwrap cannot start a sandbox here ({reason}): permit unprivileged user namespaces "
-        "and seccomp, or choose executor monty"
-    )
+    fix = "permit unprivileged user namespaces and seccomp, or give --executor monty"
+    raise InputError(f"--executor bubblewrap: bwrap cannot start a sandbox here ({reason}): {fix}")
 
 
 def _fault(command: Sequence[str]) -> str:

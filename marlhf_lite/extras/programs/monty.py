@@ -47,13 +47,13 @@ class MontyExecutor(Executor):
     def __init__(self, *limits):
         super().__init__(*limits)
         if monty is None:
-            raise InputError("executor monty: it is not installed: pip install pydantic-monty")
+            raise InputError("--executor monty: not installed: pip install pydantic-monty")
         try:  # else every program would count as faulty
             with monty.Monty(max_processes=1) as pool, pool.checkout() as session:
                 session.feed_run("1")
         except Exception as error:
             hint = "pip install --force-reinstall pydantic-monty"
-            raise InputError(f"executor monty: it does not start ({one_line(error)}): {hint}") from None
+            raise InputError(f"--executor monty: it does not start ({one_line(error)}): {hint}") from None
 
     def __enter__(self) -> "MontyExecutor":
         pool = {"max_processes": self.workers, "feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
