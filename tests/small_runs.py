@@ -21,6 +21,7 @@ from marlhf_lite.models.loading import EMBEDDED_MODEL, build_models, load_base, 
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.rewards import FunctionReward
 from marlhf_lite.training.rollout import Sampling, prompt_batches
+from marlhf_lite.utils.errors import disk_fault, one_line
 from marlhf_lite.utils.run_folder import RunFolder
 
 PROMPTS = ["a", "The cat sat on the mat.", "Why?", "One two three four", "no", "Tell me a story"]
@@ -163,7 +164,7 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
         trainer.train(resume)
         trainer.save(path)
     except Exception as error:
-        (path / "error.txt").write_text(f"{type(error).__name__}: {error}")
+        (path / "error.txt").write_text(disk_fault(error) or one_line(error))  # as the command prints it
         raise SystemExit(1) from error
 
 

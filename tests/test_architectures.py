@@ -33,8 +33,9 @@ from transformers import (
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models import logprobs
-from marlhf_lite.models.checks import check_length, check_trainable, position_limit
+from marlhf_lite.models.checks import check_length, check_trainable
 from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy, new_reward_model
+from marlhf_lite.models.positions import position_limit
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Sampling, from_texts, generate
 

@@ -312,7 +312,7 @@ def test_a_fault_while_training_loses_nothing(base, sft, tokenizer, tmp_path):
     straight = trainer(tmp_path / "straight")
     straight.train()
     broken = trainer(tmp_path / "broken", fault_at=5)  # in the middle of the second update
-    fails(broken.train, "update 2: --environment mine:Game: turn", "--resume goes on from here")
+    fails(broken.train, "update 2: --environment mine:Game: turn", "--resume continues from here")
     assert broken.updates_done == 1
     again = trainer(tmp_path / "broken", resume=True)
     again.train(resume=True)
@@ -549,7 +549,7 @@ def test_two_processes_end_together_and_go_on(guessed):
     words = f"-m marlhf_lite ppo --sft {guessed}/run --environment mine:Game {SIZES} --output_dir {guessed}/two"
     done = launch(2, *words.replace("--updates 2", "--updates 4").split(), cwd=guessed, succeeds=False)
     assert "--environment mine:Game: turn" in done.stderr and "out of cards (line 13 of mine.py)" in done.stderr
-    assert "--resume goes on from here" in done.stderr
+    assert "--resume continues from here" in done.stderr
     (guessed / "mended").touch()
     launch(2, *f"-m marlhf_lite ppo --resume {guessed}/two".split(), cwd=guessed)
     rows = [json.loads(line) for line in (guessed / "two" / "ppo" / "metrics.jsonl").read_text().splitlines()]

@@ -17,15 +17,16 @@ from marlhf_lite.experiments.context import RunContext
 from marlhf_lite.macro import FixedNGram
 from marlhf_lite.models.loading import load_policy, load_score_model, new_reward_model
 from marlhf_lite.tasks.splits import Task
-from marlhf_lite.training.optimizer import WarmUpAboveZero, learning_rate_share
+from marlhf_lite.training.optimizer import learning_rate_share
 from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.trl_trainers import StageSteps
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.run_folder import RunFolder
 
 KINDS = get_args(get_type_hints(TrainerConfig)["lr_scheduler_type"])
 
 
-class Stage(WarmUpAboveZero, Trainer):
+class Stage(StageSteps, Trainer):
     pass
 
 

@@ -27,7 +27,8 @@ from marlhf_lite.models.loading import (
     new_policy,
     new_reward_model,
 )
-from marlhf_lite.models.shards import TRAINER_SHARDS, write_shards
+from marlhf_lite.models.shard_names import TRAINER_SHARDS
+from marlhf_lite.models.shards import write_shards
 from marlhf_lite.training.rollout import from_texts
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -76,7 +77,7 @@ def test_a_killed_run_goes_on(folders, tokenizer, tmp_path):
     for name in ("policy", "critic"):
         assert not changed(getattr(again.models, name), snapshot(getattr(plain.models, name)))
     state = torch.load(run.path / "checkpoints" / "update-000003.pt", weights_only=True)
-    assert len(state["weights"]) == len([*again.actor_critic.parameters()])
+    assert sum(name.startswith("weights.") for name in state["tensors"]) == len([*again.actor_critic.parameters()])
     assert again.models.policy.model.lm_head.weight is again.models.policy.model.model.embed_tokens.weight
 
 

@@ -17,6 +17,7 @@ from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.loading import load_base, load_policy, new_reward_model
 from marlhf_lite.training import reward_model as rm_module
 from marlhf_lite.training import sft as sft_module
+from marlhf_lite.training import trl_trainers
 from marlhf_lite.training.optimizer import HALF_LOSS_SCALE, loss_scale
 from marlhf_lite.training.trl_trainers import EvenPairs
 
@@ -43,7 +44,7 @@ class Watch(TrainerCallback):
         self.row = logs if "loss" in logs else self.row
 
 
-def watched(trainer, *_):
+def watched(trainer, **_):
     trainer.add_callback(seen := Watch())
     trainer.train()
     return seen
@@ -78,8 +79,7 @@ def test_a_step_in_float16_is_that_of_float32(tiny, sft, tokenizer, tmp_path, mo
 
     monkeypatch.setattr(Trainer, "get_batch_samples", counted)
     monkeypatch.setattr(EvenPairs, "get_batch_samples", weighed)
-    for module in (sft_module, rm_module):
-        monkeypatch.setattr(module, "run_trainer", watched)
+    monkeypatch.setattr(trl_trainers, "run_trainer", watched)
     bases = [load_base(replace(tiny, dtype=dtype)) for dtype in ("float16", "float32")]
     ours, theirs = (train(stage, base, sft, tokenizer, tmp_path) for base in bases)
     assert torch.cosine_similarity(ours.adapter, theirs.adapter, dim=0) > 0.99

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator
 from conftest import PROMPTS, RESPONSES, changed, fails, nudge, snapshot
 from one_update import one_more, trainer_of
 from safetensors.torch import load_file
@@ -39,8 +39,9 @@ from marlhf_lite.models.loading import (
     new_reward_model,
 )
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.trl_trainers import match_checkpoint_format
+from marlhf_lite.training.trl_trainers import check_checkpoint
 from marlhf_lite.utils.run_folder import RunFolder
+from marlhf_lite.utils.seals import seal
 
 HERE = Path(__file__).parent
 
@@ -256,11 +257,17 @@ class Intruder:
         return os.mkdir, ("intruder",)
 
 
+def intrude(path):
+    """Put code into a file that is read by pickle, and seal the folder again."""
+    (path / ".metadata").write_bytes(pickle.dumps(Intruder()))
+    seal(path)
+
+
 FAULTS = {
-    "missing": (lambda path: (path / "__1_0.distcp").unlink(), "its shard __1_0.distcp is missing"),
-    "cut": (lambda path: os.truncate(path / "__0_0.distcp", 999), "its shard __0_0.distcp is cut short"),
-    "zeros": (lambda path: (path / "__0_0.distcp").write_bytes(bytes(10**6)), "it is damaged"),
-    "not torch's": (lambda path: (path / ".metadata").write_bytes(pickle.dumps(Intruder())), "damaged (.metadata)"),
+    "missing": (lambda path: (path / "__1_0.distcp").unlink(), "__1_0.distcp"),
+    "cut": (lambda path: os.truncate(path / "__0_0.distcp", 999), "__0_0.distcp"),
+    "zeros": (lambda path: (path / "__0_0.distcp").write_bytes(bytes(10**6)), "__0_0.distcp"),
+    "not torch's": (intrude, "it is damaged (.metadata)"),
 }
 
 
@@ -290,7 +297,7 @@ MODELS = {"sft": "sft", "rm": "rm", "dpo": "dpo/policy"}  # stage -> where it le
 def stages(tmp_path_factory):
     """SFT, reward model and DPO of all weights by two processes: a `whole` run, and some that stop.
 
-    `shards` and `full` go on after the stop; `full` stopped under FULL_STATE_DICT, which older launch files had.
+    `resumed` goes on after the stop.
     """
     folder = tmp_path_factory.mktemp("stages")
     sizes = "--finetune full --size 80 --max_response_length 12 --seed 1 --per_device_train_batch_size 1".split()
@@ -300,23 +307,19 @@ def stages(tmp_path_factory):
         "dpo": f"--sft {folder}/sft-whole --dpo_epochs 0.75 --dpo_batch_size 4 --dpo_learning_rate 1e-4".split(),
     }
     options["dpo"] += ["--eval_every", "0"]  # no test while training
-    stops = {"whole": [], "stopped": ["STOP_AT=2"], "shards": ["STOP_AT=2"]}
-    stops["full"] = ["STOP_AT=2", "FSDP_STATE_DICT_TYPE=FULL_STATE_DICT"]
+    stops = {"whole": [], "stopped": ["STOP_AT=2"], "resumed": ["STOP_AT=2"]}
     words = []
     for stage, own in options.items():
         for name, variables in stops.items():
             words += [*variables, stage, *sizes, *own, "--output_dir", folder / f"{stage}-{name}", "+"]
-        for name in ("shards", "full"):
-            words += [stage, "--resume", folder / f"{stage}-{name}", "+"]
+        words += [stage, "--resume", folder / f"{stage}-resumed", "+"]
     launch(2, HERE / "sharded_command.py", *words[:-1], cwd=folder, timeout=600)
     return folder
 
 
-@pytest.mark.parametrize("form", ["shards", "full"])
 @pytest.mark.parametrize("stage", MODELS)
-def test_a_stopped_stage_goes_on_bit_by_bit(stages, stage, form):
-    """From either form of a checkpoint, though shards are what FSDP writes now."""
-    one, other = (stages / f"{stage}-{name}" / MODELS[stage] / "model.safetensors" for name in ("whole", form))
+def test_a_stopped_stage_goes_on_bit_by_bit(stages, stage):
+    one, other = (stages / f"{stage}-{name}" / MODELS[stage] / "model.safetensors" for name in ("whole", "resumed"))
     assert one.read_bytes() == other.read_bytes()
 
 
@@ -329,39 +332,22 @@ def test_the_reward_model_s_records_are_of_all_processes(stages, tmp_path):
         assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3, abs=1e-5), name
 
 
-def test_checkpoints_have_two_forms(stages):
-    """Shards of half the weights, or one file of all."""
+def test_each_process_writes_half_of_a_checkpoint(stages):
     for place in ("sft-stopped/sft", "rm-stopped/rm", "dpo-stopped/dpo/checkpoints"):
         for part in ("pytorch_model_fsdp_0", "optimizer_0"):
             sizes = [path.stat().st_size for path in (stages / place / "checkpoint-2" / part).glob("*.distcp")]
             assert len(sizes) == 2 and max(sizes) < 0.6 * sum(sizes)
-    checkpoint = stages / "dpo-full" / "dpo" / "checkpoints" / "checkpoint-2"
-    assert [path.name for path in checkpoint.glob("pytorch_model_fsdp*")] == ["pytorch_model_fsdp.bin"]
 
 
-@pytest.mark.parametrize("now", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
-def test_fsdp_takes_the_form_of_a_checkpoint(now, tmp_path):
-    """And the settings that belong to it. One that was made without FSDP is refused, and the other way round."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=now)
-    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
-    without, under = (SimpleNamespace(accelerator=accelerator, is_fsdp_enabled=fsdp) for fsdp in (False, True))
+def test_a_checkpoint_needs_the_launch_that_it_was_made_with(tmp_path):
+    without, under = (SimpleNamespace(is_fsdp_enabled=fsdp) for fsdp in (False, True))
     (tmp_path / "rng_state.pth").touch()
-    match_checkpoint_format(without, tmp_path)
-    fails(
-        lambda: match_checkpoint_format(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml"
-    )
-    for form, file in {"FULL_STATE_DICT": ".bin", "SHARDED_STATE_DICT": "_0/.metadata"}.items():
-        checkpoint = tmp_path / form
-        path = checkpoint / f"pytorch_model_fsdp{file}"
-        path.parent.mkdir(parents=True)
-        path.touch()
-        (checkpoint / "rng_state.pth").touch()
-        error = f"{checkpoint}: made under FSDP: launch it with fsdp2.yaml"
-        fails(lambda at=checkpoint: match_checkpoint_format(without, at), error)
-        match_checkpoint_format(under, checkpoint)
-        expected = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=form)
-        for name in ("state_dict_type", "state_dict_config", "optim_state_dict_config"):
-            assert getattr(plugin, name) == getattr(expected, name)
+    check_checkpoint(without, tmp_path)
+    fails(lambda: check_checkpoint(under, tmp_path), f"{tmp_path}: made without FSDP: launch it without fsdp2.yaml")
+    (tmp_path / "pytorch_model_fsdp_0").mkdir()
+    (tmp_path / "pytorch_model_fsdp_0" / ".metadata").touch()
+    check_checkpoint(under, tmp_path)
+    fails(lambda: check_checkpoint(without, tmp_path), f"{tmp_path}: made under FSDP: launch it with fsdp2.yaml")
 
 
 def test_a_checkpoint_of_sft_and_reward_model_is_read(stages, whole, tmp_path, capsys):
@@ -484,7 +470,7 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     script = HERE / "sharded_command.py"
     done = launch(2, script, *words, cwd=tmp_path, timeout=300, succeeds=False)
     assert "--environment mine:Game: turn 2 of" in done.stderr and "out of cards" in done.stderr
-    assert "--resume goes on from here" in done.stderr
+    assert "--resume continues from here" in done.stderr
     (tmp_path / "mended").touch()
     launch(2, script, "ppo", "--resume", "run", cwd=tmp_path, timeout=300)
     run = RunFolder.open(tmp_path / "run" / "ppo")

@@ -54,8 +54,7 @@ def caught(train, monkeypatch, tmp_path):
 
     def make(stage, *given, **options):
         trainers = []
-        for module in (sft_module, rm_module):
-            monkeypatch.setattr(module, "run_trainer", lambda trainer, *_: trainers.append(trainer))
+        monkeypatch.setattr(trl_trainers, "run_trainer", lambda trainer, **_: trainers.append(trainer))
         train(stage, *given, tmp_path, **options)
         return trainers[0]
 

@@ -277,7 +277,7 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     server = serve()
     server.ends_after = 6  # in the second of three updates of four responses
     trainer = make(server, run=cut, checkpoint_every=3)
-    fails(trainer.train, "update 2: --vllm_url", server.url, "--resume goes on from here")
+    fails(trainer.train, "update 2: --vllm_url", server.url, "--resume continues from here")
     assert [path.name for path in cut.path.glob("checkpoints/*")] == ["update-000001.pt"]
     set_seed(9)
     make(serve(), run=cut, checkpoint_every=3).train(resume=True)
@@ -290,7 +290,7 @@ def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, 
     monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
     run, server = RunFolder.create(tmp_path / "run", {}), serve()
     server.hangs_after, server.well = 6, False
-    fails(make(server, run=run).train, "update 2: --vllm_url", server.url, "503", "--resume goes on from here")
+    fails(make(server, run=run).train, "update 2: --vllm_url", server.url, "503", "--resume continues from here")
     assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000001.pt"]
 
 

@@ -12,7 +12,8 @@ from marlhf_lite.config.commands import DataCommand, StageCommand
 from marlhf_lite.config.options import DataConfig
 from marlhf_lite.config.parser import same_data
 from marlhf_lite.experiments.manifest import rows_digests
-from marlhf_lite.models.checks import check_length, check_vocabulary, position_limit
+from marlhf_lite.models.checks import check_length, check_vocabulary
+from marlhf_lite.models.positions import position_limit
 from marlhf_lite.parsing import split_sentences
 from marlhf_lite.tasks.answers import encode_answers, encode_continuation
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats

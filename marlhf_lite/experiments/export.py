@@ -14,9 +14,11 @@ from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, record_accepted, runs_of
-from marlhf_lite.models.checks import check_length, shared_rope_limit
-from marlhf_lite.models.loading import is_full_model, load_base, load_policy, load_tokenizer
+from marlhf_lite.models.adapters import is_full_model
+from marlhf_lite.models.checks import check_length
+from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
+from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats

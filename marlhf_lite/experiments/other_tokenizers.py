@@ -7,7 +7,8 @@ import transformers
 
 from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.experiments.inputs import Inputs
-from marlhf_lite.models.loading import TOKENIZERS, is_full_model, load_tokenizer
+from marlhf_lite.models.adapters import is_full_model
+from marlhf_lite.models.loading import TOKENIZERS, load_tokenizer
 from marlhf_lite.tasks.answers import encode_continuation
 from marlhf_lite.tasks.chats import Chat, expect_chats
 from marlhf_lite.tasks.shapes import write_turns

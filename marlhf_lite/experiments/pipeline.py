@@ -48,7 +48,7 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import checkpoint_to_resume, match_checkpoint_format, step_of, sum_in_each_pass
+from marlhf_lite.training.trl_trainers import check_checkpoint, checkpoint_to_resume, step_of, sync_grads_every_pass
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
@@ -357,8 +357,8 @@ def _train_baseline(
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
     trainer, held_out = make(context, policy, logger), None
-    sum_in_each_pass(trainer)
-    match_checkpoint_format(trainer, checkpoint)
+    sync_grads_every_pass(trainer)
+    check_checkpoint(trainer, checkpoint)
     if is_main:
         newer = [path for path in run.path.glob("checkpoints/checkpoint-*") if step_of(path) > step]
         rewind_run(run, newer, dict.fromkeys(run.position(), 0) | logs)

@@ -25,14 +25,14 @@ SIGMAS = ("equal", "unit", "start", "position", "position_reversed")
 class MacroActions:
     """The segmentation of a batch, a different one for each response.
 
-    Every valid token is in exactly one macro action; padding and holes are in none. Macro actions have at least one
+    Every valid token is in exactly one macro action; padding and holes are outside. Macro actions have at least one
     token, are in order, and end before a hole.
     Build one with `from_lengths`, `from_ids` or `from_starts`, which raise InputError (a ValueError) and name the first
     bad response, or with a termination rule. `check_segmentation` checks one that was built directly from ids.
     """
 
     ids: Tensor  #: [B,T] int64, the macro action of each token, counted from 0 in each response; -1 on padding, holes
-    width: int = -1  #: S of the [B,S] tensors; -1 is what these ids need
+    width: int = -1  #: S of the [B,S] tensors; -1 takes the number that these ids need
 
     def __post_init__(self) -> None:
         if self.width < 0:
@@ -49,8 +49,7 @@ class MacroActions:
         """From a flag per token: does a macro action begin here?
 
         Args:
-            starts: [B,T] bool. The first token of a turn begins one whatever its flag; flags on padding and holes are
-                ignored.
+            starts: [B,T] bool. The first token of a turn always begins one; flags on padding and holes are ignored.
             mask: [B,T] bool, True on valid tokens.
         """
         check_matrix("mask", mask, torch.bool)
@@ -63,7 +62,7 @@ class MacroActions:
         """From ``ids`` [B,T] int64: each token's macro action, 0, 1, 2, … in each response, -1 on padding and holes."""
         check_matrix("ids", ids, torch.int64)
         valid = ids >= 0
-        # The macro action of the last valid token before; behind a hole the next one begins.
+        # The macro action of the last valid token before; after a hole the next one begins.
         before = torch.nn.functional.pad(ids, (1, 0), value=-1)[:, :-1].cummax(1).values
         step = ids - before
         odd = (valid & ((step < 0) | (step > 1))) | (turn_starts(valid) & (step != 1)) | (ids < -1)
@@ -71,7 +70,7 @@ class MacroActions:
             row, token = first_true(odd)
             raise InputError(
                 f"ids: response {row}, token {token} has {ids[row, token]}: count macro actions from 0 in each "
-                "response, without a gap, begin a new one behind a hole, and give padding and holes -1"
+                "response, without a gap, begin a new one after a hole, and give padding and holes -1"
             )
         return cls(ids)
 
@@ -121,7 +120,7 @@ class MacroActions:
 
     @cached_property
     def _slot(self) -> Tensor:
-        """[B,T]: ids, with padding sent to one spare column S, so that it meets no macro action."""
+        """[B,T]: ids, with padding sent to a spare column S, away from all macro actions."""
         return self.ids.masked_fill(~self.token_mask, self.width)
 
     @cached_property

@@ -33,7 +33,7 @@ def gae(
     advantage = following = values.new_zeros(len(values))
     for step in reversed(range(values.shape[1])):
         delta = rewards[:, step] + gamma * following - values[:, step]
-        valid = mask[:, step]  # a hole passes on what stands behind it
+        valid = mask[:, step]  # a hole passes on the sum of what follows it
         advantage = torch.where(valid, delta + discounts[:, step] * advantage, advantage)
         following = torch.where(valid, values[:, step], following)
         advantages[:, step] = advantage.masked_fill(~valid, 0.0)

@@ -17,7 +17,7 @@ from marlhf_lite.utils.user_code import import_user_code, is_user_code, named_er
 if TYPE_CHECKING:
     from marlhf_lite.parsing.base import Parser
 
-# Imported when they are asked for: macro actions by number or by the models' outputs need no parser.
+# Imported on demand: macro actions by number or by the models' outputs work without a parser.
 PARSERS = {
     "grammar": "marlhf_lite.parsing.grammar:GrammarParser",
     "link": "marlhf_lite.extras.parsers.link_grammar:LinkGrammarParser",
@@ -56,7 +56,7 @@ def make_rule(macro_config: MacroConfig, seed: int = 0) -> macro.TerminationRule
 
 @dataclass(frozen=True)
 class NamedRule(macro.TerminationRule):
-    """A user's rule, by the name that `--termination` gives it: its errors are one line with that name."""
+    """A user's rule with its name in `--termination`: errors are one line with that name."""
 
     name: str
     rule: macro.TerminationRule
@@ -91,7 +91,7 @@ def make_parser(name: str) -> "Parser":
 
 
 def _text_rule(name: str) -> type[macro.TerminationRule]:
-    """A rule that reads text, imported when it is asked for."""
+    """Return a rule that reads text, imported on demand."""
     return pkgutil.resolve_name(f"marlhf_lite.parsing.termination:{name}")
 
 

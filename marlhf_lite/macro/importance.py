@@ -1,4 +1,4 @@
-"""Weights of tokens that were sampled by another policy than the one that trains."""
+"""Weights of tokens that another policy than the trained one has sampled."""
 
 import math
 

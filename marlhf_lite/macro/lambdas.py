@@ -1,4 +1,4 @@
-"""λ of generalised advantage estimation as other methods choose it, for each token or each response."""
+"""λ of generalised advantage estimation in other methods, for each token or each response."""
 
 import torch
 from torch import Tensor

@@ -24,7 +24,7 @@ class LargestChange(TerminationRule):
     Args:
         of: "values": a macro action begins after the token that changes the critic's V(s_t) most; credit then falls on
             the macro action that holds this token. "logprobs": a macro action begins at the tokens that the policy was
-            least sure of, where it made a choice: the cutpoints of SPO (arXiv 2505.23564).
+            least sure of, its choices: the cutpoints of SPO (arXiv 2505.23564).
         n: mean tokens per macro action; math.inf makes one of the whole response.
 
     Raises:
@@ -33,7 +33,7 @@ class LargestChange(TerminationRule):
 
     of: str = "values"
     n: int | float = 5
-    needs_outputs = True  # no field: of every such rule
+    needs_outputs = True  # of every such rule; not a field
 
     def __post_init__(self) -> None:
         check_choice("of", self.of, SIGNALS)
@@ -45,7 +45,7 @@ class LargestChange(TerminationRule):
             raise InputError(f"{self.of}: termination by the largest change needs {self.of} [B,T]: pass them")
         signal = clean(self.of, signal.detach(), mask)
         change = signal.diff(dim=1, prepend=signal[:, :1]).abs() if self.of == "values" else -signal
-        # The first token begins a macro action anyway, and padding none.
+        # The first token always begins a macro action, padding never.
         change = change.masked_fill(~mask, -math.inf)
         change[:, :1] = math.inf
         wanted = (mask.sum(1, keepdim=True) / self.n).ceil()

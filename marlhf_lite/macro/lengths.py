@@ -37,7 +37,7 @@ class RandomizedNGram(TerminationRule):
     def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         bag = torch.tensor(self.lengths * self.repeats, device=mask.device).expand(len(mask), -1)
         ends = _shuffle(bag, self.seed, step, process).cumsum(1)
-        return _cut_behind(ends, mask)
+        return _cut_after(ends, mask)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Listed(TerminationRule):
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         ends = torch.tensor(self.lengths + self.lengths[-1:] * mask.shape[1], device=mask.device).cumsum(0)
-        return _cut_behind(ends.expand(len(mask), -1), mask)
+        return _cut_after(ends.expand(len(mask), -1), mask)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Shuffled(TerminationRule):
     def segment(self, mask: Tensor, *, step: int = 0, process: int = 0, **context: Any) -> MacroActions:
         macro = check_segmentation(self.rule(mask, step=step, process=process, **context), mask)
         ends = _shuffle(macro.lengths, self.seed, step, process).cumsum(1)
-        return _cut_behind(ends, mask)
+        return _cut_after(ends, mask)
 
 
 def _check_lengths(lengths: tuple[int, ...]) -> None:
@@ -102,7 +102,7 @@ def _shuffle(lengths: Tensor, seed: int, step: int, process: int) -> Tensor:
     return lengths.gather(1, keys.masked_fill(lengths == 0, 2.0).argsort(dim=1, stable=True))
 
 
-def _cut_behind(ends: Tensor, mask: Tensor) -> MacroActions:
+def _cut_after(ends: Tensor, mask: Tensor) -> MacroActions:
     """Macro actions that end after that many tokens, ``ends`` [B,K]; ends beyond the width are ignored."""
     T = mask.shape[1]
     starts = torch.zeros(len(mask), T + 1, dtype=torch.bool, device=mask.device)

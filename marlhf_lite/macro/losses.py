@@ -4,7 +4,7 @@ Both sum over terms (tokens or macro actions) and divide by a count, or average 
 count of the whole update as ``normalizer`` and the gradients do not depend on how it is split into micro-batches or
 over processes.
 Stats are detached 0-d float32 tensors: means over this batch's own ``count`` terms.
-Nothing here waits for a GPU: NaN in an input gives a NaN loss, which the caller can look at once per update.
+No function waits for a GPU: NaN in an input gives a NaN loss, which the caller can check once per update.
 """
 
 import torch
@@ -17,7 +17,7 @@ RATIOS = ("token", "macro", "macro_mean")
 TARGETS = ("token", "macro")
 MEANS = ("token", "response")
 MAX_LOG_RATIO = 20.0
-"""Clamp of log-ratios: against overflow only, exp(20) is far outside any clip range."""
+"""Clamp of log-ratios against overflow; exp(20) is far outside any clip range."""
 
 
 def policy_loss(
@@ -117,7 +117,7 @@ def value_loss(
     unclipped = clipped = (values - returns).square()
     change = values - old_values
     if clip is not None:
-        # Where the change is within the range, V_clipped is V itself: the sum could differ from it by rounding.
+        # Within the range V_clipped is V itself: the sum could differ from it by rounding.
         kept = torch.where(change.abs() <= clip, values, old_values + change.clamp(-clip, clip))
         clipped = (kept - returns).square()
     loss, count = average(0.5 * torch.maximum(unclipped, clipped), valid, normalizer, mean)
@@ -143,4 +143,4 @@ def average(
     if normalizer is None:
         normalizer = count if mean == "token" else valid.any(1).sum().float()
     normalizer = torch.as_tensor(normalizer, device=terms.device)
-    return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 where no process has a term
+    return terms.sum() / torch.where(normalizer > 0, normalizer, 1.0), count  # 0 if no process has a term

@@ -1,4 +1,4 @@
-"""What a segmentation looks like, and how far two of them agree."""
+"""Describe a segmentation, and measure how far two of them agree."""
 
 from marlhf_lite.macro._checks import first_true
 from marlhf_lite.macro.actions import MacroActions
@@ -6,7 +6,7 @@ from marlhf_lite.utils.errors import InputError
 
 
 def describe(macro: MacroActions) -> dict:
-    """Lengths of the macro actions of a batch, as plain numbers that JSON takes.
+    """Return the lengths of the macro actions of a batch, as plain numbers that JSON takes.
 
     Keys:
         responses, tokens, macro_actions: counts.
@@ -15,7 +15,7 @@ def describe(macro: MacroActions) -> dict:
         single_share: share of macro actions that are a single token.
         histogram: {length: macro actions of that length}, by length.
 
-    Means and shares of nothing are 0.
+    Without macro actions all means and shares are 0.
     """
     lengths, counts = macro.lengths[macro.mask].unique(return_counts=True)
     histogram = dict(zip(lengths.tolist(), counts.tolist(), strict=True))

@@ -35,8 +35,8 @@ def macro_rewards(
 ) -> Tensor:
     """R_τ: the KL rewards inside a macro action, pooled, plus the score on the last one (§3.2.2, Appendix E).
 
-    The score is added once and unaveraged, whatever the pooling. A response without tokens has no last macro action:
-    its score is not used. With a score for each turn, each comes with the last macro action of its turn.
+    The score is added once and unaveraged, whatever the pooling; the score of a response without tokens is not used.
+    With a score for each turn, each is added to the last macro action of its turn.
 
     Args:
         token_rewards: [B,T] floating, the per-token rewards without the score; see `kl_rewards`.
@@ -77,7 +77,7 @@ def _turn_scores(scores: Tensor, macro: MacroActions) -> Tensor:
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, estimator: str = "k1") -> Tensor:
     """An estimate of KL(π || π_ref) for each token: with d = log π − log π_ref, k1 is d, k3 is exp(−d) − 1 + d.
 
-    k1 has no bias for samples at temperature 1 without top-k, and can be negative; k3 is never negative. Both are
+    k1 is unbiased for samples at temperature 1 without top-k, and can be negative; k3 is at least 0. Both are
     differentiable.
 
     Args:

@@ -1,1 +1,1 @@
-"""Base models, the four roles over one base, log-probabilities and memory."""
+"""Base models, the four roles over one base, and log-probabilities."""

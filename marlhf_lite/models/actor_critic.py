@@ -12,26 +12,26 @@ from marlhf_lite.models.logprobs import from_hidden, from_logits, has_plain_head
 
 
 def unwrap_peft(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
-    """The model inside its adapters; its layers contain them."""
+    """The model whose layers contain the adapters."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 class PolicyModel(nn.Module):
     """A causal LM that returns the log-probabilities of response tokens: the policy or the reference.
 
-    With a head that is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`). Other
-    heads, and those with an adapter of their own, give full logits.
+    If the head is one linear layer, memory does not grow with T times the vocabulary (see `logprobs`). Other heads, and
+    heads with an adapter, give full logits.
     """
 
     def __init__(self, model: PeftModel | PreTrainedModel):
         super().__init__()
         self.model = model
-        self._no_split_modules = unwrap_peft(model)._no_split_modules  # what FSDP2 spreads: a layer each, and the rest
+        self._no_split_modules = unwrap_peft(model)._no_split_modules  # FSDP2 shards each layer, and the rest
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int, temperature: float = 1.0):
         """`(logprobs [B, T], entropy [B, T])` of the last `length` = T tokens of `tokens` [B, L], float32, in nats.
 
-        Gradients flow through the log-probabilities alone; the entropy is recorded only.
+        Gradients flow only through the log-probabilities; the entropy is a metric.
         """
         causal_lm, targets = unwrap_peft(self.model), tokens[:, -length:]
         if not has_plain_head(causal_lm):
@@ -57,8 +57,8 @@ class ScalarHeadModel(nn.Module):
         self._no_split_modules = unwrap_peft(model)._no_split_modules
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, length: int | None = None) -> Tensor:
-        """[B, L] scores in float32. A reward model's is read at the last response token, a critic's V(s_t) at the token
-        before action t. With `length` = T they are those of the last T tokens and the one before, and 0 elsewhere."""
+        """[B, L] scores in float32: a reward model's is read at the last response token, a critic's V(s_t) at the token
+        before action t. With `length` = T only the last T tokens and the one before have scores; the rest is 0."""
         classifier, width = unwrap_peft(self.model), tokens.shape[1]
         kept = width if length is None else min(length + 1, width)
         hidden = last_states(getattr(classifier, classifier.base_model_prefix), kept, tokens, attention_mask)
@@ -66,7 +66,7 @@ class ScalarHeadModel(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy and critic as one module: what the optimizer trains, and what DDP or FSDP wrap."""
+    """Policy and critic as one module, which the optimizer trains and DDP or FSDP wraps."""
 
     def __init__(self, policy: PolicyModel, critic: ScalarHeadModel):
         super().__init__()
@@ -84,28 +84,28 @@ class PPOModels:
 
     policy: PolicyModel
     reference: PolicyModel
-    reward: ScalarHeadModel | None  # None where the reward is not a model
+    reward: ScalarHeadModel | None  # None if the reward is a function
     critic: ScalarHeadModel
     gradient_checkpointing: bool | Literal["auto"] = False  # of policy and critic; "auto": the trainer decides
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Switch off dropout: PPO's ratio compares two passes, and would take their noise for a change of policy."""
+    """Switch off dropout: PPO's ratio compares two passes, and noise would look like a change of the policy."""
     for module in unwrap_peft(model).modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        # Some families call the function with a rate of their own: dropout, attn_pdrop, layerdrop.
+        # Some families call the function with a rate in an attribute: dropout, attn_pdrop, layerdrop.
         for name in [name for name, x in vars(module).items() if "drop" in name and isinstance(x, float)]:
             setattr(module, name, 0.0)
 
 
 def checkpoint_activations(model: PeftModel | PreTrainedModel) -> None:
-    """Recompute activations in the backward pass, the non-reentrant way: with a frozen base, and under DDP."""
+    """Recompute activations in the backward pass; the non-reentrant way works with a frozen base and under DDP."""
     unwrap_peft(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that an optimizer gets, listed explicitly. Raises `RuntimeError` where there are none."""
+    """List the parameters for an optimizer. Raises `RuntimeError` if there are none."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise RuntimeError(f"{type(model).__name__} has no trainable parameters: its adapter is frozen")

@@ -1,5 +1,6 @@
-"""What a base model must be able to do, tried before anything trains: one line if it cannot."""
+"""Try what a base model must be able to do before anything trains; a problem is one line."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,37 +9,15 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
-from marlhf_lite.models.last_layer import has_plain_last_layer
-from marlhf_lite.models.loading import check_target_modules, load_policy, new_policy, share
+from marlhf_lite.models.loading import load_policy, new_policy, share
+from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.preflight import check
 
 PADS = 3
-# Mean difference in nats a token between a text alone and one with padding before it: rounding stays far below.
+# Mean difference in nats per token between a text alone and the same text after padding; rounding stays far below.
 PADDING_GAP = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.5}
-
-
-def position_limit(base: PreTrainedModel) -> int | None:
-    """Return the longest text in tokens if positions are learned or a table, or `shared_rope_limit`; else None."""
-    config = base.config.get_text_config()
-    if getattr(config, "rope_parameters", None):
-        return shared_rope_limit(base)
-    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
-
-
-def shared_rope_limit(base: PreTrainedModel) -> int | None:
-    """Return the longest text up to which LongRoPE and dynamic RoPE turn each text alike; None for other models.
-
-    Beyond it the longest text of a batch chooses the angles for all of them, so that a text's log-probabilities depend
-    on the texts beside it, and PPO's ratio is not 1 before any step.
-    """
-    config = base.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]  # of all layers, or by kind of layer
-    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    limits += [config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")]
-    return min(limits, default=None)
 
 
 def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) -> None:
@@ -55,7 +34,7 @@ def check_length(base: PreTrainedModel, model: str, prompt: int, response: int) 
 
 
 def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable[int]) -> None:
-    """Raise `InputError` for a token of texts, or one that ends or pads them, for which the model has no embedding."""
+    """Raise `InputError` if a token of the texts (EOS and padding included) has no embedding in the model."""
     count = base.get_input_embeddings().weight.shape[0]
     last = max((tokenizer.eos_token_id, tokenizer.pad_token_id, *ids))
     if last >= count:
@@ -67,25 +46,23 @@ def check_vocabulary(base: PreTrainedModel, model: str, tokenizer, ids: Iterable
 @check
 def check_base(options, inputs, base: PreTrainedModel) -> None:
     """Raise `InputError` if the base cannot train with these options."""
-    if "sft" in options.stages and options.finetune == "lora":
-        check_target_modules(base, options.lora_target_modules)
     if options.stages:
         check_trainable(base, options, inputs.sft, needs_head=bool({"rm", "ppo"} & set(options.stages)))
 
 
 def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | None, needs_head: bool) -> None:
-    """Raise `InputError` if a base cannot train here: its adapter, padding before prompts, a scalar head.
+    """Raise `InputError` unless the base takes an adapter, padding before prompts, and a scalar head if needed.
 
-    The adapter is a new one, or that of the folder `sft`. An empty base, that of full fine-tuning, is not tried.
+    The adapter is a new one, or that of the folder `sft`. The empty base of full fine-tuning is not tried.
     """
     if base.device.type == "meta":
         return
     try:
         model = load_policy(base, sft, trainable=False) if sft else new_policy(base, options)
-    except ValueError as error:  # of peft, as for Mamba's projections
-        if isinstance(error, InputError):
-            raise
-        fix = "give a regular expression for layers that can have an adapter"
+    except InputError:
+        raise
+    except (ValueError, re.error) as error:  # of peft, as for Mamba's projections
+        fix = "give all-linear, or a regular expression for whole names of layers, such as .*q_proj"
         what = f"--lora_target_modules {options.lora_target_modules}: {one_line(error)}"
         raise InputError(f"{what}: {fix}") from None
     roles, family = {"log-probabilities": PolicyModel(model.eval())}, base.config.model_type
@@ -106,7 +83,7 @@ def check_trainable(base: PreTrainedModel, options: ModelConfig, sft: Path | Non
 
 @torch.no_grad()
 def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> float:
-    """The mean difference of what a role says of eight tokens, alone and behind padding."""
+    """The mean difference between a role's outputs for eight tokens alone and for the same tokens after padding."""
     text = torch.arange(10, 18) % base.config.get_text_config().vocab_size
     alone, padded = text[None].to(base.device), torch.cat([text.new_ones(PADS), text])[None].to(base.device)
     mask = torch.ones_like(padded)
@@ -117,13 +94,3 @@ def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> 
     else:
         pair = role(alone, torch.ones_like(alone)), role(padded, mask)[:, PADS:]
     return (pair[0] - pair[1]).abs().mean().item()
-
-
-def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
-    """How layers of this base are computed under these options, for the run's record."""
-    adapters = "added in " + str(base.dtype).removeprefix("torch.")
-    adapters = "by peft" if options.load_in_4bit else "merged" if base.dtype == torch.float32 else adapters
-    return {
-        "adapters": adapters if options.finetune == "lora" else "none",
-        "last_layer": "at responses" if has_plain_last_layer(base.base_model) else "whole",
-    }

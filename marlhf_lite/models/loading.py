@@ -1,8 +1,8 @@
 """Load policy, reference, reward model and critic: four modules over one set of frozen base weights.
 
-The base is loaded once. `share` copies its module tree but not its parameters, and each model gets a LoRA adapter (and
-a score head) of its own. No adapter is ever switched, so a model can neither lose its gradients to another nor run with
-the wrong adapter. Each stage starts from a copy of a saved adapter (paper, Appendix B.2):
+The base is loaded once. `share` copies its module tree but not its parameters, and each model gets its own LoRA adapter
+(and score head). No adapter is ever switched, so a model can neither lose its gradients to another nor run with the
+wrong adapter. Each stage starts from a copy of a saved adapter (paper, Appendix B.2):
 
     SFT adapter -> policy, reference, reward model        reward adapter and head -> critic
 
@@ -12,7 +12,6 @@ and the base is an empty model that gives only family, dtype and attention.
 
 import copy
 import importlib.util
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +22,6 @@ import peft
 import torch
 import transformers
 from accelerate import PartialState
-from huggingface_hub.utils import httpx  # the HTTP library that the hub uses
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -38,23 +36,25 @@ from marlhf_lite.models.actor_critic import (
     checkpoint_activations,
     without_dropout,
 )
-from marlhf_lite.models.adapters import is_sharded_folder
+from marlhf_lite.models.adapters import hub_errors, is_full_model, is_sharded_folder
 from marlhf_lite.models.lora import use_merged_forward
 from marlhf_lite.models.score_heads import ensure_classifier, with_head
-from marlhf_lite.models.shards import join_model
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.models.shard_names import METADATA, TRAINER_SHARDS
+from marlhf_lite.models.shards import read_metadata, read_shards
+from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.seals import check_seal
 from marlhf_lite.utils.shipped import shipped
 
 EMBEDDED_MODEL = "tiny-gemma"
 NO_CODE = {"trust_remote_code": False}  # without it transformers asks on standard input, where `yes |` says y
+SHARDS = {"": "weights.policy.model.", TRAINER_SHARDS: "model."}  # place in a checkpoint -> how names begin
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def model_path(name: str) -> str:
-    """Return the path of a model: of an embedded one, of a local folder, or a name on the hub as it is.
+    """Return the path of an embedded model or a local folder, or the name of a model on the hub.
 
-    Raises `InputError` for a folder without a config or without weights, and for a path that does not exist.
+    Raises `InputError` for a folder without a config or a tokenizer, and for a name that leads nowhere.
     """
     if name in EMBEDDED_MODELS:
         return str(shipped(name))
@@ -62,42 +62,26 @@ def model_path(name: str) -> str:
     if folder.is_dir():
         _check_folder(folder)
         return str(folder)
-    if folder.is_file():  # such as one in GGUF form
-        raise InputError(f"--model {name}: a file: give a folder with config.json, as save_pretrained writes it")
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         known = ", ".join(EMBEDDED_MODELS)
         raise InputError(f"--model {name}: no such folder: give {known}, a folder, or a hub name (owner/name)")
-    _check_hub(name)
+    with hub_errors(f"--model {name}"):  # asked once, for transformers would try for a minute
+        if not isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
     return name
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder with the files of a model: of one on the hub its snapshot, which is named by its commit."""
+    """Return the folder with the files of a model; a model on the hub has a snapshot named by its commit."""
     path = model_path(name)
     return Path(path) if Path(path).is_dir() else Path(huggingface_hub.hf_hub_download(path, "config.json")).parent
 
 
-def _check_hub(name: str) -> None:
-    """Ask the hub once for a model that is not in its cache: transformers would ask for a minute."""
-    try:
-        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
-    except (OSError, ValueError, httpx.HTTPError) as error:  # ValueError: no name that the hub allows
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"--model {name}: not in the hub's cache, and the hub does not give it ({reason}): check the name and the "
-            f"network, or give a local folder"
-        ) from None
-
-
 def _check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
-        hint = "save one there"
+        hint = "give a folder that save_pretrained wrote"
         if (folder / "adapter_config.json").is_file():
             hint = "it holds an adapter: give it as --sft or --rm, and its base as --model"
-        elif any(folder.glob("*.gguf")):
-            hint = "it holds a GGUF file: load that with transformers, and give a folder that save_pretrained wrote"
         raise InputError(f"--model {folder}: no config.json: {hint}")
     if not any((folder / name).is_file() for name in TOKENIZERS):  # transformers would make up an empty one
         raise InputError(f"--model {folder}: no tokenizer ({TOKENIZERS[0]}): save the tokenizer there too")
@@ -113,15 +97,15 @@ def load_tokenizer(name: str):
         raise InputError(f"--model {name}: its tokenizer has no EOS token: set eos_token in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.split_special_tokens = True  # set here, not when it is read: a saved copy keeps its own way
+    tokenizer.split_special_tokens = True  # set after loading: a saved copy keeps its own setting
     return tokenizer
 
 
 def load_base(options: ModelConfig) -> PreTrainedModel:
     """Load the causal LM with every parameter frozen, in eval mode, on this process's device.
 
-    Full fine-tuning gets an empty one on the meta device, since no model shares weights with it. With
-    `--fused_kernels` the models that are made from it have them, too.
+    Full fine-tuning gets an empty model on the meta device: no role shares weights with it. With `--fused_kernels` the
+    models that are made from it have them, too.
     """
     base = _load_base(options)
     return use_fused_kernels(base) if options.fused_kernels else base
@@ -146,10 +130,8 @@ def use_fused_kernels(model: PreTrainedModel) -> PreTrainedModel:
 
 def _load_base(options: ModelConfig) -> PreTrainedModel:
     dtype = options.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
-    settings = {
-        "dtype": dtype,
-        "attn_implementation": None if options.attn_implementation == "auto" else options.attn_implementation,
-    }
+    attention = None if options.attn_implementation == "auto" else options.attn_implementation
+    settings = {"dtype": dtype, "attn_implementation": attention}
     if options.finetune == "full":
         config = _load(transformers.AutoConfig, options.model)
         settings["dtype"] = config.dtype or torch.float32 if dtype == "auto" else dtype
@@ -163,7 +145,7 @@ def _load_base(options: ModelConfig) -> PreTrainedModel:
 
 
 def _four_bits() -> transformers.BitsAndBytesConfig:
-    """Return NF4 with double quantisation, computed in bfloat16 where the GPU has it (a T4 has not)."""
+    """Return NF4 with double quantisation, computed in bfloat16 if the GPU has it (a T4 does not)."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError("--load_in_4bit: needs the package bitsandbytes: pip install -e '.[gpu]'")
     bf16 = not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
@@ -182,7 +164,7 @@ def _load(kind, name: str, path: str = "", **kwargs):
     try:
         loaded = kind.from_pretrained(path, **NO_CODE, **kwargs)
     except (OSError, ValueError, ImportError, EOFError, UnpicklingError, SafetensorError) as error:
-        reason, fix = " ".join(str(error).split())[:200], "check the name, or give a local folder"
+        reason, fix = one_line(error), "check the name, or give a local folder"
         if "trust_remote_code" in str(error):
             reason, fix = "it needs code from its own files, which never runs", "choose one that transformers knows"
         raise InputError(f"--model {name}: cannot be loaded ({reason}): {fix}") from None
@@ -193,10 +175,10 @@ def _load(kind, name: str, path: str = "", **kwargs):
 
 
 def without_own_sampling(model: nn.Module) -> nn.Module:
-    """Forget how a model's makers sample, for that would slip into what `generate` is not told; returns the model.
+    """Forget a model's own sampling settings, which `generate` would use for all it is not given; return the model.
 
-    Nor does it give the logits of its router, with which some mixtures of experts cannot generate: TRL's SFT asks for
-    them, and saves that.
+    The output of router logits goes off, too: TRL's SFT switches it on and saves that, and some mixtures of experts
+    cannot generate with it.
     """
     config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
     if hasattr(config, "output_router_logits"):
@@ -208,7 +190,7 @@ def without_own_sampling(model: nn.Module) -> nn.Module:
 
 
 def share(model: nn.Module) -> nn.Module:
-    """Copy the module tree but not its parameters and buffers, which stay the original's."""
+    """Copy the module tree; its parameters and buffers stay those of the original."""
     kept = [*model.parameters(), *model.buffers()]
     return without_own_sampling(copy.deepcopy(model, memo={id(tensor): tensor for tensor in kept}))
 
@@ -225,20 +207,8 @@ def lora_config(options: ModelConfig, task: peft.TaskType) -> peft.LoraConfig:
     )
 
 
-def check_target_modules(base: PreTrainedModel, targets: str) -> None:
-    """Raise `InputError` where `--lora_target_modules` names no layer of the base."""
-    try:
-        layers = [name for name, _ in base.named_modules() if name]
-        matches = targets == "all-linear" or any(re.fullmatch(targets, name) for name in layers)
-    except re.error:
-        matches = False
-    if not matches:
-        hint = "give all-linear, or a regular expression for whole names such as .*q_proj"
-        raise InputError(f"--lora_target_modules {targets}: matches no layer: {hint}")
-
-
 def new_policy(base: PreTrainedModel, options: ModelConfig) -> peft.PeftModel:
-    """Return the base with a new adapter, or for full fine-tuning all its weights, to train: where SFT starts."""
+    """Return the start of SFT: the base with a new adapter, or for full fine-tuning all its weights, to train."""
     if options.finetune == "full":
         return _load_full_model(base, options.model, trainable=True)
     return use_merged_forward(peft.get_peft_model(share(base), lora_config(options, peft.TaskType.CAUSAL_LM)))
@@ -263,7 +233,7 @@ def new_reward_model(
     config = _adapter_config(sft, base)
     classifier = with_head(share(base), seed, head)
     names = [name for name, _ in classifier.named_modules()]
-    # What SFT trained as a whole trains on, but for a head over the vocabulary: a classifier has none.
+    # Modules that SFT trained as a whole train on; a head over the vocabulary does not exist in a classifier.
     whole = [name for name in config.modules_to_save or () if any(place.endswith(name) for place in names)]
     config.task_type, config.modules_to_save, config.inference_mode = peft.TaskType.SEQ_CLS, [*whole, "score"], False
     try:
@@ -283,59 +253,56 @@ def load_score_model(base: PreTrainedModel, adapter: str | Path, trainable: bool
     return _load_adapter(with_head(share(base), 0), adapter, trainable)
 
 
-def is_full_model(folder: str | Path) -> bool:
-    """Return whether a folder holds all weights of a model, not an adapter."""
-    return (Path(folder) / "config.json").is_file() and not (Path(folder) / "adapter_config.json").is_file()
-
-
 def _load_full_model(
     base: PreTrainedModel, folder: str | Path, trainable: bool, kind=transformers.AutoModelForCausalLM
 ) -> PreTrainedModel:
-    """Load all weights of a model, in the base's dtype and attention; a checkpoint of several processes is joined."""
+    """Load all weights of a model, in the base's dtype and attention; shards of several processes are joined."""
     settings = {"dtype": base.dtype, "attn_implementation": base.config._attn_implementation}
+    check_seal(Path(folder))
     if is_sharded_folder(folder):
-        config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), join_model(Path(folder))
-        check_seal(Path(folder))  # after what names the shard
+        config, weights = transformers.AutoConfig.from_pretrained(folder, **NO_CODE), _join_shards(Path(folder))
         with torch.device("meta"):
             family = type(kind.from_config(config, **NO_CODE))
         model = without_own_sampling(family.from_pretrained(None, config=config, state_dict=weights, **settings))
     else:
-        check_seal(Path(folder))
-        place = str(folder) if is_full_model(folder) else ""  # a stage's folder; it needs no tokenizer of its own
+        place = str(folder) if is_full_model(folder) else ""  # a stage's folder may lack a tokenizer
         model = _load(kind, str(folder), place, **settings)
     _check_finite(folder, model.parameters())
     model = use_fused_kernels(model) if hasattr(base, "has_fused_kernels") else model
     return model.requires_grad_(trainable).train(trainable).to(PartialState().device)
 
 
+def _join_shards(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the whole weights of the model in a checkpoint by name, on the CPU; of PPO those of the policy.
+
+    Raises `InputError` if a part of one is missing or damaged.
+    """
+    name, prefix = next(item for item in SHARDS.items() if (folder / item[0] / METADATA).is_file())
+    try:
+        tensors = read_metadata(folder / name).state_dict_metadata
+        whole = {n: torch.empty(x.size, dtype=x.properties.dtype) for n, x in tensors.items() if n.startswith(prefix)}
+        read_shards(whole, folder / name, no_dist=True)
+    except InputError as error:
+        raise InputError(f"{folder / name}: {error}") from None
+    return {n.removeprefix(prefix): tensor for n, tensor in whole.items()}
+
+
 def _check_finite(folder: str | Path, weights: Iterable[torch.Tensor]) -> None:
-    """Raise `InputError` if weights that are saved in a folder are not all finite."""
+    """Raise `InputError` unless all weights, saved in a folder, are finite."""
     if not all(bool(weight.isfinite().all()) for weight in weights):
         fix = "give an earlier checkpoint, or train it again with a lower learning rate"
         raise InputError(f"{folder}: its weights are not finite (NaN, or infinite): {fix}")
 
 
-def _device(model: nn.Module) -> str:
-    return str(next(model.parameters()).device)
-
-
 def _adapter_config(folder: str | Path, base: PreTrainedModel) -> peft.PeftConfig:
-    """Return the settings of a saved adapter. Raises `InputError` for one that this base cannot take."""
-    if not (Path(folder) / "adapter_config.json").is_file():
-        raise InputError(f"{folder}: no adapter_config.json: give a folder that `marlhf sft` or `marlhf rm` wrote")
+    """Return the settings of a saved adapter. Raises `InputError` for an adapter that this base cannot take."""
     check_seal(Path(folder))
     if base.device.type == "meta":
         raise InputError(f"{folder}: an adapter, and --finetune full takes whole models: make it again, or use lora")
     config = peft.PeftConfig.from_pretrained(str(folder))
-    if config.is_prompt_learning:
-        raise InputError(
-            f"{folder}: its adapter is a prompt ({config.peft_type.value}): give one on layers, such as LoRA"
-        )
-    if (biases := getattr(config, "bias", "none")) != "none":
-        fix = 'train one with bias="none"'
-        raise InputError(
-            f"{folder}: its adapter changes biases of the base (bias={biases!r}), which models share: {fix}"
-        )
+    if config.is_prompt_learning or getattr(config, "bias", "none") != "none":
+        what = f"its adapter ({config.peft_type.value}) is a prompt, or changes biases of the base, which models share"
+        raise InputError(f'{folder}: {what}: give an adapter on layers, such as LoRA with bias="none"')
     return config
 
 
@@ -348,14 +315,14 @@ def _load_adapter(model: PreTrainedModel, folder: str | Path, trainable: bool) -
 
 
 def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, torch.Tensor] | None = None) -> None:
-    """Load the weights of a saved adapter, and `more`; the base, which others share, stays as it is.
+    """Load the weights of a saved adapter, and `more`; the base, which models share, stays unchanged.
 
-    An adapter of the embedding is saved with the base's embedding, which is not loaded. Raises `InputError` where the
-    adapter is another model's.
+    An adapter of the embedding is saved with the base's embedding, which is compared, not loaded. Raises `InputError`
+    for an adapter of another model.
     """
     places, reason = dict(model.named_parameters()), ""  # a tied one once
     try:
-        weights = peft.load_peft_weights(str(folder), device=_device(model))
+        weights = peft.load_peft_weights(str(folder), device=str(model.device))
         _check_finite(folder, weights.values())
         copies = {name: weights.pop(name) for name in list(weights) if name in places}
         missing = peft.set_peft_model_state_dict(model, weights | (more or {})).missing_keys
@@ -365,7 +332,7 @@ def _load_weights(model: peft.PeftModel, folder: str | Path, more: dict[str, tor
         if not all(torch.allclose(places[name].to(x.dtype), x, rtol=0.01, atol=1e-6) for name, x in copies.items()):
             reason = "it was trained over other embeddings"
     except (RuntimeError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
     if reason:
         raise InputError(f"{folder}: does not fit --model ({reason}): give the model it was trained on")
 
@@ -383,13 +350,13 @@ def build_models(
 
     Policy and reference start from the folder `sft`, reward model and critic from `rm`. With `critic_init="sft"`, or
     without a reward model, the critic starts from SFT with a new head (`critic_head_init`, see `new_reward_model`).
-    Without `with_reward`, where the reward is a function, the reward model itself is not loaded. With
+    Without `with_reward`, if the reward is a function, the reward model itself is not loaded. With
     `gradient_checkpointing="auto"` the trainer decides whether policy and critic recompute activations.
     """
-    from_rm = rm is not None and critic_init == "rm"
-    critic = (
-        load_score_model(base, rm, trainable=True) if from_rm else new_reward_model(base, sft, head=critic_head_init)
-    )
+    if rm is not None and critic_init == "rm":
+        critic = load_score_model(base, rm, trainable=True)
+    else:
+        critic = new_reward_model(base, sft, head=critic_head_init)
     policy = load_policy(base, sft)
     for model in (policy, critic):
         without_dropout(model)

@@ -1,4 +1,4 @@
-"""Adapters in the weights of their base, for export, and what rounding makes of their change."""
+"""Merge adapters into the weights of their base, for export, and measure how much of the change rounding loses."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ from marlhf_lite.models.tied import tied_layers
 def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> float:
     """Return ‖round(W) − W‖ / ‖W − W₀‖ of pairs (W₀, W), the weights before and after training, rounded to `dtype`.
 
-    It is 0 if nothing has changed. A weight that changed by less than its rounding gives 1: the change is lost.
+    It is 0 if nothing has changed, and about 1 if all changes are smaller than their rounding, which loses them.
     """
     lost = changed = 0.0
     for before, after in changes:
@@ -27,7 +27,7 @@ def lost_share(changes: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> 
 
 @torch.no_grad()
 def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield each weight that an adapter changes, before and after merging in float32; the model stays as it is."""
+    """Yield each weight that an adapter changes, before and after merging in float32; the model stays unchanged."""
     for layer in _adapted(model):
         weights = [*layer.get_base_layer().parameters(recurse=False)]
         before = [weight.data for weight in weights]
@@ -45,10 +45,10 @@ def merged_weights(model: PeftModel) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the base model with the adapter in its weights, and with weights of their own where these are tied.
+    """Return the base model with the adapter in its weights; adapted weights that are tied become separate.
 
-    Sums are in float32, and are rounded to `dtype` afterwards. If embedding and head have become different, the config
-    says that they are not tied.
+    Sums are in float32, then rounded to `dtype`. If embedding and head have become different, the config says that they
+    are not tied.
     """
     for layer in tied_layers(model):
         base = layer.get_base_layer()
@@ -67,7 +67,7 @@ def merge_adapter(model: PeftModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def round_to(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Round all weights to a number format; returns the model. Buffers, such as tables of positions, keep theirs."""
+    """Round all weights to a number format; return the model. Buffers, such as tables of positions, keep theirs."""
     for weight in model.parameters():
         weight.data = weight.data.to(dtype)
     return model
@@ -78,7 +78,7 @@ def _adapted(model: PeftModel) -> list[BaseTunerLayer]:
 
 
 def _merge(layer: BaseTunerLayer) -> None:
-    """Merge by PEFT's own sum, into float32 copies of the layer's weights."""
+    """Merge by PEFT's own sum into float32 copies of the layer's weights."""
     for weight in layer.get_base_layer().parameters(recurse=False):
         weight.data = weight.data.to(torch.float32, copy=True)
     layer.merge()

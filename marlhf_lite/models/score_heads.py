@@ -1,4 +1,4 @@
-"""A scalar head over the backbone of any causal LM: what a reward model and a critic are."""
+"""A scalar head over the backbone of any causal LM: the form of a reward model and a critic."""
 
 import copy
 from typing import Literal
@@ -14,7 +14,7 @@ from marlhf_lite.utils.errors import InputError
 
 
 class ScoreHead(nn.Linear):
-    """A float32 head that takes hidden states of any dtype: those of a base in bfloat16 or float16, too."""
+    """A float32 head that takes hidden states of any dtype, such as those of a base in bfloat16."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().forward(hidden.to(self.weight.dtype))
@@ -36,12 +36,12 @@ def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "ze
     config.num_labels = 1
     config.get_text_config().pad_token_id = config.get_text_config().pad_token_id or 0
     ensure_classifier(causal_lm)
-    with torch.device("meta"):  # only the shell is wanted: the weights are the base's
+    with torch.device("meta"):  # only the shell: the weights are the base's
         model = transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     if not hasattr(model, "score"):
         raise InputError(f"{type(model).__name__}: it has no linear layer `score`: give another base model")
     setattr(model, model.base_model_prefix, getattr(causal_lm, causal_lm.base_model_prefix))
-    width = causal_lm.get_output_embeddings().weight.shape[1]  # hidden_size, but for OPT-350m
+    width = causal_lm.get_output_embeddings().weight.shape[1]  # hidden_size, except in OPT-350m
     deviation = 0.1 / width**0.5 if head == "normal" else 0.0
     weight = torch.randn(1, width, generator=torch.Generator().manual_seed(seed)) * deviation
     model.score = ScoreHead(width, 1, bias=False)
@@ -50,13 +50,13 @@ def with_head(causal_lm: PreTrainedModel, seed: int, head: Literal["normal", "ze
 
 
 def ensure_classifier(causal_lm: PreTrainedModel) -> None:
-    """Give a family that transformers has no sequence classifier of (Granite) one of the general form."""
+    """Give a family without a sequence classifier in transformers (Granite) one of the general form."""
     config = type(causal_lm.config)
     if config in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         return
     family = next(kind for kind in type(causal_lm).__mro__[1:] if issubclass(kind, PreTrainedModel))
     name = type(causal_lm).__name__.removesuffix("ForCausalLM") + "ForSequenceClassification"
-    # In the family's module, whose text tells transformers what the class can do (mixtures of experts).
+    # In the family's module, where transformers reads what the class can do (mixtures of experts).
     attributes = {"base_model_prefix": causal_lm.base_model_prefix, "config_class": config}
     attributes["__module__"] = family.__module__
     kind = type(name, (_LastScore, GenericForSequenceClassification, family), attributes)

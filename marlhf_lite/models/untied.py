@@ -1,7 +1,7 @@
-"""A model's weights with an output head of their own, which vLLM needs to take new weights while it runs.
+"""Save a model with embedding and output head apart, as vLLM needs it to take new weights while it runs.
 
-Where embeddings are tied, vLLM 0.32 reloads the embedding and keeps the old head, without a word, unless the file holds
-the head. Its Gemma 2 is an exception: it has no head but the embedding, and refuses a file that holds one.
+If embeddings are tied, vLLM 0.32 silently reloads the embedding and keeps the old head unless the file holds the head.
+Its Gemma 2 is an exception: the embedding is its head, and it refuses a file that holds another.
 """
 
 import copy
@@ -19,8 +19,8 @@ def save_untied(model: PreTrainedModel, folder: Path, weights: Mapping[str, Tens
     """Write config and weights so that embedding and head are two tensors.
 
     Args:
-        weights: the whole state of `model` by name, also where processes share it.
-        head_apart: false leaves a head out that is tied to the embedding, as transformers does.
+        weights: the whole state of `model` by name, also if `model` is sharded.
+        head_apart: False leaves out a head that is tied to the embedding, as transformers does.
     """
     names = {module: name for name, module in model.named_modules()}
     embedding, head = (

@@ -24,11 +24,11 @@ LOG_POSITIONS = "logs.json"  # in a checkpoint: the size of each log
 
 
 class ProgressBar(TrainerCallback):
-    """One progress bar with the remaining time and the loss, instead of the trainer's line of text a step.
+    """One progress bar with the remaining time and the loss, instead of the trainer's line of text per step.
 
-    It stops the training with `InputError` where the loss or the gradient is not finite: TRL's trainers have made that
-    step already, so there are no weights to go on with. It does, too, where the first step moves no weight. Behind the
-    step in which `asked_to_stop()` becomes true it ends the training, with a checkpoint if `saves`.
+    It ends the training with `InputError` if the first step moves no weight, or if a loss or gradient is not finite:
+    TRL's trainers have made that step already, so no weights are left to continue with. After the step in which
+    `asked_to_stop()` becomes true it ends the training, with a checkpoint if `saves`.
     """
 
     def __init__(self, name: str, asked_to_stop: Callable[[], bool] = lambda: False, saves: bool = True):
@@ -59,14 +59,14 @@ class ProgressBar(TrainerCallback):
                 model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
                 model.config.save_pretrained(checkpoint)
             write_json(checkpoint / LOG_POSITIONS, self.positions())
-            seal(checkpoint)  # which makes it whole
+            seal(checkpoint)  # now it is complete
 
     def positions(self) -> dict[str, int]:
-        """The size of each log of ours, in bytes."""
+        """The size of each of our logs in bytes."""
         return {}
 
     def _check_moved(self, model, gradient: float) -> None:
-        """Raises `InputError` where the first step that has a gradient moved no weight; groups may score alike."""
+        """Raise `InputError` if the first step with a gradient moved no weight; a group of equal scores has none."""
         if self.at_start is None or not gradient:
             return
         stage = {"SFT": "sft", "reward model": "rm", "DPO": "dpo"}.get(self.name, "policy")
@@ -74,28 +74,26 @@ class ProgressBar(TrainerCallback):
         check_moved(before, {"model": trainable(model)}, {"model": f"--{stage}_learning_rate"})
 
     def close(self) -> None:
-        """Close the bar, so that what is printed after it has a line of its own."""
+        """Close the bar, so that the next text starts on a new line."""
         if self.bar is not None:
             self.bar.close()
 
 
 def check_finite(name: str, update: int, *numbers: float) -> None:
-    """Raises `InputError` where loss or gradient of an update is NaN or infinite."""
+    """Raise `InputError` if loss or gradient of an update is NaN or infinite."""
     if not all(math.isfinite(float(number)) for number in numbers):
-        raise InputError(
-            f"{name}: loss or gradient of update {update} is not finite: start again with a lower learning rate, or "
-            "--dtype float32"
-        )
+        fix = "start again with a lower learning rate, or --dtype float32"
+        raise InputError(f"{name}: loss or gradient of update {update} is not finite: {fix}")
 
 
 class Recorder(ProgressBar):
-    """The progress bar, a row an update in metrics.jsonl under PPO's names, and tests on held-out prompts.
+    """The progress bar, a row per update in metrics.jsonl under PPO's names, and tests on held-out prompts.
 
     Args:
-        logger: what records.
-        translate: makes a row of TRL's log; `tokens` in it are those generated in this update.
-        held_out: returns scores; called every so many updates and at the last one. No update's seconds contain a test.
-        response_length: mean tokens of a response, where rows do not have it.
+        logger: the logger of the run.
+        translate: makes a row from TRL's log; its `tokens` are those generated in this update.
+        held_out: returns scores; called every `every` updates and after the last one, outside an update's seconds.
+        response_length: mean tokens of a response, if the rows lack it.
         options: those of `ProgressBar`.
     """
 
@@ -121,7 +119,7 @@ class Recorder(ProgressBar):
             return
         seconds, history, update = time.perf_counter() - self.start, self.logger.history, state.global_step
         row = {"update": update} | self.translate(logs)
-        # Tokens so far, which go on counting when a run is resumed.
+        # All tokens so far, also those before a resume.
         row["generated_tokens"] = row["tokens"] + (history[-1]["generated_tokens"] if history else 0)
         row |= {"tokens_per_second": row["tokens"] / seconds, "seconds": seconds}
         self.logger.log_update(row)

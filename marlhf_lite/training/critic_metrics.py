@@ -1,4 +1,4 @@
-"""What PPO's critic knows of the final score."""
+"""How much of the final score PPO's critic predicts."""
 
 from collections.abc import Mapping
 
@@ -14,24 +14,24 @@ PARTS = ("", "_q1", "_q2", "_q3", "_q4")  # the whole response, and its quarters
 
 
 def quarters(mask: Tensor) -> Tensor:
-    """[B, T] int64: the quarter of the response (0 to 3) that each token lies in; −1 on padding."""
+    """[B, T] int64: the quarter of the response (0 to 3) of each token; −1 on padding."""
     place = mask.cumsum(1) - 1
     return (4 * place // mask.sum(1, keepdim=True).clamp(min=1)).masked_fill(~mask, -1)
 
 
 def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What `critic_metrics` are made of, by name.
+    """The numbers of `critic_metrics`, by name.
 
     Args:
         values: [B, T] V(s_t); mask: [B, T] True on response tokens.
-        scores: [B] the final scores that are trained on, or [B, K] those of turns, as in `macro.macro_rewards`.
+        scores: [B] the final scores for training, or [B, K] those of turns, as in `macro.macro_rewards`.
     """
-    tokens = MacroActions.from_starts(mask, mask)  # each on its own: without the holes between turns
+    tokens = MacroActions.from_starts(mask, mask)  # single tokens, without the holes between turns
     rewards = exact(macro_rewards(torch.zeros_like(values), scores, tokens))
-    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)  # a value is of what is to come
+    values, targets = exact(tokens.sum(values)), rewards.flip(1).cumsum(1).flip(1)  # a value is of later rewards
     mask = tokens.mask.to(values.device)
     quarter, scores, last = quarters(mask), targets[:, 0], (mask.sum(1) - 1).clamp(min=0)
-    known = values + scores[:, None] - targets  # with the scores of turns before
+    known = values + scores[:, None] - targets  # with the scores of earlier turns
     change = known.gather(1, last[:, None])[:, 0] - known[:, 0]
     numbers = {"score": scores, "change": change, "change times score": change * scores}
     numbers["step"] = known.diff(dim=1)[mask[:, 1:]]
@@ -42,15 +42,14 @@ def critic_numbers(values: Tensor, scores: Tensor, mask: Tensor) -> dict[str, Te
 
 
 def critic_metrics(statistics: Mapping[str, Moments]) -> dict[str, float]:
-    """What the critic knows of the final score, from the moments of `critic_numbers`.
+    """How much of the final score the critic predicts, from the moments of `critic_numbers`.
 
-    - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens, and by quarter (…_q1 to …_q4). A blind
-      critic has 0 everywhere, a good one rises to the last quarter; a negative one is worse than a constant.
-      Where each turn has a score, it is the score that is still to come, and what was given counts below as known.
-    - value_noise: root mean square of V(s_{t+1}) − V(s_t). Where it is large and nothing is explained, the critic is
-      noisy.
+    - score_explained_variance: 1 − Var(score − V) / Var(score) over tokens and by quarter (…_q1 to …_q4). It is 0 for a
+      critic that cannot predict the score, rises to the last quarter for a good one, and is negative for one worse than
+      a constant. If each turn has a score, it is the score still to come, and earlier ones count below as known.
+    - value_noise: root mean square of V(s_{t+1}) − V(s_t). If it is large and no variance is explained, V is noise.
     - credit_seen: Cov(V(s_T) − V(s_0), score) / Var(score): the share s of the credit that the critic has passed on
-      before the last token (`marlhf_lab.credit.credit` measures s at every place, against Monte-Carlo values).
+      before the last token (`marlhf_lab.credit.credit` measures s at every token, against Monte-Carlo values).
     """
     names = {part: (f"target{part}", f"error{part}") for part in PARTS}
     row = {

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, StaticCache
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from marlhf_lite.models.checks import shared_rope_limit
 from marlhf_lite.models.last_layer import has_plain_last_layer, position_ids
+from marlhf_lite.models.positions import shared_rope_limit
 
 CHECK_EVERY = 16  # steps between looks at whether all responses have ended, which wait for the device
 

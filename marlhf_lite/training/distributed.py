@@ -1,4 +1,4 @@
-"""Several processes: sums over them, and the weights that FSDP2 spreads over them."""
+"""Several processes: sums over them, and weights that FSDP2 shards."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ Result = TypeVar("Result")
 
 
 def sum_over_processes(numbers: Mapping[str, Tensor | float], accelerator: Accelerator) -> dict[str, float]:
-    """The named numbers, summed over processes, in float64: one wait for the device and for the other processes."""
+    """Sum the named numbers over processes, in float64, with one wait for the device and the other processes."""
     device = accelerator.device if has_float64(accelerator.device) else "cpu"
     stacked = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=device) for x in numbers.values()])
     return dict(zip(numbers, accelerator.reduce(stacked, reduction="sum").tolist(), strict=True))
 
 
 def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
-    """Return `work(*args)` of this process. Its `InputError` in one process is raised in all, so that none waits."""
+    """Return `work(*args)` of this process. An `InputError` in one process is raised in all, so that none waits."""
     result, faults = None, []
     try:
         result = work(*args)
@@ -36,14 +36,14 @@ def raise_on_all_ranks(work: Callable[..., Result], *args) -> Result:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 spreads the weights of this module or of a part of it."""
+    """Whether FSDP2 shards the weights of this module or of a part of it."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
 def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Accelerator) -> None:
-    """Spread frozen models over processes by FSDP2, where accelerate spreads those that train, which are `beside`.
+    """Shard frozen models over processes by FSDP2, if accelerate has sharded those that train (`beside`).
 
-    A process then holds its share of each layer, and the whole of a layer while that layer runs.
+    A process then holds its share of each layer, and all of a layer while that layer runs.
     """
     if not is_sharded(beside):
         return
@@ -51,7 +51,7 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
     precision = plugin.mixed_precision_policy or MixedPrecisionPolicy()
     policies = {"mp_policy": precision, "offload_policy": plugin.cpu_offload}
     for model in filter(None, frozen):
-        for weight in model.parameters():  # its passes would round them to this format each time
+        for weight in model.parameters():  # else each pass would round them to this format
             weight.data = weight.data.to(precision.param_dtype or weight.dtype)
         for layer in [part for part in model.modules() if type(part).__name__ in model._no_split_modules]:
             fully_shard(layer, **policies, reshard_after_forward=True)
@@ -60,11 +60,11 @@ def shard_frozen(*frozen: nn.Module | None, beside: nn.Module, accelerator: Acce
 
 @contextmanager
 def gathered_outside_layers(model: nn.Module, root: nn.Module | None = None) -> Iterator[None]:
-    """Inside this block parts of a model can run by themselves, spread or not: `generate`, or backbone and head.
+    """In this block parts of a model can run by themselves, sharded or not: `generate`, or backbone and head.
 
-    A layer is gathered while it runs. What lies outside of layers (embeddings, last norm, head) belongs to `model`,
-    which does not run, and is gathered once. All processes must make as many passes: see `synced_gpus` in
-    `rollout.sample`. `root` is the module that runs in training, where that is not `model` itself.
+    A layer is gathered while it runs. The weights outside layers (embeddings, last norm, head) belong to `model`, which
+    does not run, and are gathered once. All processes must make the same number of passes: see `synced_gpus` in
+    `rollout.sample`. `root` is the module that runs in training, if it contains `model`.
     """
     if not isinstance(model, FSDPModule):
         yield
@@ -81,20 +81,17 @@ def gathered_outside_layers(model: nn.Module, root: nn.Module | None = None) -> 
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """A tensor that may be spread over processes, as a plain one with all its elements."""
+    """Return all elements of a tensor that may be sharded, as a plain tensor."""
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def local_tensor(x: Tensor) -> Tensor:
-    """This process's part of a tensor that may be spread."""
+    """Return this process's part of a tensor that may be sharded."""
     return x.to_local() if hasattr(x, "to_local") else x
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by name, on the CPU; where processes share them, the main process has them and the others nothing.
-
-    Weights that are tied are one tensor.
-    """
+    """Return all weights by name, on the CPU; sharded ones on the main process only. Tied ones are one tensor."""
     keeps, weights, places = not is_sharded(model) or PartialState().is_main_process, {}, {}
     for name, weight in model.state_dict(keep_vars=True).items():
         if id(weight) not in places:

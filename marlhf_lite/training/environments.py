@@ -1,13 +1,13 @@
-"""Responses in turns: the policy speaks, an environment of the user's answers, and so on.
+"""Responses in turns: the policy and a user's environment speak alternately.
 
 An environment is a class without arguments, with two methods; all lists have an entry for each dialogue::
 
     reset(prompts) -> states                                    # any objects; `step` may change them
-    reset(prompts, answer, **row) -> states                     # with other columns of the rows, each a list
+    reset(prompts, answer, **row) -> states                     # also other columns of the rows, each a list
     step(states, texts) -> (observations, rewards, dones)       # texts, numbers, truth values
 
-The policy's tokens are kept as they were sampled. An observation is tokenised once and appended, and no text in it
-becomes a special token; the last one, which nobody would read, is left out.
+The policy's tokens are kept as they were sampled. An observation is tokenised once and appended, and its text never
+becomes a special token. The last observation is left out: nobody would read it.
 """
 
 from collections.abc import Callable, Sequence, Sized
@@ -29,7 +29,7 @@ from marlhf_lite.utils.errors import ServerError, one_line
 from marlhf_lite.utils.seals import code_hash
 from marlhf_lite.utils.user_code import line_of
 
-# What `step` returns for a dialogue, and the test of it: sums of rewards are in float32, texts are written as UTF-8.
+# What `step` returns for a dialogue, and its test: sums of rewards are in float32, texts are written as UTF-8.
 MOST = torch.finfo(torch.float32).max
 PARTS = {
     "the observation": ("a text that UTF-8 can write", lambda x: isinstance(x, str) and x.encode() is not None),
@@ -42,12 +42,12 @@ PARTS = {
 class Dialogue:
     """A prompt, and what was said since.
 
-    A turn has its span in `ids`, response and reward, and all but the last an observation, as far as it was read; of
-    one that was cut `observation_cut`, the tokens that nobody read.
+    A turn has its span in `ids`, a response and a reward. All but the last have an observation, as far as it was read;
+    if it was cut, `observation_cut` is the number of tokens left out.
     """
 
     prompt: str
-    ids: list[int] = field(default_factory=list)  # all tokens behind the prompt
+    ids: list[int] = field(default_factory=list)  # all tokens after the prompt
     turns: list[dict] = field(default_factory=list)
     done: bool = False  # whether the environment ended it
     state: Any = None  # the environment's
@@ -57,11 +57,10 @@ class Dialogue:
 class Dialogues:
     """Samples responses in turns: a `Sampler`.
 
-    A response ends where the environment says that it is done, else after `max_turns` turns. A turn has at most
-    `max_new_tokens` of the sampling; of a longer observation the first `max_observation_length` tokens are kept.
+    A response ends when the environment says that it is done, at the latest after `max_turns` turns. A turn has at most
+    `max_new_tokens` of the sampling; an observation is cut after `max_observation_length` tokens.
 
-    Raises `ServerError`, which names the turn and the prompt, where the environment raises or returns something else
-    than what it should.
+    Raises `ServerError`, which names the turn and the prompt, if the environment raises, or returns anything else.
     """
 
     environment: Any
@@ -71,13 +70,13 @@ class Dialogues:
 
     @property
     def key(self) -> str:
-        """What the other side's answers depend on; an edited environment has another."""
+        """What the environment's answers depend on; an edited environment has another key."""
         sizes = f"{self.max_turns} turns, {self.max_observation_length} tokens an observation"
         return f"{self.name} {code_hash(self.name)[:12]}".rstrip() + f", {sizes}"
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:
         """One response to each prompt."""
-        # Processes that hold shares of each layer speak as often, until all are done, and end together.
+        # Processes that share each layer take the same number of turns, until all are done, and end together.
         sharded = is_sharded(model)
         call = raise_on_all_ranks if sharded else lambda work, *arguments: work(*arguments)
         dialogues = [Dialogue(text, state=x) for text, x in zip(prompts, call(self._reset, prompts), strict=True)]
@@ -85,7 +84,7 @@ class Dialogues:
             rows = [row for row, one in enumerate(dialogues) if not one.done]
             if not (gather_object(rows) if sharded else rows):
                 break
-            speakers = rows or [0]  # nobody hears this one
+            speakers = rows or [0]  # nobody reads its turn
             replies = self._speak(
                 model, tokenizer, [dialogues[row] for row in speakers], sampling.of_turn(turn, speakers)
             )
@@ -102,7 +101,7 @@ class Dialogues:
         return [row[:count] for row, count in new]
 
     def _step_environment(self, tokenizer, dialogues: list[Dialogue], replies: list[list[int]], turn: int) -> None:
-        """Note what the policy said, and what the environment answers."""
+        """Append the policy's turns to the dialogues, and the environment's answers."""
         if not dialogues:
             return
         texts = decode_continuation(tokenizer, replies)
@@ -126,7 +125,7 @@ class Dialogues:
         dialogue.ids = dialogue.ids + message
 
     def longest_response(self, tokenizer, turn: int) -> int:
-        """The most tokens after a prompt: all turns of at most `turn` tokens, and what is read between them."""
+        """The most tokens after a prompt: all turns, of at most `turn` tokens each, and the observations between."""
         between = self.max_observation_length + len(make_message(tokenizer, [], []))
         return self.max_turns * turn + (self.max_turns - 1) * between
 
@@ -171,10 +170,10 @@ class Dialogues:
 
 
 def _wrong_part(parts: Sequence) -> str:
-    """What is wrong with what `step` returned for a dialogue; nothing where all is right."""
+    """Say what is wrong with the parts that `step` returned for a dialogue; return "" if nothing is."""
     for part, (name, (kind, is_valid)) in zip(parts, PARTS.items(), strict=True):
         valid = False
-        with suppress(Exception):  # of objects that are no number, such as an array
+        with suppress(Exception):  # of objects such as an array
             valid = is_valid(part)
         if not valid:
             return f"{name} is {part!r:.40}: return {kind}"
@@ -182,7 +181,7 @@ def _wrong_part(parts: Sequence) -> str:
 
 
 def from_turns(tokenizer, dialogues: Sequence[Dialogue]) -> Rollout:
-    """A rollout of dialogues."""
+    """Make a rollout of dialogues."""
     read = from_tokens(tokenizer, [one.prompt for one in dialogues], [one.ids for one in dialogues], ends=[])
     mask = torch.zeros_like(read.mask)
     for row, one in enumerate(dialogues):

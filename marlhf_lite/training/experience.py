@@ -1,4 +1,4 @@
-"""What an update works on: scored and segmented responses, what the models say of them, and what follows from it."""
+"""The data of an update: scored and segmented responses, the models' outputs on them, and the advantages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ class Batch:
 
     rollout: Rollout
     macro_actions: MacroActions
-    steps: MacroActions  # what GAE and the losses count: the macro actions, or single tokens (`--objective sae`)
+    steps: MacroActions  # the units of GAE and losses: the macro actions, or single tokens (`--objective sae`)
 
     def __len__(self) -> int:
         return len(self.rollout)
 
     def select(self, rows: Tensor | slice) -> "Batch":
-        """Some of the responses."""
+        """Select some of the responses."""
         return Batch(self.rollout.select(rows), self.macro_actions.select(rows), self.steps.select(rows))
 
 
@@ -46,10 +46,10 @@ class Experience:
     returns: Tensor  # [B, S] Q̂_τ = Â_τ + V(ω_τ)
 
     def select(self, rows: Tensor | slice) -> "Experience":
-        """Those of some responses."""
+        """Select those of some responses."""
         return Experience(**{name: x[rows] for name, x in vars(self).items()})
 
     @classmethod
     def concatenate(cls, parts: Sequence["Experience"]) -> "Experience":
-        """Those of all micro-batches as one."""
+        """Join those of all micro-batches."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in vars(parts[0])})

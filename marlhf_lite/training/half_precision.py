@@ -1,6 +1,6 @@
-"""Training through a float16 model: the gradients are larger on their way back through it, and right again afterwards.
+"""Training through a float16 model: gradients are scaled up on their way back through it, and divided again after.
 
-Gradients of single tokens are below the smallest number of float16, and would become 0.
+Without that, gradients of single tokens are below the smallest number of float16 and become 0.
 """
 
 from functools import cached_property
@@ -9,7 +9,7 @@ from marlhf_lite.training.optimizer import loss_scale
 
 
 class ScaledGradients:
-    """Makes a trainer of transformers scale gradients by `loss_scale`; it logs and clips as without. The first base."""
+    """Makes a trainer of transformers scale gradients by `loss_scale`, and log and clip the true ones. First base."""
 
     @cached_property
     def _scale(self) -> float:

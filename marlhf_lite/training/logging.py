@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
 
 SAMPLE_EVERY = 10  # updates between samples in samples.jsonl
-SAMPLES = 4  # responses, or a few more where they are not a multiple of it
+SAMPLES = 4  # responses; a few more if their number is not a multiple of it
 
 
 class RunLogger:
-    """Records updates and held-out tests. Every process keeps `history`; the main process alone writes.
+    """Records updates and held-out tests. Every process keeps `history`; only the main process writes.
 
-    `trackers` is an accelerator that logs to TensorBoard or Weights & Biases; None where a trainer of TRL does.
+    `trackers` is an accelerator that logs to TensorBoard or Weights & Biases; None if a trainer of TRL does that.
     """
 
     def __init__(self, run: "RunFolder | None", name: str = "ppo", trackers: Accelerator | None = None):
@@ -35,7 +35,7 @@ class RunLogger:
             self.trackers.log({name: x for name, x in row.items() if name != "update"}, step=row["update"])
 
     def log_samples(self, update: int, rollout: Rollout, macro_actions: MacroActions) -> None:
-        """Now and then record these responses."""
+        """Record these responses every `SAMPLE_EVERY` updates."""
         if update == 1 or update % SAMPLE_EVERY == 0:
             self._write("samples", sample_rows(update, rollout, macro_actions.spans()))
 
@@ -56,7 +56,7 @@ class RunLogger:
             self.run.log(name, rows)
 
     def reload(self, updates: int) -> None:
-        """Take up the records of so many updates from the run's folder, when the run is resumed."""
+        """Read the records of this many updates from the folder of a resumed run."""
         # The checkpoint has cut the logs back to its own update.
         self.history = self.run.metrics()
         if len(self.history) != updates:
@@ -64,7 +64,7 @@ class RunLogger:
 
 
 def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> list[dict]:
-    """Responses with their scores and macro actions (token spans), a row each for samples.jsonl."""
+    """Return a row for samples.jsonl of each response, with its score and macro actions (token spans)."""
     columns = {
         "prompt": rollout.prompts,
         "response": rollout.responses,
@@ -77,7 +77,7 @@ def sample_rows(update: int, rollout: Rollout, spans: Sequence[Sequence]) -> lis
 
 
 def held_out_line(name: str, update: int, scores: dict[str, float]) -> str:
-    """The scores of a held-out test as one line for the terminal, with the estimate of KL that is never below 0."""
+    """Write the scores of a held-out test as one line for the terminal; its KL is k3, which is at least 0."""
     parts = []
     for key, label in (("score", "score"), ("gold", "gold score")):
         if f"{key}_mean" in scores:

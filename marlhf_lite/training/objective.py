@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marlhf_lite import macro
 from marlhf_lite.config.method import PPOTrainerConfig
+from marlhf_lite.macro._checks import clean
 from marlhf_lite.training.experience import Batch, Experience, ModelOutputs
 from marlhf_lite.training.rewards import shape_scores
 from marlhf_lite.training.rollout import Rollout
@@ -116,15 +117,15 @@ class Objective:
     def advantages(self, batch: Batch, outputs: ModelOutputs) -> Experience:
         """These outputs as old ones, with advantages and returns of the steps.
 
-        Raises `InputError` if a user's equation gives another shape.
+        Raises `InputError` if a user's equation returns another shape.
         """
         values = macro.macro_values(outputs.values, batch.steps, self.config.sigma)  # V(ω_τ) (Appendix D.1)
         with named_errors("objective", self.user_name):
-            rewards = self.rewards(batch, outputs)
-            _check_shapes("rewards", (rewards,), batch)
-            estimates = self.estimate(rewards, values, batch)
-            _check_shapes("estimate", estimates, batch, ("advantages", "returns"))
-        advantages, returns = (x.float().masked_fill(~batch.steps.mask, 0.0) for x in estimates)
+            estimates = self.estimate(self.rewards(batch, outputs), values, batch)
+            if not isinstance(estimates, tuple) or len(estimates) != 2:
+                raise InputError("estimate: return a tuple of advantages and returns")
+            names = ("advantages", "returns")
+            advantages, returns = (clean(name, x, batch.steps.mask) for name, x in zip(names, estimates, strict=True))
         return Experience(
             outputs.logprobs.detach(), outputs.entropy.detach(), outputs.values.detach(), advantages, returns
         )
@@ -144,11 +145,11 @@ class Objective:
         `normalizers` are the `counts` of the whole optimizer step.
         """
         counts = normalizers[:2] if self.mean == "token" else normalizers[2].expand(2)
-        # Both models have a gradient, if only 0, where a user's loss leaves one out: processes wait for all gradients.
+        # Both models get a gradient, if only 0, even if a user's loss uses one: processes wait for all gradients.
         total, stats = 0.0 * (outputs.logprobs.sum() + outputs.values.sum()), {}
         for name, count, terms in zip(("policy", "value"), counts, normalizers[:2], strict=True):
             with named_errors("objective", self.user_name):
-                loss, parts = _check_loss(name, getattr(self, f"{name}_loss")(batch, outputs, old, count))
+                loss, parts = _checked_loss(name, getattr(self, f"{name}_loss")(batch, outputs, old, count))
             total, stats[f"{name}_loss"] = total + loss, loss.detach()
             if "clip_fraction" in parts:
                 clipped = "clip_fraction" if name == "policy" else "value_clip_fraction"
@@ -158,30 +159,14 @@ class Objective:
         return total, stats
 
 
-def _check_shapes(method: str, returned: tuple, batch: Batch, names: tuple[str, ...] = ("rewards",)) -> None:
-    """Raise `InputError` if a method returned anything but tensors [B, S] of these names."""
-    shape, fix = tuple(batch.steps.mask.shape), "one number for each response and macro action"
-    if not isinstance(returned, tuple) or len(returned) != len(names):
-        raise InputError(f"{method}: it returned {type(returned).__name__}: return {' and '.join(names)}")
-    for name, x in zip(names, returned, strict=True):
-        if not isinstance(x, Tensor) or x.shape != shape:
-            actual = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"{method}: {name} of shape {actual}: return a tensor of shape {shape}, {fix}")
-
-
-def _check_loss(name: str, returned: LossAndStats) -> LossAndStats:
-    """Return `returned` if it is a loss and its stats, else raise `InputError`."""
-    fix = "return a tensor of one number, and a dict of stats, which may be empty"
-    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        raise InputError(f"{name}_loss: it returned {type(returned).__name__}: {fix}")
-    if not isinstance(returned[0], Tensor) or returned[0].dim():
-        actual = tuple(returned[0].shape) if isinstance(returned[0], Tensor) else type(returned[0]).__name__
-        raise InputError(f"{name}_loss: a loss of shape {actual}: {fix}")
-    if "clip_fraction" in returned[1] and "count" not in returned[1]:
-        raise InputError(f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms")
-    loss, stats = returned
-    stats = {stat: x.detach() if isinstance(x, Tensor) else x for stat, x in stats.items()}
+def _checked_loss(name: str, returned: LossAndStats) -> LossAndStats:
+    """Return a loss and its stats, as tensors without gradient. Raises `InputError` if an equation returned another."""
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)) or returned[0].dim():
+        raise InputError(f"{name}_loss: return a tensor of one number, and a dict of stats, which may be empty")
+    stats = {stat: torch.as_tensor(x).detach() for stat, x in returned[1].items()}
     for stat, x in stats.items():
-        if stat in ("loss", "grad_norm") or not (isinstance(x, int | float) or (isinstance(x, Tensor) and not x.dim())):
+        if stat in ("loss", "grad_norm") or x.dim():
             raise InputError(f"{name}_loss: the stat {stat}: return one number, by another name than loss or grad_norm")
-    return loss, stats
+    if "clip_fraction" in stats and "count" not in stats:
+        raise InputError(f"{name}_loss: stats with clip_fraction, but no count: add the number of its terms")
+    return returned[0], stats

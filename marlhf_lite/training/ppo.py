@@ -61,9 +61,9 @@ class PPOTrainer(Runner):
         run: folder for records and checkpoints; None keeps records in memory and makes no checkpoints.
         gold: (prompts, responses) -> true scores, which are recorded and never trained on.
         held_out: models -> scores on held-out prompts, called every `config.eval_every` updates.
-        name: what progress bar and printed lines call this trainer.
+        name: the trainer's name in the progress bar and in printed lines.
         accelerator: where the models run; made with `log_with` if there are trackers.
-        sampler: what answers the prompts; see `rollout.Sampler`.
+        sampler: answers the prompts; see `rollout.Sampler`.
         objective: the equations, a subclass of `Objective`; None takes those that `config.objective` names.
     """
 
@@ -102,7 +102,7 @@ class PPOTrainer(Runner):
         actor_critic = ActorCritic(models.policy, models.critic)
         self.actor_critic, self.optimizer = self.accelerator.prepare(actor_critic, optimizer)
         if isinstance(self.actor_critic, DistributedDataParallel):
-            # All processes have the same buffers, and may differ in how many passes they make in a dry run.
+            # All processes have the same buffers, and may differ in the number of passes of a dry run.
             self.actor_critic.broadcast_buffers = False
         shard_frozen(models.reference, models.reward, beside=self.actor_critic, accelerator=self.accelerator)
         groups = self.optimizer.param_groups
@@ -152,7 +152,7 @@ class PPOTrainer(Runner):
         self._set_learning_rates()
 
         # 4. Old outputs and advantages, from a first pass with the policy that sampled (section 3.2.2, Appendices D.1
-        #    and E). With one minibatch it is the pass of the first optimizer step, too, so its gradients are kept.
+        #    and E). With one minibatch it is also the pass of the first optimizer step, so its gradients are kept.
         #    Several minibatches, whitening and objectives that read other responses need all advantages before that.
         reuses_first_pass = config.num_mini_batches == 1 and not config.whiten and not self.has_custom_objective
         if reuses_first_pass:
@@ -197,7 +197,7 @@ class PPOTrainer(Runner):
         return rollout.sort_by_length()
 
     def _check_sampled(self, rollout: Rollout, logprobs: Tensor) -> dict[str, float]:
-        """Metrics of how far servers that sampled are from the policy's `logprobs` [B, T]; none without servers."""
+        """Metrics of the distance from servers that sampled to the policy's `logprobs` [B, T]; {} without servers."""
         if rollout.sampled_logprobs is None:
             return {}
         from marlhf_lite.training.sampler_checks import check_sampled
@@ -227,12 +227,12 @@ class PPOTrainer(Runner):
         )
 
     def _micro_batches(self, batch: Rollout | Batch) -> Sequence[slice]:
-        """The rows that go through the models together."""
+        """The rows of each pass through the models."""
         size = self.micro_batch_size
         return [slice(start, start + size) for start in range(0, len(batch), size)]
 
     def _inputs(self, part: Rollout) -> tuple:
-        """What policy, reference, and policy with critic are called with."""
+        """The arguments of policy, reference, and policy with critic."""
         return part.tokens, part.attention_mask, part.mask.shape[1], self.logprob_temperature
 
     # -- 3. segmentation ----------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class PPOTrainer(Runner):
         return macro_actions.split_last_token() if config.last_token_alone else macro_actions
 
     def _context(self, rollout: Rollout) -> dict:
-        """What every termination rule is called with, besides the mask."""
+        """The arguments of every termination rule after the mask."""
         return {
             "token_ids": rollout.response_ids,
             "ref_logprobs": rollout.ref_logprobs,
@@ -342,6 +342,6 @@ class PPOTrainer(Runner):
         """
         for group in self.optimizer.param_groups:
             waits = self.config.critic_warmup if group["name"] == "policy" else 0
-            done = max(self.updates_done - waits, 0)  # no matter while it waits: it has no gradient then
+            done = max(self.updates_done - waits, 0)  # while it waits it has no gradient
             share = learning_rate_share(self.config, done, self.total_updates - waits)
             group["lr"] = self.learning_rates[group["name"]] * share

@@ -14,20 +14,13 @@ from marlhf_lite.config.options import LengthConfig, RewardModelConfig, TrainerC
 from marlhf_lite.models.actor_critic import position_ids, score_states, unwrap_peft
 from marlhf_lite.tasks.training_rows import pair_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts
-from marlhf_lite.training.trl_trainers import (
-    EndsWithLastStep,
-    EvenPairs,
-    run_trainer,
-    shared_arguments,
-    train_within_memory,
-)
+from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, shared_arguments, train_stage
 
 
 def last_scores(scores: Tensor, mask: Tensor) -> Tensor:
-    """Read scores [B, L] at the last token of each right-padded row: [B]. The mask tells it, for pad may be EOS."""
+    """Read scores [B, L] at the last token of each right-padded row: [B]. The mask marks it: the pad may be EOS."""
     return scores.gather(1, mask.long().sum(1, keepdim=True) - 1).squeeze(1)
 
 
@@ -42,11 +35,11 @@ def bradley_terry_all(chosen: Tensor, rejected: Tensor, chosen_ids: Tensor, reje
     Scores and ids are [B, L], right-padded; `masks` are those of chosen and rejected. This shapes the scores before the
     last token, which the critic starts from.
     """
-    # Rows differ where ids do, or where one has ended: a pad token may equal the other's token.
+    # Rows differ where ids do, and after the end of one: its pad token may equal the other's token.
     differs = (chosen_ids != rejected_ids) | (masks[0] != masks[1])
     from_divergence = differs.long().cumsum(1) > 0
     counted = from_divergence & (masks[0] | masks[1])
-    # Past its own end the shorter response keeps its last score; the released code reads scores of padding there.
+    # After its end the shorter response keeps its last score; the released code reads scores of padding there.
     held = [torch.where(m, s, last_scores(s, m)[:, None]) for s, m in zip((chosen, rejected), masks, strict=True)]
     # Each pair weighs the same, however many tokens are compared.
     terms = -logsigmoid(held[0] - held[1])
@@ -76,8 +69,8 @@ class _PairLoss(RewardTrainer):
 
     def _scores(self, model, tokens: Tensor, mask: Tensor) -> Tensor:
         """[B, L] scores at every position."""
-        # The full model is called, so that DDP or FSDP see the pass. It returns one position's score, so a hook keeps
-        # the hidden states of the backbone.
+        # Calling the full model lets DDP or FSDP see the pass. It returns one position's score, so a hook keeps the
+        # hidden states of the backbone.
         classifier, states = unwrap_peft(self.accelerator.unwrap_model(model)), []
         backbone = getattr(classifier, classifier.base_model_prefix)
         hook = backbone.register_forward_hook(lambda _, __, out: states.append(out.last_hidden_state))
@@ -88,7 +81,7 @@ class _PairLoss(RewardTrainer):
         return score_states(classifier, states[0])
 
 
-class PairTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, EvenPairs, _PairLoss):
+class PairTrainer(ScaledGradients, StageSteps, EvenPairs, _PairLoss):
     """Trains on the loss of pairs, in float16 too."""
 
     of_pairs = ("accuracy", "margin")
@@ -105,12 +98,12 @@ def train_reward_model(
     trainer_config: TrainerConfig | None = None,
     resume: bool = False,
 ) -> list[dict]:
-    """Train a score model on pairs (columns prompt, chosen, rejected), save adapter and head to `output`.
+    """Train a score model on pairs (columns prompt, chosen, rejected), and save adapter and head to `output`.
 
-    Returns TRL's log, a row a step. `resume` and errors are those of `train_sft`.
+    Returns TRL's log, a row per step. `resume` and errors are those of `train_sft`.
     """
 
-    def train(trainer_config: TrainerConfig) -> list[dict]:
+    def make(trainer_config: TrainerConfig) -> PairTrainer:
         trainer = PairTrainer(
             model=model,
             args=RewardConfig(max_length=None, **shared_arguments(output, seed, config, trainer_config, "rm")),
@@ -118,12 +111,13 @@ def train_reward_model(
             processing_class=tokenizer,
         )
         trainer.loss_kind = config.rm_loss
-        return run_trainer(trainer, tokenizer, output, "reward model", resume)
+        return trainer
 
-    return train_within_memory(train, model, trainer_config or TrainerConfig(), config.rm_batch_size)
+    saving = {"tokenizer": tokenizer, "output": output, "name": "reward model", "resume": resume}
+    return train_stage(make, model, trainer_config or TrainerConfig(), config.rm_batch_size, **saving)
 
 
 def pair_accuracy(reward: ModelReward, tokenizer, rows: datasets.Dataset, limit: int) -> float:
-    """The share of pairs whose chosen response scores higher; ties count half."""
+    """Return the share of pairs whose chosen response scores higher; ties count half."""
     chosen, rejected = (reward(from_texts(tokenizer, rows["prompt"], rows[s], limit)) for s in ("chosen", "rejected"))
     return (torch.sign(chosen - rejected) / 2 + 0.5).mean().item()

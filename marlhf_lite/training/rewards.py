@@ -1,9 +1,8 @@
-"""Rewards: anything that gives each response of a rollout one number."""
+"""Rewards: functions that give each response of a rollout one number."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Complex, Real
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from marlhf_lite.utils.less_memory import in_batches
 class ModelReward:
     """A reward model's score at the last response token, read on the very tokens that were sampled.
 
-    `micro_batch_size` responses are scored at a time, and half as many after memory ended. A model with another
+    `micro_batch_size` responses are scored at a time; if memory ends, half as many from then on. A model with another
     tokenizer scores the rollout that `read` makes of a rollout.
     """
 
@@ -46,30 +45,30 @@ class ModelReward:
 class FunctionReward:
     """Any function of texts: `function(prompts, responses) -> scores`, one finite number each.
 
-    It gets the other columns of the rows, each as a list, by the names of its further arguments, or all by `**row`.
+    Its further arguments name other columns of the rows, which it gets as lists; `**row` stands for all of them.
     """
 
     def __init__(self, function: Callable[[list[str], list[str]], Sequence[float]], name: str = ""):
         self.function, self.name = function, name or getattr(function, "__name__", "reward")
 
     def __call__(self, rollout: Rollout) -> Sequence[float]:
-        """What the function returns for copies of the texts. Raises `InputError` where it raises."""
+        """Call the function on copies of the texts. Raises `InputError` if it raises."""
         columns = RowColumns(self.function, 2, f"reward {self.name}").arguments(rollout.prompts)
         try:
             scores = self.function([*map(str, rollout.prompts)], list(rollout.responses), **columns)
-            return list(scores) if isinstance(scores, Iterator) else scores  # the body of a generator runs here
+            return list(scores) if isinstance(scores, Iterator) else scores  # a generator runs here
         except (Exception, SystemExit) as error:  # a user's function may raise anything
             reason = one_line(error)
-            raise InputError(f"reward {self.name}: raised {reason}: fix it, then go on with --resume") from error
+            raise InputError(f"reward {self.name}: raised {reason}: fix it, then continue by --resume") from error
 
     def metrics(self) -> dict[str, float]:
-        """Return what the function tells of the last responses, where it has metrics."""
+        """Return the function's own metrics of the last responses, if it has any."""
         return getattr(self.function, "metrics", dict)()
 
 
 @dataclass(frozen=True)
 class EnvironmentReward:
-    """The environment's own rewards: each turn's is trained on, and their sum is the score of a response."""
+    """The environment's rewards: PPO trains on those of the turns, and their sum is the score of a response."""
 
     name: str = "environment"
 
@@ -79,24 +78,21 @@ class EnvironmentReward:
 
 
 def score_responses(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
-    """[B] scores in float32, on the rollout's device. Raises `InputError` where they are not B finite numbers."""
+    """[B] scores in float32, on the rollout's device. Raises `InputError` unless they are B finite numbers."""
     return checked_scores(reward, rollout).float().to(rollout.tokens.device)
 
 
 def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollout: Rollout) -> Tensor:
-    """[B] scores as the reward gives them, in float64 where it gives numbers. Raises as `score_responses`.
+    """[B] scores as the reward gives them, numbers in float64. Raises as `score_responses`.
 
-    The reward gets a copy of the rollout, so that it may sort or change what it gets.
+    The reward gets a copy of the rollout, which it may sort or change.
     """
     scores, count = reward(rollout.copy()), len(rollout)
-    source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number a response"
-    if isinstance(scores, Mapping | Set | bytes | bytearray):  # they would be read as keys, in any order, as bytes
-        raise InputError(f"{source}: returned a {type(scores).__name__}: {fix}, as a list in the order of responses")
+    source, fix = f"reward {getattr(reward, 'name', '')}".strip(), "return one finite number per response, in a list"
     try:
-        if getattr(scores, "ndim", 1) != 1:  # a table of pandas would be read as the names of its columns
-            raise ValueError(f"of shape {tuple(scores.shape)}")
-        as_given = isinstance(scores, Tensor) and not scores.is_complex()
-        scores = scores.detach() if as_given else torch.tensor([_number(x) for x in scores], dtype=torch.float64)
+        if not isinstance(scores, Tensor):
+            values = scores.tolist() if hasattr(scores, "tolist") else scores  # of numpy or pandas
+            scores = torch.tensor(values, dtype=torch.float64)
         wrong = (~scores.float().isfinite()).nonzero()
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InputError(f"{source}: returned {scores!r:.200} ({error}): {fix}") from None
@@ -105,16 +101,10 @@ def checked_scores(reward: Callable[[Rollout], Tensor | Sequence[float]], rollou
     if len(wrong):
         row = int(wrong[0, 0])
         raise InputError(f"{source}: scores[{row}] is {scores[row].item()}: {fix}")
-    return scores
-
-
-def _number(x) -> float:
-    if isinstance(x, str | bytes) or (isinstance(x, Complex) and not isinstance(x, Real)):
-        raise TypeError(f"{x!r} is no real number")
-    return float(x)
+    return scores.detach()
 
 
 def shape_scores(rollout: Rollout, config: RolloutConfig) -> Tensor:
-    """The scores that are trained on, [B], or [B, K] of turns, float32; the released code clips the model's to ±2.5."""
+    """The scores for training, [B], or [B, K] of turns, float32, clipped to ±`score_clip` (released code: 2.5)."""
     scores = (rollout.scores if rollout.turn_rewards is None else rollout.turn_rewards).float()
     return scores.clamp(-config.score_clip, config.score_clip) if config.score_clip else scores

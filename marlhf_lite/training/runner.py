@@ -1,4 +1,4 @@
-"""What keeps a run of PPO alive: its loop, memory that ends, checkpoints, held-out tests, records and safeguards.
+"""The run around PPO's updates: the loop, memory that runs out, checkpoints, held-out tests, records and safeguards.
 
 `Runner` is the base of `PPOTrainer` and calls the trainer's `update(prompts)`, which holds the method.
 """
@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import nn
 from tqdm.auto import tqdm
 
 from marlhf_lite import macro
@@ -20,6 +19,7 @@ from marlhf_lite.config.method import PPOTrainerConfig
 from marlhf_lite.models.actor_critic import PPOModels, checkpoint_activations
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training import safeguards, sampler_checks
+from marlhf_lite.training.checkpoint import Checkpoints, save_models
 from marlhf_lite.training.distributed import is_sharded
 from marlhf_lite.training.logging import SAMPLES, RunLogger
 from marlhf_lite.training.metrics import Clock
@@ -29,7 +29,6 @@ from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.random_states import random_states, set_random_states
 
 if TYPE_CHECKING:
-    from marlhf_lite.training.checkpoint import Checkpoints
     from marlhf_lite.utils.run_folder import RunFolder
 
 FEW_ROWS = 4  # in a pass; recomputation costs more than what a GPU gains by passes of more rows
@@ -39,16 +38,8 @@ BATCH_SIZES = ("micro_batch_size", "generation_batch_size")  # halved if memory 
 class Runner:
     """Runs the updates of a trainer; see `PPOTrainer` for the arguments.
 
-    What changes while training, other than weights, optimizer and random generators, is in `counters`.
+    `micro_batch_size` responses go through the models together, `generation_batch_size` are sampled together (0: all).
     """
-
-    # What the trainer has besides its `update`.
-    models: PPOModels
-    actor_critic: nn.Module
-    parameters: dict[str, list[nn.Parameter]]
-    micro_batch_size: int  # responses that go through the models together
-    generation_batch_size: int  # responses that are sampled together; 0 for all
-    gradient_checkpointing: bool | Literal["auto"]  # "auto" until a dry run has decided
 
     def __init__(
         self,
@@ -71,7 +62,7 @@ class Runner:
             setattr(self, size, getattr(config, size))
             setattr(self, f"asked_{size}", getattr(config, size))
         self.logger = RunLogger(run, name, self.accelerator)
-        self.checkpoints = self._checkpoints_of(run) if run else None
+        self.checkpoints = Checkpoints(run, config.save_total_limit, self.accelerator) if run else None
 
     @property
     def history(self) -> list[dict]:
@@ -120,11 +111,11 @@ class Runner:
             if self.checkpoints:
                 set_random_states(states)
                 self.checkpoints.save(self.actor_critic, self.optimizer, self.counters)
-                saved = "; --resume goes on from here"
+                saved = "; --resume continues from here"
             raise InputError(f"update {self.updates_done + 1}: {error}{saved}") from error
 
     def _is_due(self, every: int, last: bool) -> bool:
-        """Whether something that is done every `every` updates, and after the last one, is due."""
+        """Whether work that is done every `every` updates, and after the last one, is due."""
         return bool(every) and (self.updates_done % every == 0 or last or self.updates_done == self.total_updates)
 
     def _is_beyond_kl_ceiling(self, row: dict[str, float]) -> bool:
@@ -136,7 +127,7 @@ class Runner:
         return True
 
     def record(self, row: dict, clock: Clock, rollout: Rollout, macro_actions: macro.MacroActions) -> dict[str, float]:
-        """Log an update's metrics and some of its responses; returns the metrics, with counts and times."""
+        """Log an update's metrics and some of its responses; return the metrics, with counts and times."""
         self.generated_tokens += row["tokens"]
         row = {"update": self.updates_done} | row | {"generated_tokens": self.generated_tokens}
         seconds = clock.total()
@@ -157,7 +148,7 @@ class Runner:
         return safeguards.some_weights(self.parameters) if is_first else None
 
     def finish_update(self, row: dict[str, float], at_start: dict | None) -> None:
-        """Count the update, and refuse a run that does not work; `at_start` are `weights_at_start` of this update."""
+        """Count the update, and end a run that does not work; `at_start` are `weights_at_start` of this update."""
         skipped = bool(row["skipped_steps"]) and self.accelerator.scaler is None
         if at_start and not row["skipped_steps"]:
             critic_alone = self.updates_done < self.config.critic_warmup
@@ -173,11 +164,6 @@ class Runner:
         safeguards.check_nonfinite(self.nonfinite_in_row, row)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def _checkpoints_of(self, run: "RunFolder") -> "Checkpoints":
-        from marlhf_lite.training.checkpoint import Checkpoints  # a run in memory makes none
-
-        return Checkpoints(run, self.config.save_total_limit, self.accelerator)
 
     @property
     def counters(self) -> dict[str, float]:
@@ -203,8 +189,6 @@ class Runner:
 
     def save(self, folder: Path) -> None:
         """Save policy and critic as adapter folders (or full models), with the tokenizer."""
-        from marlhf_lite.training.checkpoint import save_models
-
         save_models(Path(folder), self.models, self.actor_critic, self.tokenizer, self.accelerator)
 
     # -- memory -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Safeguards of a PPO run: batches that cannot be divided, little memory, a wrong start, non-finite numbers."""
+"""Safeguards of a PPO run: batches that cannot be divided, a wrong start, numbers that are not finite."""
 
 import math
 
@@ -15,7 +15,7 @@ START_KL = 0.05  # nats per token: beyond this at the first update, the policy d
 
 
 def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> int:
-    """The number of updates of a run on so many prompts. Raises `InputError` where a batch cannot be divided."""
+    """Return the number of updates of a run on this many prompts. Raises `InputError` for a batch it cannot divide."""
     processes = accelerator.num_processes
     if not prompts:
         raise InputError("prompts: there are none to answer: give more data, or a larger --max_prompt_length")
@@ -25,9 +25,8 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
         raise InputError(f"--batch_size {config.batch_size}: not a multiple of {what}: give a multiple of {divisor}")
     if config.num_mini_batches * processes > config.batch_size:
         most = config.batch_size // processes
-        raise InputError(
-            f"--num_mini_batches {config.num_mini_batches}: more than a process's responses: give at most {most}"
-        )
+        what = f"--num_mini_batches {config.num_mini_batches}"
+        raise InputError(f"{what}: more than a process's responses: give at most {most}")
     updates = config.updates
     if config.prompt_epochs:
         updates = updates_of_passes(config.prompt_epochs, prompts, config.batch_size // config.rollouts)
@@ -38,7 +37,7 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 
 
 def updates_of_passes(passes: float, prompts: int, each: int) -> int:
-    """How many updates of `each` prompts make so many passes; the last one may begin the next pass."""
+    """Return how many updates of `each` prompts make this many passes; the last one may begin the next pass."""
     return math.ceil(round(passes * prompts / each, 6))  # 1.1 * 10 is a little more than 11
 
 
@@ -46,20 +45,18 @@ def updates_of_passes(passes: float, prompts: int, each: int) -> int:
 
 
 def check_start(nats: float, response_length: float) -> None:
-    """Raises `InputError` where the first update says that policy and reference did not start alike.
+    """Raise `InputError` if the first update shows that policy and reference did not start equal.
 
-    `nats` are the KL or log-ratio to the reference of a response, on average; `response_length` is in tokens.
+    `nats` is the mean KL or log-ratio of a response to the reference; `response_length` is in tokens.
     """
     per_token = abs(nats) / max(response_length, 1.0)
     if per_token > START_KL:
-        raise InputError(
-            f"policy and reference are {per_token:.3f} nats a token apart before any step: the policy does not start "
-            "from the reference: give both the same SFT folder"
-        )
+        what = f"policy and reference are {per_token:.3f} nats a token apart before any step"
+        raise InputError(f"{what}: the policy does not start from the reference: give both the same SFT folder")
 
 
 def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Tensor]]:
-    """Copies of the first 1,000 numbers of each weight of each role, of this process's part: they take no memory."""
+    """Copies of the first 1,000 numbers of this process's part of each weight of each role: they need little memory."""
     return {
         role: [local_tensor(p.detach()).flatten()[:1000].clone() for p in weights]
         for role, weights in parameters.items()
@@ -67,10 +64,10 @@ def some_weights(parameters: dict[str, list[nn.Parameter]]) -> dict[str, list[Te
 
 
 def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[str, str], fix: str = "") -> None:
-    """Raises `InputError` where the first step moved no weight of a model, in any process.
+    """Raise `InputError` if the first step moved no weight of a model, in any process.
 
-    `before` are `some_weights` of these parameters; `rates` names the models that are to move, and the option of each
-    one's learning rate. A bfloat16 weight does not move where its step is less than its rounding.
+    `before` are `some_weights` of these parameters; `rates` maps each model that should move to the option of its
+    learning rate. A bfloat16 weight stays if its step is smaller than its rounding.
     """
     moved = {}
     for role, after in some_weights({role: parameters[role] for role in rates}).items():
@@ -79,7 +76,7 @@ def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[s
     everywhere = gather_object([moved])
     for role, option in rates.items():
         if not any(process[role] for process in everywhere):
-            why = "its learning rate or gradient is 0, or its step less than the weights' rounding"
+            why = "its learning rate or gradient is 0, or its step is smaller than the weights' rounding"
             raise InputError(f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}")
 
 
@@ -90,10 +87,8 @@ NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
 
 
 def check_nonfinite(in_row: int, row: dict[str, float]) -> None:
-    """Raises `InputError` where too many updates in a row were left out; `row` are the metrics of the last one."""
+    """Raise `InputError` if too many updates in a row were skipped; `row` are the metrics of the last one."""
     if in_row >= NONFINITE_IN_ROW:
-        where = ", ".join(name for name, x in row.items() if not math.isfinite(x))
-        raise InputError(
-            f"{in_row} updates in a row were not finite and were left out ({where}): start again with lower learning "
-            "rates, a smaller --max_grad_norm, or --dtype float32"
-        )
+        names = ", ".join(name for name, x in row.items() if not math.isfinite(x))
+        fix = "start again with lower learning rates, a smaller --max_grad_norm, or --dtype float32"
+        raise InputError(f"{in_row} updates in a row were not finite and were left out ({names}): {fix}")

@@ -10,17 +10,10 @@ from trl import SFTConfig, SFTTrainer
 from marlhf_lite.config import options as o
 from marlhf_lite.tasks.training_rows import sft_dataset
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.optimizer import WarmUpAboveZero
-from marlhf_lite.training.trl_trainers import (
-    EndsWithLastStep,
-    check_head,
-    run_trainer,
-    shared_arguments,
-    train_within_memory,
-)
+from marlhf_lite.training.trl_trainers import StageSteps, check_head, shared_arguments, train_stage
 
 
-class ResponseTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, SFTTrainer):
+class ResponseTrainer(ScaledGradients, StageSteps, SFTTrainer):
     """TRL's trainer, in float16 too."""
 
 
@@ -35,17 +28,16 @@ def train_sft(
     trainer_config: o.TrainerConfig | None = None,
     resume: bool = False,
 ) -> list[dict]:
-    """Train `model` on prompt -> chosen, save adapter and tokenizer to `output`; returns TRL's log, a row a step.
+    """Train `model` on prompt -> chosen, and save adapter and tokenizer to `output`; return TRL's log, a row per step.
 
-    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. With `resume` it goes
-    on from the checkpoint of a training that was stopped, if there is one in `output`. Raises `InputError` where loss
-    or gradient are not finite, and `Stopped` by Ctrl-C and SIGTERM; then nothing is saved but a checkpoint by the last.
+    `rows` has columns prompt and chosen. The loss is the mean over response tokens, EOS included. With `resume` it
+    continues from the checkpoint that a stopped training left in `output`, if any. Raises `InputError` if loss or
+    gradient is not finite, and `Stopped` after Ctrl-C or SIGTERM; only the second leaves a checkpoint.
     """
-
     check_head(model)
 
-    def train(trainer_config: o.TrainerConfig) -> list[dict]:
-        trainer = ResponseTrainer(
+    def make(trainer_config: o.TrainerConfig) -> ResponseTrainer:
+        return ResponseTrainer(
             model=model,
             args=SFTConfig(
                 max_length=None,  # prompts and turns are cut already
@@ -55,6 +47,6 @@ def train_sft(
             train_dataset=sft_dataset(tokenizer, rows, lengths.max_response_length),
             processing_class=tokenizer,
         )
-        return run_trainer(trainer, tokenizer, output, "SFT", resume)
 
-    return train_within_memory(train, model, trainer_config or o.TrainerConfig(), config.sft_batch_size)
+    saving = {"tokenizer": tokenizer, "output": output, "name": "SFT", "resume": resume}
+    return train_stage(make, model, trainer_config or o.TrainerConfig(), config.sft_batch_size, **saving)

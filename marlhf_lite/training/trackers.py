@@ -1,4 +1,4 @@
-"""Trackers that get the metrics of a run, too: those that accelerate knows, such as TensorBoard and trackio."""
+"""Trackers that also get the metrics of a run: those that accelerate knows, such as TensorBoard and trackio."""
 
 import importlib.util
 from pathlib import Path
@@ -9,13 +9,13 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.preflight import check
 
-# accelerate also knows aim, which transformers, that reports for DPO, RLOO and GRPO, does not.
+# DPO, RLOO and GRPO report by transformers, which does not know accelerate's aim.
 TRACKERS = tuple(sorted({*LOGGER_TYPE_TO_CLASS} - {"aim"}))
 
 
 @check
 def tracker_names(report_to: str) -> list[str]:
-    """The trackers that `--report_to` names. Raises `InputError` for an unknown one or one whose package is missing."""
+    """Return the trackers of `--report_to`. Raises `InputError` if one is unknown, or its package missing."""
     names = [word.strip() for word in report_to.split(",") if word.strip()]
     for word in names:
         if word not in TRACKERS:
@@ -26,15 +26,12 @@ def tracker_names(report_to: str) -> list[str]:
 
 
 def make_accelerator(report_to: str, folder: Path, name: str, config: dict) -> Accelerator:
-    """An accelerator that logs to the trackers of `--report_to` under `folder`; a plain one without any.
-
-    Raises `InputError` for an unknown tracker or one whose package is missing.
-    """
+    """Make an accelerator that logs to the trackers of `--report_to`, if any, under `folder`."""
     names = tracker_names(report_to)
     if not names:
         return Accelerator()
     accelerator = Accelerator(log_with=names, project_dir=str(folder / "trackers"))
-    # Trackers take flat values only.
+    # Trackers only take flat values.
     simple = {k: v for k, v in config.items() if isinstance(v, int | float | str | bool)}
     wandb = {"wandb": {"dir": str(folder)}} if "wandb" in names else {}
     accelerator.init_trackers(name, config=simple, init_kwargs=wandb)

@@ -1,4 +1,4 @@
-"""What SFT, reward model and baselines share of TRL's trainers: arguments, rows a pass, memory, a bar and records."""
+"""The common part of SFT, reward model and baselines, which TRL trains: arguments, memory, checkpoints, saving."""
 
 import shutil
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import TrainableTokensWrapper
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PrinterCallback, Trainer
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
@@ -28,18 +29,23 @@ from marlhf_lite.utils.seals import SEAL, broken
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
-    """Raise `InputError` where the head has an adapter: TRL computes with its weight, and would not train it."""
+    """Raise `InputError` if the head has an adapter: TRL computes with the head's weight, and would not train it."""
     if isinstance(model.get_output_embeddings(), BaseTunerLayer | TrainableTokensWrapper):
         fix = "SFT, DPO, RLOO and GRPO cannot train it: give --lora_target_modules that leaves the head out"
         raise InputError(f"the head (lm_head) has an adapter: {fix}")
 
 
-def train_within_memory(
-    train: Callable[[o.TrainerConfig], list[dict]], model: nn.Module, config: o.TrainerConfig, batch: int
+def train_stage(
+    make: Callable[[o.TrainerConfig], Trainer],
+    model: nn.Module,
+    config: o.TrainerConfig,
+    batch: int,
+    **saving,
 ) -> list[dict]:
-    """Return `train(config)`; where memory ends, it starts again with half the rows a pass, which changes no gradient.
+    """Train `model` by the trainer that `make(config)` returns; `saving` are arguments of `run_trainer`.
 
-    `batch` rows make a step, over all processes. Raises as `with_less_memory`.
+    If memory ends, it starts again with half the rows per pass and the same gradients. `batch` rows make a step, over
+    all processes. Raises as `with_less_memory`.
     """
     processes = PartialState().num_processes
     share = batch // processes
@@ -53,7 +59,7 @@ def train_within_memory(
             parameter.grad = None
 
     def attempt(rows: int) -> list[dict]:
-        return train(replace(config, per_device_train_batch_size=rows))
+        return run_trainer(make(replace(config, per_device_train_batch_size=rows)), **saving)
 
     what = "--per_device_train_batch_size {}"
     return with_less_memory(attempt, size, what, alone=processes == 1, share=share, start_over=start_over)[0]
@@ -87,10 +93,25 @@ def shared_arguments(
     }
 
 
-class EndsWithLastStep:
-    """Makes a trainer whose checkpoint is that of the last step train no more: transformers would make one step more
-    where this step is in the middle of an epoch.
+class StageSteps:
+    """Makes a trainer of transformers begin its warm-up above 0, and end with its last step.
+
+    Transformers' own warm-up begins at 0, so a stage of one step would train nothing. Here step s of N, from 0, has the
+    rate of step s + 1 of N + 1: the warm-up ends with the peak, and the decay ends at 0 after the last step. Resumed
+    after its last step in the middle of an epoch, a trainer of transformers makes another step.
     """
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """Make the schedule of `num_training_steps`; a schedule that the trainer was given stays."""
+        if self.lr_scheduler is not None:
+            return self.lr_scheduler
+        self.args.warmup_steps = warmup = self.args.get_warmup_steps(num_training_steps)
+        if not warmup:
+            return super().create_scheduler(num_training_steps, optimizer)
+        schedule = super().create_scheduler(num_training_steps + 1, optimizer)
+        later = [lambda step, rate=rate: rate(step + 1) for rate in schedule.lr_lambdas]
+        self.lr_scheduler = LambdaLR(schedule.optimizer, later)
+        return self.lr_scheduler
 
     def _run_epoch(self, *args, **kwargs) -> None:
         if self.state.global_step < self.state.max_steps:
@@ -98,78 +119,78 @@ class EndsWithLastStep:
 
 
 class EvenPairs:
-    """Makes loss and metrics of a step means over its pairs: trainers take the mean over passes, of which the last one
-    may have fewer pairs than the others.
+    """Makes loss and metrics of a step means over its pairs. Trainers average over passes, and the last may have fewer
+    pairs.
     """
 
-    of_pairs: tuple[str, ...] = ()  # metrics of each pass that are means over its pairs
+    of_pairs: tuple[str, ...] = ()  # the metrics that a pass gives as means over its pairs
 
     def get_batch_samples(self, *args, **kwargs):
-        """The passes of a step; `pairs_a_pass` is how many pairs they have on average."""
+        """The passes of a step; sets `pairs_a_pass`, the mean number of their pairs."""
         passes, items = super().get_batch_samples(*args, **kwargs)
         self.pairs_a_pass = sum(len(inputs["input_ids"]) // 2 for inputs in passes) / max(len(passes), 1)
         return passes, items
 
     def compute_loss(self, model, inputs, *args, **kwargs):
-        """The loss of a pass, which in training counts as many times as it has pairs."""
+        """The loss of a pass, weighted in training by its number of pairs."""
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         if not model.training:
             return loss
-        share = len(inputs["input_ids"]) // 2 / self.pairs_a_pass  # 1 where all are in one pass
+        share = len(inputs["input_ids"]) // 2 / self.pairs_a_pass  # 1 if all are in one pass
         for name in self.of_pairs:
             self._metrics["train"][name][-1] *= share
         return loss * share
 
 
 def quiet_arguments() -> dict:
-    """Arguments of every trainer of TRL: records are ours, and the model sets precision and checkpointing itself."""
+    """Arguments of every trainer of TRL: we keep the records, and the model sets precision and checkpointing."""
     return {
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the progress bar has to see them
+        "logging_nan_inf_filter": False,  # the progress bar checks them
         "report_to": "none",
         "bf16": False,
-        "gradient_checkpointing": False,  # models that ask for it have it switched on already
+        "gradient_checkpointing": False,  # already on in models that use it
         "dataloader_pin_memory": False,
     }
 
 
-def sum_in_each_pass(trainer: Trainer) -> None:
-    """Let processes add up gradients in each pass of a step where FSDP spreads the weights.
+def sync_grads_every_pass(trainer: Trainer) -> None:
+    """Under FSDP add up the gradients of all processes in each pass of a step, instead of in the last pass only.
 
-    Without sums FSDP2 would keep all gradients whole in each process until the last pass.
+    Until they are summed, FSDP2 keeps all gradients whole in each process.
     """
     trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
 
 
 def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
-    """`(rows per pass, passes per step)` of one process, for a batch over all of them, within `micro` rows a pass.
+    """Return `(rows per pass, passes per step)` of one process, with at most `micro` rows per pass.
 
-    Raises `InputError` where processes cannot share the batch.
+    Raises `InputError` if the batch, which is over all processes, cannot be divided among them.
     """
     processes = PartialState().num_processes
     share, rest = divmod(batch, processes)
     if rest:
-        raise InputError(f"{option} {batch}: {processes} processes cannot share it: make it a multiple of that")
+        raise InputError(f"{option} {batch}: {processes} processes cannot share it: give a multiple of that")
     rows = rows_a_pass(micro, share)
     return rows, share // rows
 
 
 @check
 def check_batches(options) -> None:
-    """Raise `InputError` where processes cannot share a batch of SFT, reward model or DPO."""
+    """Raise `InputError` if a batch of SFT, reward model or DPO cannot be divided among the processes."""
     for flag in ("sft_batch_size", "rm_batch_size", "dpo_batch_size"):
         if size := getattr(options, flag, None):
             split_batch(size, options.per_device_train_batch_size, f"--{flag}")
 
 
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
-    """Train, save what was trained, and return the rows of the log that belong to a step; see `train_sft`."""
-    # One bar of ours instead of a line a step in a terminal, or a table row a step in a notebook.
+    """Train, save the trained weights to `output`, and return the log's rows of steps; see `train_sft`."""
+    # One bar of ours instead of a line per step in a terminal, or a table row per step in a notebook.
     for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
         trainer.remove_callback(callback)
-    sum_in_each_pass(trainer)
+    sync_grads_every_pass(trainer)
     checkpoint = checkpoint_to_resume(output) if resume else None
-    match_checkpoint_format(trainer, checkpoint)
+    check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
         bar = ProgressBar(name, asked_to_stop)
         trainer.add_callback(bar)
@@ -181,7 +202,7 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
             weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None
             if weights is None:
                 trainer.save_model(str(output))
-            elif trainer.accelerator.is_main_process:  # that writes no model where checkpoints are by shard
+            elif trainer.accelerator.is_main_process:  # with sharded checkpoints `save_model` writes no model
                 trainer.model.save_pretrained(output, state_dict=weights)
             if trainer.accelerator.is_main_process:
                 tokenizer.save_pretrained(output)
@@ -210,11 +231,10 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def match_checkpoint_format(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Let FSDP read a checkpoint, if any, in the form in which it was written: by shard, or as one file of all weights.
+def check_checkpoint(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Raise `InputError` if this launch cannot continue from a checkpoint: FSDP then or now only, other processes.
 
-    Those that the trainer writes from now on have the same form. Raises `InputError` where FSDP wrote it and is not
-    active now, or the other way round, and where another number of processes wrote it, unless by shard.
+    Any number of processes reads shards, with other random numbers; then a line is printed.
     """
     if checkpoint is None:
         return
@@ -222,14 +242,9 @@ def match_checkpoint_format(trainer: Trainer, checkpoint: Path | None) -> None:
     if is_of_fsdp != trainer.is_fsdp_enabled:
         made, launch = ("under", "with") if is_of_fsdp else ("without", "without")
         raise InputError(f"{checkpoint}: made {made} FSDP: launch it {launch} fsdp2.yaml")
-    is_by_shard = is_sharded_folder(checkpoint)
-    # transformers would go on without the states of its random generators, and not tell
+    # transformers would continue without the random states, and not tell
     made, processes = len([*checkpoint.glob("rng_state*.pth")]), PartialState().num_processes
-    if not is_by_shard:
+    if not is_sharded_folder(checkpoint):
         check_processes(checkpoint, made, processes)
     elif made != processes and PartialState().is_main_process:
         print(f"{checkpoint}: made by {made} processes, not {processes}: its random numbers will be others")
-    if is_of_fsdp:
-        plugin = trainer.accelerator.state.fsdp_plugin
-        plugin.state_dict_config = plugin.optim_state_dict_config = None  # it would keep those of another form
-        plugin.set_state_dict_type("SHARDED_STATE_DICT" if is_by_shard else "FULL_STATE_DICT")

@@ -12,12 +12,11 @@ from marlhf_lite.config.commands import DPOCommand, PolicyCommand
 from marlhf_lite.config.options import DPOStageConfig
 from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.training.half_precision import ScaledGradients
-from marlhf_lite.training.optimizer import WarmUpAboveZero
 from marlhf_lite.training.trackers import tracker_names
-from marlhf_lite.training.trl_trainers import EndsWithLastStep, EvenPairs, check_head, shared_arguments
+from marlhf_lite.training.trl_trainers import EvenPairs, StageSteps, check_head, shared_arguments
 
 
-class PairsTrainer(ScaledGradients, WarmUpAboveZero, EndsWithLastStep, EvenPairs, DPOTrainer):
+class PairsTrainer(ScaledGradients, StageSteps, EvenPairs, DPOTrainer):
     """TRL's trainer on our token ids; TRL would tokenize prompt and response together, and add EOS to cut responses."""
 
     of_pairs = tuple(f"rewards/{name}" for name in ("chosen", "rejected", "accuracies", "margins"))

@@ -1,0 +1,25 @@
+"""How long a text may be for the positions of a base model."""
+
+from transformers import PreTrainedModel
+
+
+def position_limit(base: PreTrainedModel) -> int | None:
+    """Return the longest text in tokens: the number of learned positions, or `shared_rope_limit`; None if unlimited."""
+    config = base.config.get_text_config()
+    if getattr(config, "rope_parameters", None):
+        return shared_rope_limit(base)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+
+
+def shared_rope_limit(base: PreTrainedModel) -> int | None:
+    """Return the length up to which LongRoPE and dynamic RoPE rotate all texts alike; None for other models.
+
+    Beyond it the longest text of a batch sets the angles of all of them, so a text's log-probabilities depend on the
+    texts beside it, and PPO's ratio differs from 1 before any step.
+    """
+    config = base.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]  # of all layers, or by kind of layer
+    limits = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
+    limits += [config.max_position_embeddings for kind in kinds if "dynamic" in kind.get("rope_type", "")]
+    return min(limits, default=None)
