@@ -29,8 +29,7 @@ def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: 
     """
     width, columns = tokens.shape[1], torch.arange(tokens.shape[1], device=tokens.device)
     starts = attention_mask.argmax(1)
-    lengths = (columns * attention_mask).amax(1) + 1 - starts
-    latest, used = torch.stack([starts.max(), lengths.max()]).tolist()  # one wait for the device
+    latest, used = _most(starts, (columns * attention_mask).amax(1) + 1 - starts)
     first = width - kept - latest  # column of the aligned rows, the first that is read
     if first < 0 or not has_plain_last_layer(backbone):
         inputs = {"attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
@@ -41,6 +40,11 @@ def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: 
         states = backbone(input_ids=aligned, past_key_values=cache, use_cache=False).last_hidden_state
     read = (columns[-kept:] - starts[:, None] - first).clamp(max=states.shape[1] - 1)
     return states.gather(1, read[..., None].expand(-1, -1, states.shape[-1]))
+
+
+def _most(*numbers: Tensor) -> list[int]:
+    """The largest of each, by one wait for the device."""
+    return torch.stack([x.max() for x in numbers]).tolist()
 
 
 def has_plain_last_layer(backbone: nn.Module) -> bool:

@@ -1,0 +1,103 @@
+"""What rows aligned left and the last layer at responses save on a CPU: updates and scoring beside the old way.
+
+One trainer makes both sides' updates in turns (ABBA), on random Gemmas of the embedded model's size; every response has
+its full length, prompts one length or several. The ratio is that of processor seconds, new over old: the median over
+pairs with quartiles. `--trl` then compares with TRL (`trl_ppo/run.py`, cases of time only).
+
+    python benchmarks/speed.py --trl  # within 6 minutes on an idle machine, once trl_ppo/run.py has installed its TRL
+"""
+
+import argparse
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from unittest import mock
+
+import torch
+from cells import RESULTS, Cells
+from synthetic import SHAPES, check_lengths, make_prompts, make_trainer, options, size_arguments, write_model
+from tqdm import tqdm
+
+from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.macro import FixedNGram
+from marlhf_lite.models import last_layer
+from marlhf_lite.training.ppo import PPOTrainer
+from marlhf_lite.utils.tables import markdown
+
+# name -> way of fine-tuning, epochs, and whether prompts have several lengths
+CASES = {
+    "LoRA, 1 epoch": ("lora", 1, False),
+    "LoRA, 4 epochs": ("lora", 4, False),
+    "full, 1 epoch": ("full", 1, False),
+    "full, 4 epochs": ("full", 4, False),
+    "LoRA, 1 epoch, prompts of 1 to 32 tokens": ("lora", 1, True),
+}
+
+
+def old_way():
+    """Rows padded on the left, all layers at all positions."""
+    return mock.patch.object(last_layer, "has_plain_last_layer", lambda backbone: False)
+
+
+def measure(args: argparse.Namespace, folder: Path, case: str) -> dict:
+    """Quartiles of new over old: of an update, and of scoring alone."""
+    finetune, epochs, mixed = CASES[case]
+    prompts = make_prompts(SHAPES["2M"], args.batch, args.prompt, args.seed)
+    if mixed:
+        lengths = random.Random(args.seed).choices(range(1, args.prompt + 1), k=args.batch)
+        prompts = [" ".join(text.split()[:count]) for text, count in zip(prompts, lengths, strict=True)]
+    model = ModelConfig(model=str(folder), finetune=finetune)
+    trainer = make_trainer(model, prompts, FixedNGram(5), options(args, num_ppo_epochs=epochs))
+    scored = trainer.generate_rollout(prompts)
+    works = {"update": lambda: update(trainer, prompts, args), "scoring": lambda: trainer.score(scored)}
+    return {name: quartiles(work, args.pairs, f"{case}: {name}") for name, work in works.items()}
+
+
+def update(trainer: PPOTrainer, prompts: list[str], args: argparse.Namespace) -> None:
+    check_lengths([trainer.update(prompts)], args.response)
+
+
+def quartiles(work: Callable[[], object], pairs: int, progress: str) -> list[float]:
+    """Of the processor seconds of both ways in turns; the first pair warms up."""
+    spent = {"new": [], "old": []}
+    for i in tqdm(range(pairs + 1), desc=progress, disable=None):
+        for side in ("new", "old") if i % 2 else ("old", "new"):
+            torch.manual_seed(i)
+            with old_way() if side == "old" else nullcontext():
+                start = time.process_time()
+                work()
+                spent[side].append(time.process_time() - start)
+    ratios = [new / old for new, old in zip(spent["new"][1:], spent["old"][1:], strict=True)]
+    return statistics.quantiles(ratios, n=4, method="inclusive")
+
+
+def main() -> int:
+    """Each case, then the table; and TRL's comparison, whose status this is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5, help="updates of each side")
+    parser.add_argument("--cases", default="", help="only cases whose name contains this text")
+    parser.add_argument("--trl", action="store_true", help="compare with TRL, too")
+    size_arguments(parser)
+    parser.add_argument("--out", type=Path, default=RESULTS / "benchmark_speed.json")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    cells, rows = Cells(args.out, args), []
+    with tempfile.TemporaryDirectory() as top:
+        folder = write_model(Path(top, "2M"), SHAPES["2M"], args.seed)
+        for case in [case for case in CASES if args.cases in case]:
+            found = cells.measure(case, measure, args, folder, case)
+            rows.append([case, *("{1:.2f} ({0:.2f} to {2:.2f})".format(*found[name]) for name in found)])
+    cells.finish()
+    print(markdown(["new / old, CPU seconds", "an update", "scoring"], rows))
+    trl = [sys.executable, str(Path(__file__).parent / "trl_ppo" / "run.py"), "--cases", "epoch"]
+    return subprocess.run(trl, check=False).returncode if args.trl else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
