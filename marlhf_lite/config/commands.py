@@ -120,7 +120,7 @@ class GRPOCommand(o.GRPOStageConfig, o.RewardConfig, PolicyCommand):
 
 
 class EvaluatedCommand(o.EvaluationConfig, StageCommand):
-    """What every command takes that answers held-out prompts."""
+    """What every command that answers held-out prompts takes."""
 
     answers = True
 

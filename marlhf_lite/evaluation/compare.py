@@ -58,7 +58,7 @@ def comparison_table(summary: Sequence[dict]) -> str:
 
 
 def kl_note(summary: Sequence[dict]) -> str:
-    """Return a note which KL is to which SFT model; empty if these are the same or unknown."""
+    """Return a note on which KL is to which SFT model; empty if these are the same or unknown."""
     methods: dict[str, list[str]] = {}
     for row in (row for row in summary if row["reference"] and row.get("kl") is not None):
         methods.setdefault(row["reference"], []).append(row["method"])
@@ -86,7 +86,7 @@ def _check_alike(base: str, ours: pd.DataFrame, name: str, theirs: pd.DataFrame)
 
 
 def _scorers(rows: pd.DataFrame, column: str) -> set[str]:
-    """Return the names of the scorers. Gold scores without a name are the data's own; RM scores then say nothing."""
+    """Return the names of the scorers; unnamed gold scores are the data's own, unnamed RM scores are unknown."""
     names = set(rows[column].dropna()) - {""} if column in rows else set()
     own = column == "reward" and "gold" in rows and rows["gold"].notna().any()
     return names or ({"the data's gold score"} if own else set())
