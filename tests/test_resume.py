@@ -238,7 +238,7 @@ def test_a_broken_run_is_resumed_stage_by_stage(tiny, here, pairs, capsys):
         assert main(words) == 2
         shown = capsys.readouterr()
         assert "my_reward:score: raised ConnectionError: the judge is away" in shown.err
-        assert "go on with --resume" in shown.err and lines(path / "ma-ppo") == fuse - 1
+        assert "continue by --resume" in shown.err and lines(path / "ma-ppo") == fuse - 1
     stages = [path / name / "adapter_model.safetensors" for name in ("sft", "rm")]
     times = [file.stat().st_mtime_ns for file in stages]
     assert main(["run", "--resume=broken"]) == 0

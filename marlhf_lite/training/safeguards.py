@@ -11,6 +11,7 @@ from marlhf_lite.config.method import PPOConfig
 from marlhf_lite.training.distributed import local_tensor
 from marlhf_lite.utils.errors import InputError
 
+NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
 START_KL = 0.05  # nats per token: beyond this at the first update, the policy did not start from the reference
 
 
@@ -39,9 +40,6 @@ def count_updates(config: PPOConfig, prompts: int, accelerator: Accelerator) -> 
 def updates_of_passes(passes: float, prompts: int, each: int) -> int:
     """Return how many updates of `each` prompts make this many passes; the last one may begin the next pass."""
     return math.ceil(round(passes * prompts / each, 6))  # 1.1 * 10 is a little more than 11
-
-
-# -- the first update -------------------------------------------------------------------------------------------------
 
 
 def check_start(nats: float, response_length: float) -> None:
@@ -78,12 +76,6 @@ def check_moved(before: dict[str, list[Tensor]], parameters: dict, rates: dict[s
         if not any(process[role] for process in everywhere):
             why = "its learning rate or gradient is 0, or its step is smaller than the weights' rounding"
             raise InputError(f"the first step moved no weight of the {role}: {why}: give a higher {option}{fix}")
-
-
-# -- numbers that are not finite --------------------------------------------------------------------------------------
-
-
-NONFINITE_IN_ROW = 3  # skipped updates in a row at which a run gives up
 
 
 def check_nonfinite(in_row: int, row: dict[str, float]) -> None:
