@@ -100,7 +100,7 @@ def _after_the_price() -> dict[str, str]:
 
 
 def _by_the_rules() -> dict[str, str]:
-    """Without the seeds that ran out of order, or on two kinds of machine."""
+    """Without the seeds that ran out of order, on two kinds of machine, or before a first look at the results."""
     texts, (turns, near) = {}, (load_study(name) for name in ("turns", "sentiment_near"))
     kept = [run for run in stored_results("turns") if run["seed"] not in (802, 804, 813)]
     value = difference_of_means(kept, ["MA-PPO turn", "PPO"], turns.mean_updates)
@@ -113,7 +113,12 @@ def _by_the_rules() -> dict[str, str]:
     texts["sentiment_near, without 843: far - near"] = interval(value, "+.3f")
     kept = [run for run in stored_results("critic_head") if run["seed"] != 866]
     value = ratio_of_updates(kept, ["seeing MA-PPO, zero", "seeing MA-PPO"], 0.8, 3)
-    return texts | {"critic_head, without 866: seeing MA-PPO, zero / normal": interval(value, ".3f")}
+    texts["critic_head, without 866: seeing MA-PPO, zero / normal"] = interval(value, ".3f")
+    kept = [run for run in stored_results("umbrella_start") if run["seed"] > 917]
+    for ours, theirs in (("S", "M"), ("M", "L")):
+        value = ratio_of_updates(kept, [ours, theirs], 0.8, 3)
+        texts[f"umbrella_start, the twelve last seeds: {ours} / {theirs}"] = interval(value, ".3f", beside=1)
+    return texts
 
 
 def _first_gradients() -> dict[str, str]:
