@@ -16,7 +16,7 @@ from typing import NamedTuple
 from accelerate import PartialState
 from peft import PeftModel
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, set_seed
+from transformers import Trainer, set_seed
 
 from marlhf_lite.config import commands
 from marlhf_lite.config.options import ModelConfig
@@ -48,7 +48,7 @@ from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refused
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
-from marlhf_lite.training.trl_trainers import check_checkpoint, checkpoint_to_resume, step_of, sync_grads_every_pass
+from marlhf_lite.training.trl_trainers import check_checkpoint, checkpoint_to_resume, step_of, train_with_bar
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import Stopped, graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
@@ -357,7 +357,6 @@ def _train_baseline(
     policy, logger = _to_train(load_policy(context.base, sft), options), RunLogger(run, name.upper())
     without_dropout(policy)
     trainer, held_out = make(context, policy, logger), None
-    sync_grads_every_pass(trainer)
     check_checkpoint(trainer, checkpoint)
     if is_main:
         newer = [path for path in run.path.glob("checkpoints/checkpoint-*") if step_of(path) > step]
@@ -368,7 +367,6 @@ def _train_baseline(
         reference, test = load_policy(context.base, sft, trainable=False), held_out_evaluation(context, reward)
         models = PPOModels(PolicyModel(trainer.model), PolicyModel(reference), None, None)
         held_out = test and functools.partial(test, models)
-    trainer.remove_callback(PrinterCallback)
 
     # 3. Train and save.
     folder = run.path / "policy"
@@ -376,14 +374,12 @@ def _train_baseline(
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
         stops["response_length"] = getattr(trainer, "response_length", 0.0)  # of DPO's pairs
         recorder = Recorder(logger, lambda logs: translate(logs, options), held_out, options.eval_every, **stops)
-        trainer.add_callback(recorder)
         weights = None
         try:
             with nonfinite_probabilities_refused():
-                trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+                train_with_bar(trainer, recorder, checkpoint)
             weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
         finally:
-            recorder.close()
             is_whole = bool(weights) or not is_sharded(trainer.model)  # an interrupted process gathers no shares
             if logger.history and is_main and is_whole and _is_finite(trainer.model):
                 _save_policy(trainer.model, context.tokenizer, folder, weights)

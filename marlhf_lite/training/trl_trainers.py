@@ -154,14 +154,6 @@ def quiet_arguments() -> dict:
     }
 
 
-def sync_grads_every_pass(trainer: Trainer) -> None:
-    """Under FSDP add up the gradients of all processes in each pass of a step, instead of in the last pass only.
-
-    Until they are summed, FSDP2 keeps all gradients whole in each process.
-    """
-    trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
-
-
 def split_batch(batch: int, micro: int, option: str) -> tuple[int, int]:
     """Return `(rows per pass, passes per step)` of one process, with at most `micro` rows per pass.
 
@@ -185,19 +177,10 @@ def check_batches(options) -> None:
 
 def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = False) -> list[dict]:
     """Train, save the trained weights to `output`, and return the log's rows of steps; see `train_sft`."""
-    # One bar of ours instead of a line per step in a terminal, or a table row per step in a notebook.
-    for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
-        trainer.remove_callback(callback)
-    sync_grads_every_pass(trainer)
     checkpoint = checkpoint_to_resume(output) if resume else None
     check_checkpoint(trainer, checkpoint)
     with graceful_stop() as asked_to_stop:
-        bar = ProgressBar(name, asked_to_stop)
-        trainer.add_callback(bar)
-        try:
-            trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        finally:
-            bar.close()
+        train_with_bar(trainer, ProgressBar(name, asked_to_stop), checkpoint)
         if trainer.state.global_step >= trainer.state.max_steps:
             weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None
             if weights is None:
@@ -210,6 +193,19 @@ def run_trainer(trainer, tokenizer, output: Path, name: str, resume: bool = Fals
         for path in output.glob("checkpoint-*"):
             shutil.rmtree(path)
     return [row for row in trainer.state.log_history if "loss" in row]
+
+
+def train_with_bar(trainer: Trainer, bar: ProgressBar, checkpoint: Path | None) -> None:
+    """Train, from a checkpoint if there is one, with our bar instead of a line or a table row per step."""
+    for callback in (DEFAULT_PROGRESS_CALLBACK, PrinterCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(bar)
+    # Else FSDP2 would keep all gradients whole in each process until the last pass of a step.
+    trainer.accelerator.gradient_state.plugin_kwargs["sync_each_batch"] = trainer.is_fsdp_enabled
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    finally:
+        bar.close()
 
 
 def checkpoint_to_resume(folder: Path, step: int = 0) -> Path | None:
