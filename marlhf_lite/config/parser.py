@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import yaml
-from transformers.hf_argparser import string_to_bool
 
 from marlhf_lite.config import options as o
 from marlhf_lite.config.commands import OPTIONS, OWN, AddedCommand, StageCommand, groups, option_names
@@ -39,6 +38,7 @@ COMMON = "model dataset size columns finetune dtype output_dir resume seed max_p
 COMMON += " policy reward environment termination n objective updates batch_size micro_batch_size"
 COMMON += " policy_learning_rate kl_coef temperature"
 TYPES = {str: "TEXT", int: "INT", float: "FLOAT"}
+TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys("no false f n 0".split(), False)
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
@@ -141,9 +141,16 @@ class OptionParser(argparse.ArgumentParser):
         return self.command(**{name: values[name] for name in option_names(self.command) & values.keys()})
 
 
+def to_bool(word: str) -> bool:
+    """Return what a word says of an option that is on or off."""
+    if (value := TRUTH.get(word.lower())) is None:
+        raise argparse.ArgumentTypeError(f"{word} is neither true nor false")
+    return value
+
+
 def bool_or_auto(word: str) -> bool | str:
     """Return what a word says of an option that is on, off, or decided by the run."""
-    return word if word == "auto" else string_to_bool(word)
+    return word if word == "auto" else to_bool(word)
 
 
 def _reading(hint) -> dict:
@@ -152,12 +159,8 @@ def _reading(hint) -> dict:
     if typing.get_origin(hint) is typing.Literal:
         return {"choices": kinds}
     if bool in kinds:
-        return {
-            "type": string_to_bool if hint is bool else bool_or_auto,
-            "nargs": "?",
-            "const": True,
-            "metavar": "BOOL",
-        }
+        kind = to_bool if hint is bool else bool_or_auto
+        return {"type": kind, "nargs": "?", "const": True, "metavar": "BOOL"}
     return {"type": kinds[0], "metavar": TYPES[kinds[0]]}
 
 
