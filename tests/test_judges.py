@@ -34,7 +34,7 @@ def test_the_higher_score_wins_whatever_the_order(tmp_path):
         assert row["shown"] == "none"
 
 
-@pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")]])
+@pytest.mark.parametrize("scores", [[1.0], [1.0, float("nan")], [1.0, "x"]])
 def test_scores_that_cannot_be_compared(tmp_path, scores):
     judge = ScoreJudge(lambda prompts, responses: scores, "mine")
     fails(lambda: judge_pairs(judge, PAIRS[:1], tmp_path), "judge mine")

@@ -135,7 +135,10 @@ def finite(name: str, values: Sequence[float], count: int | None = None) -> np.n
 
     Raises `InputError`, which calls them `name`, unless they are finite: `count` of them, or at least one.
     """
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: {list(values)!r:.60}: give numbers") from None
     if array.ndim != 1 or not array.size or count not in (None, array.size):
         raise InputError(f"{name}: shape {array.shape}: give a list of {count or 'numbers, at least one'}")
     if not np.isfinite(array).all():
