@@ -17,7 +17,7 @@ from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.experiments.export import answer_prompt, export_policy
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
-from marlhf_lite.models.checks import check_length, check_trainable
+from marlhf_lite.models.checks import check_length, check_trainable, ways
 from marlhf_lite.models.loading import build_models, load_base, load_policy, new_policy, new_reward_model
 from marlhf_lite.models.merging import lost_share, merged_weights
 from marlhf_lite.models.positions import position_limit
@@ -203,6 +203,15 @@ def test_full_fine_tuning_says_model(tokenizer, pairs, tmp_path, capsys):
     given = ["--finetune", "full", "--sft_epochs", "0", "--dataset", str(pairs), "--output_dir", str(tmp_path / "run")]
     assert main(["sft", "--model", model, *given]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"model: {tmp_path}/run/sft"
+    versions = RunFolder.open(tmp_path / "run").config["versions"]
+    assert (versions["adapters"], versions["last_layer"]) == ("none", "whole")
+
+
+@pytest.mark.parametrize(("dtype", "way"), [("float32", "merged"), ("bfloat16", "added in bfloat16")])
+def test_the_way_of_layers_is_recorded(base, tiny, dtype, way):
+    options = replace(tiny, dtype=dtype)
+    assert ways(load_base(options), options) == {"adapters": way, "last_layer": "at responses"}
+    assert ways(base, replace(tiny, load_in_4bit=True))["adapters"] == "by peft"
 
 
 # -- rows that depend on the rows beside them -------------------------------------------------------------------------

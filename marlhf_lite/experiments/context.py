@@ -31,6 +31,7 @@ from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
+from marlhf_lite.models.checks import ways
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
@@ -153,6 +154,8 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
         _take(lock, path)
     folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite, manifest=manifest)
     if PartialState().is_main_process:
+        if options.stages:
+            folder.update_config({"versions": folder.config["versions"] | ways(load(), options)})
         different = {"test_prompts": len(task.held_out(len(task.splits["test"])))}
         write_json(folder.path / "data.json", task.counts | different)
     _print_start(options, inputs, task)

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.options import ModelConfig
 from marlhf_lite.models.actor_critic import PolicyModel, ScalarHeadModel
+from marlhf_lite.models.last_layer import has_plain_last_layer
 from marlhf_lite.models.loading import load_policy, new_policy, share
 from marlhf_lite.models.positions import position_limit, shared_rope_limit
 from marlhf_lite.models.score_heads import with_head
@@ -94,3 +95,14 @@ def _padding_gap(role: PolicyModel | ScalarHeadModel, base: PreTrainedModel) -> 
     else:
         pair = role(alone, torch.ones_like(alone)), role(padded, mask)[:, PADS:]
     return (pair[0] - pair[1]).abs().mean().item()
+
+
+def ways(base: PreTrainedModel, options: ModelConfig) -> dict[str, str]:
+    """Return how adapters and the last layer of this base are computed under these options, for the run's record."""
+    dtype = str(base.dtype).removeprefix("torch.")
+    adapters = "by peft" if options.load_in_4bit else "merged" if base.dtype == torch.float32 else f"added in {dtype}"
+    plain = has_plain_last_layer(base.base_model)
+    return {
+        "adapters": adapters if options.finetune == "lora" else "none",
+        "last_layer": "at responses" if plain else "whole",
+    }

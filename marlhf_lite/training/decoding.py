@@ -4,7 +4,8 @@ transformers' `generate` starts some 800 small kernels a token, and starting the
 tokens are those that `generate` draws from the same random state, up to rounding.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, T
 
 from marlhf_lite.models.last_layer import has_plain_last_layer, position_ids
 from marlhf_lite.models.positions import shared_rope_limit
+from marlhf_lite.utils.errors import one_line
 
 CHECK_EVERY = 16  # steps between looks at whether all responses have ended, which wait for the device
 
@@ -60,8 +62,8 @@ class Decoder:
         self.position += 1
         self._draw(logits)
 
-    def captured(self) -> torch.cuda.CUDAGraph:
-        """Sample two tokens, and return a graph that samples one more each time that it is replayed."""
+    def captured(self) -> Callable[[], None]:
+        """Sample two tokens, and return what samples one more: a graph's replay, or `step` if none can be captured."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are chosen and loaded outside of the graph
@@ -69,9 +71,15 @@ class Decoder:
             self.step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        return graph
+        try:
+            with torch.cuda.graph(graph):
+                self.step()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # nothing ran while it was captured
+            warnings.warn(f"sampling is slower, without a CUDA graph: {one_line(error)}", stacklevel=2)
+            return self.step
+        return graph.replay
 
     def _draw(self, logits: Tensor) -> None:
         scores = logits.float()
@@ -96,7 +104,7 @@ def decode(model: PreTrainedModel, ids: Tensor, mask: Tensor, sampling, ends: Se
     decoder = Decoder(model, ids, mask, sampling, ends, pad)
     step, done = decoder.step, 1
     if ids.is_cuda and sampling.max_new_tokens > CHECK_EVERY:
-        step, done = decoder.captured().replay, 3
+        step, done = decoder.captured(), 3
     while done < sampling.max_new_tokens and (done % CHECK_EVERY or decoder.going.any()):
         step()
         done += 1
