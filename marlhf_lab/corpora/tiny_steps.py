@@ -93,7 +93,7 @@ class Fault:
     `line` counts from 0 and `start`, `end` are its characters in the response, end excluded. `reason` is `form` (not of
     the form of a step, or of the answer), `operation` (not the one that is due), `begin` (not the result of the line
     before), `result` (wrong arithmetic), `answer` (not the last result), `missing` (the response ends before; the line
-    is empty), or `more` (text behind the answer).
+    is empty), or `more` (text after the answer).
     """
 
     line: int

@@ -20,7 +20,7 @@ from marlhf_lite.macro import MacroActions
 
 
 def critic_response(values: Tensor, slope: Tensor, mask: Tensor, lags: int, n: int = RESAMPLES) -> list[Interval]:
-    """h_k for k = 0 … lags − 1, each over the tokens that have k + 1 more behind them in their turn.
+    """h_k for k = 0 … lags − 1, each over the tokens that have k + 1 more after them in their turn.
 
     values, slope: [B, T]; mask: [B, T]. Intervals are of a bootstrap over responses; NaN if no turn is that long.
     """

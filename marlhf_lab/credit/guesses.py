@@ -1,9 +1,9 @@
 """What each estimator says of a guess in `tiny-guess`, against the truth: bias and variance, by dynamic programming.
 
 The policy guesses at random among the numbers that no answer rules out, as at the start of training. A state is the
-interval that is left and the turns that were taken; its value V(s), and the value Q(s, g) behind a guess, are exact.
+interval that is left and the turns that were taken; its value V(s), and the value Q(s, g) after a guess, are exact.
 The critic sees the share `seen` of them. A turn has `TOKENS` tokens, of which number `GUESS` (from 0) is the guess: up
-to and with it the critic reads V(s), behind it Q(s, g). There is no KL, and γ = 1.
+to and with it the critic reads V(s), after it Q(s, g). There is no KL, and γ = 1.
 """
 
 from collections.abc import Iterator
@@ -140,10 +140,10 @@ def credit(estimator: Estimator, start: State = START) -> Credit:
 
 
 def turn_end_bias(advantage: float, behind: tuple[int, int], p: float = 0.5, before: int = GUESS + 1) -> float:
-    """What turns push a policy to that decides how much it says behind a guess: the truth is 0.
+    """What turns push a policy to that decides how much it says after a guess: the truth is 0.
 
     The critic is exact, and values have equal weights. A turn with `before` tokens up to and with the guess and b
-    behind it has V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.
+    after it has V(ω) = (before V + b Q) / (before + b), so its advantage is the share before / (before + b) of Q - V.
     With b one of two numbers `behind`, the first with probability p, the gradient with respect to the logit of p is
     p (1 - p) (Q - V) times the difference of the two shares: after a good guess shorter turns are taught, after a bad
     one longer ones. With the value of the first token alone (`sigma` start) both shares are 1.

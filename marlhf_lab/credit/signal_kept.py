@@ -3,7 +3,7 @@
 A token earns the score c, which is given after the last token. The critic sees the share s of it: after that token its
 values are s·c, before it 0, and the rest of c comes as a surprise at the end. Then δ = s·c where the token is chosen
 and (1 − s)·c at the last step, and GAE gives the token s·c + (1 − s)·λ^k·c, k steps before the last. A macro action's
-value with equal weights is a mean over its tokens, those behind the token included, so of the first δ only the part
+value with equal weights is a mean over its tokens, those after the token included, so of the first δ only the part
 (i + 1)/n is left for token i = 0 … n−1 of n (section 3.2.2, Appendix D.1).
 
 Adam takes away the scale of an advantage, so a share says little by itself: what counts is the share against the rest

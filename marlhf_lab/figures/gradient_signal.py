@@ -26,7 +26,7 @@ FIGURE = Path("figures") / "gradient_signal" / "signal_to_noise.png"
 
 
 def gradient_record(name: str = "benchmark_gradient_signal") -> dict:
-    """The stored record; with `_afterwards` behind the name the one that looks for reasons."""
+    """The stored record; with `_afterwards` after the name the one that looks for reasons."""
     return json.loads(shipped(f"results/{name}.json").read_text(encoding="utf-8"))
 
 

@@ -49,7 +49,7 @@ def one_update(n: int, lam: float, sees: float, beta: float, steps: int, hole: i
         sees: from 0, a critic that expects 0.65 before every word, to 1, the critic of lesson 01.
         beta: the price of one nat of KL.
         steps: gradient steps on the sentence.
-        hole: words that somebody else says behind the third one.
+        hole: words that somebody else says after the third one.
     """
     mask = torch.tensor([[True] * 3 + [False] * hole + [True] * 3])
     values = torch.tensor([[BLIND + sees * (value - BLIND) for value in SEEING]])

@@ -419,7 +419,7 @@ def _run_all(study: Study, runs: list[Run], work: Path, results: Path, workers: 
             if {run.name for run in plan(study)} <= read_results(results).keys():  # the study is complete
                 join_results(results)
         except KeyboardInterrupt:
-            print("\nmarlhf: stopping: runs under way end behind their step, with a checkpoint", file=sys.stderr)
+            print("\nmarlhf: stopping: runs under way end after their step, with a checkpoint", file=sys.stderr)
             raise
         finally:  # an interrupt, too, ends all commands
             commands.stop()
