@@ -48,8 +48,8 @@ SITUATIONS = (
               "blind PPO", "blind MA-PPO", f"blind {LONG}"),
     Situation("arithmetic, step by step; the critic cannot predict the result", "steps_confirm", STEPS, "PPO",
               "MA-PPO", LONG),
-    Situation("the first task, with a critic trained beforehand, which predicts part of the score", "critic_confirm",
-              WORD, "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
+    Situation("the first task again, but the critic was trained beforehand and predicts part of the score",
+              "critic_confirm", WORD, "seeing PPO", "seeing MA-PPO", f"seeing {LONG}"),
 )  # fmt: skip
 PANELS = {  # title -> study, methods by their names in the legend
     "word 128 tokens before the score, no noise; new critic": (
