@@ -38,6 +38,8 @@ def last_states(backbone: nn.Module, kept: int, tokens: Tensor, attention_mask: 
     with _last_layer_at(backbone.layers[-1], used - first) if first else nullcontext():
         cache = None if backbone.gradient_checkpointing else _Before()  # layers that run twice take none
         states = backbone(input_ids=aligned, past_key_values=cache, use_cache=False).last_hidden_state
+    if not latest and used == width:  # no row has moved
+        return states
     read = (columns[-kept:] - starts[:, None] - first).clamp(max=states.shape[1] - 1)
     return states.gather(1, read[..., None].expand(-1, -1, states.shape[-1]))
 
