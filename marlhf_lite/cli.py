@@ -267,7 +267,7 @@ def _data(options: commands.DataCommand) -> None:
     check_dataset(options.dataset)
     from marlhf_lite.experiments.data_report import data_report
 
-    sys.stdout.write_colours(data_report(options))
+    print(data_report(options))
 
 
 def _generate(options: commands.GenerateCommand) -> None:

@@ -216,12 +216,14 @@ def test_a_run_on_chats(chatty, tmp_path, capsys):
 @pytest.mark.parametrize("template", ["bos"], indirect=True)
 def test_answers_to_texts_that_are_read_in_another_way_are_not_used_again(chatty, sft, tmp_path):
     """The texts are the same, but not their tokens, nor what ends an answer."""
-    path, out = tmp_path / "written.jsonl", tmp_path / "e"
-    rows = [{"prompt": f"<bos><mask>user\nIs {i} even?<eos>\n<mask>assistant\n"} for i in range(40)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    words = f"evaluate --model {chatty.folder} --sft {sft} --dataset {path} --eval_prompts 2 --max_response_length 6"
-    for choice in ("none", "templated", "templated", "none"):
-        assert not main([*words.split(), "--chat_template", choice, "--output_dir", str(out)])
+    chats, texts, out = tmp_path / "chats.jsonl", tmp_path / "texts.jsonl", tmp_path / "e"
+    rows = [[say("user", f"Is {i} even?")] for i in range(40)]
+    chats.write_text("\n".join(json.dumps({"prompt": row}) for row in rows))
+    write = chat_writer(chatty.tokenizer, "auto")
+    texts.write_text("\n".join(json.dumps({"prompt": write(row)}) for row in rows))
+    words = f"evaluate --model {chatty.folder} --sft {sft} --eval_prompts 2 --max_response_length 6 --output_dir {out}"
+    for path in (texts, chats, chats, texts):
+        assert not main([*words.split(), "--dataset", str(path)])
     assert len(list((out / "responses").iterdir())) == 2
 
 
@@ -404,18 +406,12 @@ def test_forms_of_answers_by_name():
         assert chat.write([say("user", "Why?")], [[say("assistant", "Because.")]])[1] == [answer]
 
 
-@pytest.mark.parametrize("choice", ["text", "templated"])
-def test_texts_as_a_user_s_message_and_texts_that_are_written_already(tmp_path, choice):
-    """Both are the tokens of the same messages; nothing has two ends."""
+def test_texts_as_a_user_s_message(tmp_path):
+    """They are the tokens of the same messages; nothing has two ends."""
     tokenizer = tokenizer_of("byte_level", "chatml")
-    rows = []
-    for i in range(8):
-        start = f"<|im_start|>user\nWhy {i}?<|im_end|>\n<|im_start|>assistant\n"
-        written = {"prompt": start, "chosen": "Because.<|im_end|>\n", "rejected": "No.<|im_end|>"}
-        texts = {"prompt": f"Why {i}?", "chosen": " Because.", "rejected": "No."}
-        rows.append(texts if choice == "text" else written)
+    rows = [{"prompt": f"Why {i}?", "chosen": " Because.", "rejected": "No."} for i in range(8)]
     (path := tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    task = load_task(str(path), chat=chat_writer(tokenizer, choice))
+    task = load_task(str(path), chat=chat_writer(tokenizer, "text"))
     assert task.chats
     expect_chats(tokenizer)
     data = sft_dataset(tokenizer, task.splits["ppo"], 999)
@@ -425,16 +421,22 @@ def test_texts_as_a_user_s_message_and_texts_that_are_written_already(tmp_path, 
         assert ids == whole[:-1] and ids.count(tokenizer.eos_token_id) == 2  # of the question, and of the answer
     rows[0]["chosen"] = "Because.<end_of_turn>"
     path.write_text("\n".join(map(json.dumps, rows)))
-    word = "special token" if choice == "text" else "ends with <end_of_turn>"
-    fails(lambda: load_task(str(path), chat=chat_writer(tokenizer, choice)), word)
+    fails(lambda: load_task(str(path), chat=chat_writer(tokenizer, "text")), "special token")
 
 
 @pytest.mark.parametrize("end", ["", "<|im_end|>", "<|im_end|>\n", "<|im_end|>\n<eos>"])
 def test_a_written_answer_of_several_turns_keeps_its_last_one(end):
-    """Only the end of the whole answer is taken off, with what the template writes behind it."""
+    """Only the end of the whole answer is taken off, with what the template writes after it."""
+    tokenizer = tokenizer_of("byte_level", "chatml")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        f"{{% if loop.last and m.role == 'assistant' %}}{end}{{% else %}}<|im_end|>\n{{% endif %}}{{% endfor %}}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    several = [say("assistant", "First."), say("user", "Why?"), say("assistant", "Second.")]
+    answers = [several, [say("assistant", "One.")]]
     turns = "First.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nSecond."
-    chat = chat_writer(tokenizer_of("byte_level", "chatml"), "templated")
-    assert chat.read("Hi", [turns + end, f"One.{end}"])[1] == [turns, "One."]
+    assert chat_writer(tokenizer, "auto").write([say("user", "Hi")], answers)[1] == [turns, "One."]
 
 
 def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp_path):
@@ -452,9 +454,8 @@ def test_a_transcript_becomes_messages_and_a_system_column_the_first_of_them(tmp
     fails(lambda: chat_writer(tokenizer, "text"), "--chat_template text", "no chat template")
 
 
-@pytest.mark.parametrize("choice", ["text", "templated"])
 @pytest.mark.parametrize("form", ["tldr", "program", "embedded"])
-def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form, choice):
+def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form):
     rows = {
         "tldr": {
             "info": {"subreddit": "tea", "post": "A post."},
@@ -466,5 +467,5 @@ def test_data_with_prompts_of_their_own_take_no_template(tmp_path, form, choice)
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{json.dumps(rows.get(form))}\n")
     dataset = "tiny-tldr" if form == "embedded" else str(path)
-    chat = chat_writer(tokenizer_of("byte_level", "chatml"), choice)
-    fails(lambda: load_task(dataset, chat=chat), f"--chat_template {choice}: {dataset}")
+    chat = chat_writer(tokenizer_of("byte_level", "chatml"), "text")
+    fails(lambda: load_task(dataset, chat=chat), f"--chat_template text: {dataset}")

@@ -460,19 +460,16 @@ def test_an_evaluation_by_a_reward_that_draws_is_the_same_for_one_seed(prompts):
 
 
 def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys):
-    """Words that run together, and batches with few steps in an epoch."""
+    """Batches with few steps in an epoch."""
 
-    def notes(name, chosen, *words):
-        rows = [{"prompt": f"Say {i}:", "chosen": chosen, "rejected": "no"} for i in range(40)]
-        append_lines(tmp_path / name, rows)
+    def notes(name, *words):
+        append_lines(tmp_path / name, [{"prompt": f"Say {i}:", "chosen": " yes", "rejected": "no"} for i in range(40)])
         capsys.readouterr()
         stage("sft", name.partition(".")[0], "--dataset", name, "--model", tiny.model, *words)
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
 
-    assert notes("apart.jsonl", " yes", "--sft_batch_size", "2") == []
-    (together,) = notes("together.jsonl", "yes", "--sft_batch_size", "2")
-    assert "in 40 of 40 rows there is no white space between prompt and answer" in together
-    (steps,) = notes("few.jsonl", "\nyes", "--sft_batch_size", "64")
+    assert notes("many.jsonl", "--sft_batch_size", "2") == []
+    (steps,) = notes("few.jsonl", "--sft_batch_size", "64")
     assert steps.startswith("note: --sft_batch_size 64: 7 rows are 1 step an epoch")
 
 

@@ -5,6 +5,7 @@ import json
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import datasets
 import pandas
@@ -35,10 +36,6 @@ PAIRS = {
     "Alpaca with pairs": lambda i: {
         "instruction": f"Why {i}?", "input": "", "output": "x", "chosen": "Warm.", "rejected": "Cold.",
     },
-    "a winner": lambda i: {
-        "prompt": f"Why {i}?", "winner": ("A", "Response B")[i % 2],
-        "response_a": ("Warm.", "Cold.")[i % 2], "response_b": ("Cold.", "Warm.")[i % 2],
-    },
     "another name": lambda i: {"question": f"Why {i}?", "chosen": "Warm.", "rejected": "Cold."},
 }  # fmt: skip
 CHATS = {
@@ -56,13 +53,6 @@ CHATS = {
     "a prompt repeated": lambda i: {"prompt": [user(i)], "chosen": [user(i), YES], "rejected": [user(i), NO]},
     "LLaMA-Factory": lambda i: {
         "conversations": [turn("human", f"Why {i}?")], "chosen": turn("gpt", "Warm."), "rejected": turn("gpt", "Cold."),
-    },
-    "OpenAI": lambda i: {
-        "input": {"messages": [user(i)], "tools": []}, "preferred_output": [YES], "non_preferred_output": [NO],
-    },
-    "Arena": lambda i: {
-        "winner": ("model_a", "model_b")[i % 2], "turn": 1,
-        "conversation_a": [user(i), (YES, NO)[i % 2]], "conversation_b": [user(i), (NO, YES)[i % 2]],
     },
     "OpenRLHF": lambda i: {"context_messages": [user(i)], "chosen": [YES], "rejected": [NO]},
     "typed parts": lambda i: {
@@ -194,7 +184,12 @@ STOPS = [  # a row -> what the error names
         ["row 1: 'chosen' begins"],
     ),
     ({"chosen": [YES], "rejected": [NO], "history": [user(1)]}, ["row 1", "--columns prompt=NAME"]),
-    ({"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": 1}, ["row 1: 'winner' is 1, not"]),
+    ({"conversation_a": [user(1), YES], "conversation_b": [user(1), NO], "winner": "a"}, ["write the better answer"]),
+    ({"prompt": "a", "response_a": "b", "response_b": "c", "winner": "A"}, ["write the better answer of each row"]),
+    (
+        {"input": {"messages": [user(1)]}, "preferred_output": [YES], "non_preferred_output": [NO]},
+        ["columns found: input, preferred_output, non_preferred_output"],
+    ),
     ({"prompt": [user(1), YES]}, ["row 1: the last message before the answer is the assistant's"]),
 ]
 
@@ -265,16 +260,26 @@ def test_a_label_that_is_a_class_drops_no_rows(tmp_path, in_folder):
     assert task.counts["kept"] == len(rows) and "labelled_false" not in task.counts and task.unused == ("label",)
 
 
-def test_answers_without_a_winner_are_dropped_and_what_is_not_read_of_messages_is_named(tmp_path):
-    ends = ["tie", "tie (bothbad)", "both_bad", *["model_b"] * COUNT]
+def test_what_is_not_read_of_messages_is_named(tmp_path):
     better = YES | {"weight": 0, "name": None}
-    rows = [
-        {"winner": end, "conversation_a": [user(i), NO], "conversation_b": [user(i), better]}
-        for i, end in enumerate(ends)
-    ]
+    rows = [{"chosen": [user(i), better], "rejected": [user(i), NO]} for i in range(COUNT)]
     task = load_task(write(tmp_path / "rows.jsonl", rows))
-    assert (task.counts["kept"], task.counts["tie"]) == (COUNT, 3) and task.unused == ("weight of messages",)
+    assert task.counts["kept"] == COUNT and task.unused == ("weight of messages",)
     assert {(row["chosen"], row["rejected"]) for row in rows_of(task)} == {(" Warm.", " Cold.")}
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_the_guide_s_line_of_pandas_makes_pairs_of_a_winner(tmp_path, chats):
+    (line,) = [line for line in Path("docs/guide.md").read_text().splitlines() if line.startswith('rows["chosen"]')]
+    answers = [["Warm.", "Cold."], [[YES], [NO]]][chats]
+    made = [
+        {"prompt": f"Why {i}?", "a": answers[i % 2], "b": answers[1 - i % 2], "winner": "ab"[i % 2]} for i in range(12)
+    ]
+    rows = pandas.DataFrame(made)
+    exec(line, {"rows": rows})
+    rows[["prompt", "chosen", "rejected"]].to_parquet(tmp_path / "rows.parquet")
+    task = load_task(str(tmp_path / "rows.parquet"))
+    assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), chats), key=str)
 
 
 # Texts
@@ -305,10 +310,8 @@ def test_transcripts_that_end_with_the_human_are_dropped_and_counted(tmp_path):
     whole = "\n\nHuman: Why {}?\n\nAssistant: {}"
     rows = [{"chosen": whole.format(i, "Yes."), "rejected": whole.format(i, "No.")} for i in range(COUNT)]
     rows[3]["rejected"] += "\n\nHuman: Go on."
-    judged = [{"winner": "a", "conversation_a": row["chosen"], "conversation_b": row["rejected"]} for row in rows]
-    for name, of_kind in (("pairs", rows), ("judged", judged)):
-        task = load_task(write(tmp_path / f"{name}.jsonl", of_kind))
-        assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
+    task = load_task(write(tmp_path / "pairs.jsonl", rows))
+    assert task.counts["human_last"] == 1 and len(rows_of(task)) == COUNT - 1
 
 
 def test_transcripts_may_have_one_line_break(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import datasets
 import pytest
@@ -13,7 +12,6 @@ from marlhf_lite.config.commands import COMMANDS, DataCommand, RunCommand
 from marlhf_lite.config.parser import parse
 from marlhf_lite.experiments.context import open_context
 from marlhf_lite.experiments.data import fit_lengths, note_on_sentences
-from marlhf_lite.experiments.data_report import COLOURS, PLAIN
 from marlhf_lite.experiments.inputs import find_inputs
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.run_folder import RunFolder
@@ -130,9 +128,7 @@ def test_texts_without_an_end_of_a_sentence_are_counted(texts, count):
 # The report
 
 
-def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(
-    tiny, tokenizer, tmp_path, capsys, monkeypatch
-):
+def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(tiny, tokenizer, tmp_path, capsys):
     rows = [*map(pair, range(COUNT)), {"prompt": "a", "chosen": "", "rejected": "b"}]
     path = write(tmp_path / "pairs.jsonl", rows)
     words = f"data {path} --model {tiny.model} --max_response_length {LIMIT}".split()
@@ -155,14 +151,8 @@ def test_the_report_shows_rows_as_tokens_counts_lengths_and_what_would_be_cut(
     lengths = sorted(len(ids_of(tokenizer, row["chosen"])) for row in rows[:-1])
     assert f"chosen in tokens: shortest {lengths[0]}, " in text and f"longest {lengths[-1]}\n" in text
     assert "answers are cut to 6 tokens" in text and "equal after cut" in text
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.delenv("NO_COLOR", raising=False)
     assert not main([*words, "--rows", "1"])
-    coloured = capsys.readouterr().out
-    assert all(coloured.count(COLOURS[kind]) > 0 for kind in ("prompt", "answer")) and "row 2" not in coloured
-    for colour in (*COLOURS.values(), PLAIN):
-        coloured = coloured.replace(colour, "")
-    assert "\n\n".join(text.split("\n\n")[1:2]) in coloured
+    assert capsys.readouterr().out.strip() == "\n\n".join(text.split("\n\n")[:2])
 
 
 NOTES = [  # row number -> a row, options, the note
@@ -177,20 +167,12 @@ NOTES = [  # row number -> a row, options, the note
         "note: 12 of 36 texts hold marks such as <start_of_turn>, which are read as characters: if",
     ),
     (
-        lambda i: {"prompt": f"[INST] Why {i}? [/INST]", "chosen": " So.", "rejected": " No."},
-        ["--chat_template", "templated"],
-        "note: 12 of 36 texts hold marks such as [/INST], which are read as characters: they are another model's",
-    ),
-    (
-        lambda i: (
-            {"prompt": [{"role": "user", "content": f"Why {i}?"}]}
-            | {
-                side: [{"role": "assistant", "content": f"{side}\n\nHuman: And?\n\nAssistant: So."}]
-                for side in ("chosen", "rejected")
-            }
-        ),
+        lambda i: {
+            "prompt": [{"role": "user", "content": f"[INST] Why {i}? [/INST]"}],
+            **{side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")},
+        },
         ["--chat_template", "no_system.jinja"],
-        "note: 24 of 36 texts hold marks such as Human:, which are read as characters: they are another model's",
+        "note: 12 of 36 texts hold marks such as [/INST], which are read as characters: if",
     ),
     (
         lambda i: {
@@ -269,7 +251,7 @@ def test_rows_that_an_earlier_stage_has_split_in_another_way_are_refused(make, t
 
 
 def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
-    """Each stage takes all rows of its own file; what it drops is printed; prompts that were trained on are noted."""
+    """Each stage takes all rows of its own file; what it drops is printed."""
     monkeypatch.chdir(tmp_path)
     pairs = list(map(pair, range(COUNT)))
     write(tmp_path / "sft.jsonl", [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs])
@@ -291,8 +273,6 @@ def test_a_file_for_each_stage(tiny, tokenizer, tmp_path, capsys, monkeypatch):
         assert f"dropped: {in_test} equal after cut" in out and "answers are cut to" in out
     ppo = "ppo --sft sft --rm rm --updates 1 --batch_size 4 --micro_batch_size 4 --checkpoint_every 0"
     out, counts = run(ppo, "prompts", "ppo")
-    assert counts["ppo"] == COUNT - held_out and "has trained on all rows" not in out
-    out, _ = run(ppo, "pairs", "again")
-    assert "rm has trained on all rows of pairs.jsonl" in out and "sft has trained" not in out
+    assert counts["ppo"] == COUNT - held_out
     _, counts = run("evaluate --sft sft --policies ppo --rm rm --eval_prompts 4", "prompts", "evaluated")
     assert counts["test"] == held_out

@@ -117,7 +117,7 @@ def test_scores_are_those_of_the_tokens_read_alone(evaluate, base, sft, rm, ppo,
 
 
 def test_answers_to_prompts_that_were_read_as_other_tokens_are_not_used_again(evaluate, tokenizer, tmp_path):
-    """With `--chat_template templated` special tokens are read as such; other templates end turns otherwise."""
+    """A chat template's special tokens are read as such; other templates end turns otherwise."""
     one = {"names": ["SFT"], "temperatures": (0.5,), "samples": 1}
     chats, others = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
     for each, end in ((chats, "<eos>"), (others, "<bos>")):

@@ -55,8 +55,8 @@ class ModelConfig(Checked):
     chat_template: str = option(
         "auto",
         "Chat template that writes lists of messages; auto: the tokenizer's if it has one, none: Human: and "
-        "Assistant: transcripts instead, text: also for rows of text, each prompt as a user's message, templated: a "
-        "template has written the texts already; or a file with a template.",
+        "Assistant: transcripts instead, text: also for rows of text, each prompt as a user's message; or a file with "
+        "a template.",
     )
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = option(
         "float32", "Number format of the base weights; auto: as they are saved."

@@ -273,8 +273,7 @@ def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:
     shape = f" (read as {task.shape})" if task.shape else ""
     print_main(f"{task.name}{shape}: {'; dropped: '.join(describe_rows(task))}")
     if task.chats:
-        by = "were written by a" if options.chat_template == "templated" else "are written by the"
-        print_main(f"prompts and answers {by} chat template")
+        print_main("prompts and answers are written by the chat template")
 
 
 def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionReward | None) -> Iterator[str]:

@@ -22,11 +22,10 @@ from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
 from marlhf_lite.tasks.shapes import repeats_prompt
 from marlhf_lite.tasks.splits import TRAIN_PARTS, Task
-from marlhf_lite.tasks.templates import COLUMNS, HUMAN
+from marlhf_lite.tasks.templates import COLUMNS
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import Sampler, longest_response
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import read_json
 from marlhf_lite.utils.preflight import check
 from marlhf_lite.utils.run_folder import RunFolder
 
@@ -58,8 +57,7 @@ def read_task(
         from marlhf_lite.extras.programs.rewards import with_tests
 
         task = with_tests(task, options, options.bad_rows)
-    notes = [*_notes(task, tokenizer, options.model), *_note_on_known_rows(options, runs)]
-    return task, [*notes, *(_note_on_prompts(chat) if task.chats else ())]
+    return task, [*_notes(task, tokenizer, options.model), *(_note_on_prompts(chat) if task.chats else ())]
 
 
 def _own_part(options: StageCommand | DataCommand, runs: Sequence[RunFolder], task: Task) -> str:
@@ -175,8 +173,7 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     yield from (f"{kind} not used: {', '.join(names)}" for kind, names in unused.items() if names)
     texts = [text for column in COLUMNS for text in _column(task, column)]
     if marks := _marks(texts, tokenizer, task.chats):
-        add = "if a chat template wrote these texts, add --chat_template templated"
-        fix = "they are another model's: write the texts by this model's template" if task.chats else add
+        fix = "if a chat template wrote them, give the rows as messages, and --model's template writes them"
         yield f"{len(marks)} of {len(texts)} texts hold marks such as {marks[0]}, which are read as characters: {fix}"
     answers = [text for column in COLUMNS[1:] for text in _column(task, column)]
     yield from note_on_lost_texts(tokenizer, _column(task, "prompt"), answers)
@@ -186,21 +183,9 @@ def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
     rows = [texts for part in answered for texts in zip(*(part[name] for name in COLUMNS if name in part), strict=True)]
     if repeats := sum(repeats_prompt(*texts) for texts in rows):
         yield f"in {repeats} of {len(rows)} rows answers begin with their prompt: if they should not, cut it off"
-    if together := sum(not (prompt[-1:].isspace() or chosen[:1].isspace()) for prompt, chosen, *_ in rows):
-        fix = "if words would run together, put a space at the start of each answer"
-        yield f"in {together} of {len(rows)} rows there is no white space between prompt and answer: {fix}"
     if not marks and tokenizer.chat_template and task.shape:
         fix = "--chat_template text makes each prompt a user's message"
         yield f"{model} has a chat template, and texts are not put into it: {fix}"
-
-
-def _note_on_known_rows(options: StageCommand | DataCommand, runs: Sequence[RunFolder]) -> Iterator[str]:
-    """Yield a note if an earlier stage has trained on all rows of the file whose prompts are used now."""
-    for run in runs if options.trains_policy else ():
-        file = run.path / "data.json"
-        left = read_json(file).get("ppo", 1) if file.exists() else 1
-        if same_data(run.config, asdict(options)) and not left:
-            yield f"{run.path} has trained on all rows of {options.dataset}: these prompts are among them"
 
 
 def _note_on_prompts(chat: Chat) -> Iterator[str]:
@@ -232,8 +217,7 @@ def _marks(texts: Iterable[str], tokenizer, are_tokens: bool) -> list[str]:
     """Return the first mark of a chat template in each text that has one; the tokenizer's own may be tokens."""
     added = tokenizer.added_tokens_decoder.values()
     special = [re.escape(token.content) for token in added if token.special]
-    transcripts = [HUMAN] if are_tokens else []  # rows of text may be transcripts
-    pattern = re.compile("|".join([MARKS, *transcripts, *special]))
+    pattern = re.compile("|".join([MARKS, *special]))
     tokens = {token.content for token in added} if are_tokens else set()
     found = ([mark for mark in pattern.findall(text) if mark not in tokens] for text in texts)
     return [marks[0].strip() for marks in found if marks]

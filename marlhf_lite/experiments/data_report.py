@@ -1,7 +1,5 @@
 """What a run would read: a few rows as tokens, counts, lengths and notes, for `marlhf data`."""
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,16 +12,13 @@ from marlhf_lite.tasks.answers import encode_answers
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.tasks.tokenization import encode_prompts
-from marlhf_lite.utils.printable import printable
 
-COLOURS = {"prompt": "\x1b[44;97m", "answer": "\x1b[42;30m", "end": "\x1b[41;97m"}
-PLAIN = "\x1b[0m"
 SIDES = {"sft": ("chosen",), "rm": ("chosen", "rejected")}
 QUANTILES = {"shortest": 0.0, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 
 
 def data_report(options: DataCommand) -> str:
-    """Return rows, counts, lengths and notes as text, in colours if the output is a terminal that has them."""
+    """Return rows, counts, lengths and notes as text."""
     start_processes()
     model_path(options.model)
     tokenizer = load_tokenizer(options.model)
@@ -39,8 +34,7 @@ def data_report(options: DataCommand) -> str:
         *(f"{column} in tokens: {text}" for column, text in lengths.items()),
         *(f"note: {note}" for note in (*notes, *more)),
     ]
-    # The text of tokens is escaped already, and may have colours.
-    return "\n".join([*map(printable, lines), *_rows(task, tokenizer, options)])
+    return "\n".join([*lines, *_rows(task, tokenizer, options)])
 
 
 def _lengths(task: Task, tokenizer) -> Iterator[tuple[str, str]]:
@@ -72,15 +66,12 @@ def _answer(row: dict, side: str, tokenizer, limit: int) -> Iterator[str]:
     """Yield the tokens of an answer and of its end."""
     _, (ids,) = encode_answers(tokenizer, [row["prompt"]], [row[side]], limit)
     ends = ids[-1:] == [tokenizer.eos_token_id]
-    yield _line("answer", ids[:-1] if ends else ids, tokenizer, side)
+    yield _line(side, ids[:-1] if ends else ids, tokenizer)
     yield _line("end", ids[-1:], tokenizer) if ends else f"end: none, cut to {limit} tokens"
 
 
-def _line(kind: str, ids: list[int], tokenizer, name: str = "") -> str:
-    pieces = _pieces(ids, tokenizer)
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-        pieces = [f"{COLOURS[kind]}{piece}{PLAIN}" for piece in pieces]
-    return f"{name or kind} ({len(ids)}): |{'|'.join(pieces)}|"
+def _line(name: str, ids: list[int], tokenizer) -> str:
+    return f"{name} ({len(ids)}): |{'|'.join(_pieces(ids, tokenizer))}|"
 
 
 def _pieces(ids: Sequence[int], tokenizer) -> list[str]:

@@ -17,7 +17,7 @@ from marlhf_lite.tasks.templates import BadRow
 from marlhf_lite.utils.errors import InputError, one_line
 from marlhf_lite.utils.interrupts import time_limit
 
-WORDS = ("auto", "none", "text", "templated")
+WORDS = ("auto", "none", "text")
 ANSWER = "ANSWER"  # represents any answer of the assistant
 SECONDS = 10.0  # that a template may take for one text
 
@@ -37,13 +37,13 @@ def chat_writer(tokenizer, choice: str, date: str = "") -> "Chat | None":
             raise InputError(f"--chat_template {choice}: cannot be read ({type(error).__name__}): {hint}") from None
     if choice == "text" and tokenizer.chat_template is None:
         raise InputError("--chat_template text: the tokenizer has no chat template: give a file, or leave it out")
-    if choice == "none" or (choice != "templated" and tokenizer.chat_template is None):
+    if choice == "none" or tokenizer.chat_template is None:
         return None
     return Chat(tokenizer, choice, date)
 
 
 class Chat:
-    """Writes messages by a tokenizer's chat template, or takes texts that a template has written (`templated`)."""
+    """Writes messages by a tokenizer's chat template."""
 
     def __init__(self, tokenizer, choice: str, date: str = ""):
         self.tokenizer, self.choice = tokenizer, choice
@@ -53,6 +53,7 @@ class Chat:
         self.restored: list[str] = []  # answers of which the template omits a text, such as a thought
         self.said: dict[str, str | list[dict]] = {}  # written prompt -> the messages or the text of the data
         self._check = functools.cache(self._try_out)
+        self._end = functools.cache(functools.partial(end_of_turn, tokenizer))
 
     def __call__(self, messages: Sequence[dict]) -> str:
         """Return messages as a prompt, up to the start of the assistant's answer: the same for every answer.
@@ -87,28 +88,9 @@ class Chat:
             whole = whole[: len(text)] + whole[len(text) :].replace(mark, turn["content"], 1)
         return whole[len(text) :]
 
-    def read(self, prompt: str, answers: Sequence[str] = ()) -> tuple[str, list[str]]:
-        """Return texts that a template has written, without the end of the answers' turns.
-
-        Raises `BadRow` for an answer that ends with another special token.
-        """
-        answers = [self._without_end(answer.rstrip()) for answer in answers]
-        for answer in answers:
-            last = list(_special_tokens(self.tokenizer, answer))[-1:]
-            if last and answer.endswith(last[0]):
-                fault = f"an answer ends with {last[0]}, but this tokenizer ends turns with {self.end}"
-                raise BadRow("bad_chat", fault)
-        first = self.tokenizer("a")["input_ids"][:1] == [self.tokenizer.bos_token_id] and self.tokenizer.bos_token
-        return (prompt if not first or prompt.startswith(first) else first + prompt), answers
-
-    @functools.cached_property
-    def end(self) -> str:
-        """The token that ends the assistant's turn."""
-        return end_of_turn(self.tokenizer) if self.tokenizer.chat_template else self.tokenizer.eos_token
-
     def _without_end(self, answer: str) -> str:
         """Return the answer without the end of its last turn, if only special tokens and white space follow it."""
-        text, end, after = answer.rpartition(self.end)
+        text, end, after = answer.rpartition(self._end())
         for token in _special_tokens(self.tokenizer, after):
             after = after.replace(token, "")
         return text if end and not after.strip() else answer
@@ -156,7 +138,7 @@ def expect_chats(tokenizer) -> None:
     See `encode_prompts`. Raises `InputError` if the template cannot write an answer.
     """
     tokenizer.expects_chats = True
-    tokenizer.eos_token = end_of_turn(tokenizer) if tokenizer.chat_template else tokenizer.eos_token
+    tokenizer.eos_token = end_of_turn(tokenizer)
 
 
 def end_of_turn(tokenizer) -> str:

@@ -140,8 +140,8 @@ def _refuse(where: Mapping[str, str], what: str) -> None:
 
 
 def _of_texts(chat: Chat | None) -> str:
-    """Return the choice of a chat template that writes texts, or has written them; else an empty text."""
-    return chat.choice if chat and chat.choice in ("text", "templated") else ""
+    """Return the choice of a chat template that writes texts, too; else an empty text."""
+    return chat.choice if chat and chat.choice == "text" else ""
 
 
 def _convert(rows, source: str, convert: Callable, *, form: Form, template, bad_rows: str):

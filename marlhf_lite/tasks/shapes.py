@@ -52,9 +52,8 @@ def _row(row: Mapping, template: str | Chat = "paper", sides: Sequence[str] = CO
         prompt, answers = _written(row, sides, template)
         if choice == "text" and not has_chats:
             template.said[prompt] = row["prompt"]
-    elif choice in ("none", "templated"):
+    elif choice == "none":
         prompt, answers = row["prompt"], [row[side].rstrip() for side in sides]
-        prompt, answers = template.read(prompt, answers) if choice == "templated" else (prompt, answers)
     else:
         raise BadRow("bad_chat", "text, but most rows are lists of messages")
     return templates.checked_row(prompt, **dict(zip(COLUMNS[1:], answers, strict=False)))
@@ -79,17 +78,6 @@ def _answered(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
     if bad := next((name for name in LABELS if str(row.get(name)).strip().lower() in FALSE), ""):
         raise BadRow("labelled_false", f"{bad!r} is {row[bad]}: an answer to avoid")
     return _row(row, template, ("completion",))
-
-
-def _judged(row: Mapping, template: str | Chat = "paper") -> dict[str, str]:
-    """Convert two answers or whole chats; `winner` names the better one."""
-    winner = re.sub(r"^(model|response|answer|assistant)[ _]", "", str(row["winner"]).strip().lower())
-    if "tie" in winner or "both" in winner:
-        raise BadRow("tie", f"'winner' is {row['winner']}")
-    if winner not in ("a", "b"):
-        raise BadRow("bad_winner", f"'winner' is {row['winner']!r}, not model_a, model_b or tie")
-    first, second = ("first", "second") if winner == "a" else ("second", "first")
-    return _row({**row, "chosen": row[first], "rejected": row[second]}, template)
 
 
 # Messages
@@ -131,7 +119,7 @@ def _words(turns: Turns) -> str:
 
 def _messages(value, column: str) -> Turns:
     """Return messages with `role` and `content`, also from `from` and `value`; parts of text are joined."""
-    value = value.get("messages", [value]) if isinstance(value, dict) else value
+    value = [value] if isinstance(value, dict) else value
     if not isinstance(value, list) or not all(isinstance(turn, dict) for turn in value):
         raise BadRow("bad_chat", f"{column!r} is neither text nor a list of messages")
     turns = maybe_convert_to_chatml({"messages": [dict(turn) for turn in value]})["messages"]
@@ -164,9 +152,7 @@ def write_turns(said: str | Turns, template: str | Chat) -> str:
 
 
 def write_text(prompt: str, chat: Chat) -> str:
-    """Return a text as a prompt of this chat template, as for rows of data; `templated` texts stay."""
-    if chat.choice == "templated":
-        return chat.read(prompt)[0]
+    """Return a text as a prompt of this chat template, as for rows of data."""
     return chat(_of_text(prompt) if chat.choice == "text" else [{"role": "user", "content": prompt}])
 
 
@@ -217,8 +203,6 @@ def _shape(name: str, form: Form, **names: str) -> Form:
 
 PAIRS = Form(COLUMNS, _row, name="pairs", optional=("system",))
 TRANSCRIPTS = replace(PAIRS, columns=COLUMNS[1:], name="pairs of whole transcripts")
-JUDGED = replace(PAIRS, columns=("prompt", "first", "second", "winner"), convert=_judged)
-JUDGED_CHATS = replace(JUDGED, columns=JUDGED.columns[1:])
 # Answers only for SFT: a later stage with the same file has its prompts.
 ANSWERS = replace(
     PAIRS, columns=("prompt", "completion"), convert=_answered, fractions=WITHOUT_PAIRS, optional=("system", *LABELS)
@@ -229,12 +213,9 @@ PROMPTS = replace(
 )
 SHAPES = (
     _shape("LLaMA-Factory's pairs", PAIRS, prompt="conversations"),
-    _shape("OpenAI's pairs", PAIRS, prompt="input", chosen="preferred_output", rejected="non_preferred_output"),
     PAIRS,
     *(_shape(f"pairs, with {name} as the prompt", PAIRS, prompt=name) for name in PROMPT_NAMES[1:]),
     TRANSCRIPTS,
-    _shape("pairs with a winner", JUDGED, first="response_a", second="response_b"),
-    _shape("Arena's pairs", JUDGED_CHATS, first="conversation_a", second="conversation_b"),
     _shape("messages, for SFT", MESSAGES, completion="messages"),
     _shape("ShareGPT's conversations, for SFT", MESSAGES, completion="conversations"),
     *(

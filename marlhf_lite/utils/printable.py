@@ -30,10 +30,6 @@ class PrintableStream(_Stream):
     def write(self, text: str) -> int:
         return self._stream.write(printable(text))
 
-    def write_colours(self, text: str) -> None:
-        """Write a line of printable text with colour codes."""
-        self._stream.write(f"{text}\n")
-
 
 class _Unread(_Stream):
     """Standard error that drops text it cannot write, so that training survives a log on a full disk."""
