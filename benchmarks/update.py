@@ -74,7 +74,7 @@ def profile(args: argparse.Namespace, folder: Path, setting: str) -> dict:
         trainer, prompts = profiled_trainer(args, folder, setting, run)
         logged = timed_log(trainer)
         trainer.update(prompts)  # warms up
-        rows = [phases(trainer.update(prompts), logged, args.batch) for _ in range(args.updates)]
+        rows = [phases(trainer.update(prompts), logged) for _ in range(args.updates)]
         seconds = {phase: statistics.median(row[phase] for row in rows) for phase in PHASES}
         return {"seconds": seconds, "gflop": {k: v / 1e9 for k, v in flops(trainer, prompts).items()}}
 
@@ -102,12 +102,10 @@ def timed_log(trainer: PPOTrainer) -> list[float]:
     return spent
 
 
-def phases(row: dict, logged: list[float], batch: int) -> dict[str, float]:
-    """An update's seconds by phase, from its metrics. Parsing, where there is any, happens while macro actions are
-    made; records are written after the update's own time is taken."""
-    parsing = row.get("parse_milliseconds", 0.0) * batch / 1e3
+def phases(row: dict, logged: list[float]) -> dict[str, float]:
+    """An update's seconds by phase, from its metrics; records are written after the update's own time is taken."""
     taken = {name: row[f"seconds_{name}"] for name in ("generation", "scoring", "training")}
-    taken |= {"macro operations": row["seconds_macro"] - parsing, "parsing": parsing}
+    taken |= {"macro operations": row["seconds_macro"]}
     return taken | {"rest": row["seconds"] - sum(taken.values()), "logging": logged[-1]}
 
 

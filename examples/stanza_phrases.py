@@ -18,8 +18,6 @@ class Phrases(Parsing):
 class StanzaParser:
     """A function from a text to its sentences with their trees; stanza also splits the sentences."""
 
-    background = True  # stanza computes in torch, so other threads can run
-
     def __init__(self):
         self.pipeline = stanza.Pipeline("en", processors="tokenize,pos,constituency", verbose=False)
 

@@ -332,20 +332,17 @@ class Watching(TerminationRule):
     def __init__(self):
         self.seen = []
 
-    def prepare(self, mask, *, token_ids, **context):
-        self.seen.append((mask, token_ids[mask]))
-
     def segment(self, mask, *, token_ids, **context):
-        self.prepare(mask, token_ids=token_ids)
+        self.seen.append((mask, token_ids[mask]))
         return MacroActions.from_starts(torch.zeros_like(mask), mask)
 
 
-def test_a_rule_prepares_the_turns_that_it_segments(make):
-    """Each turn is a row in both: no rule has to know of what the environment says in between."""
+def test_a_rule_segments_turns(make):
+    """Each turn is a row: no rule has to know of what the environment says in between."""
     rule, dialogues = Watching(), Dialogues(Counter(), max_turns=3)
     make(termination=rule, reward=EnvironmentReward(), sampler=dialogues).update(PROMPTS)
-    prepared, segmented = rule.seen
-    assert all(map(torch.equal, prepared, segmented)) and len(prepared[0]) > len(PROMPTS)
+    ((mask, tokens),) = rule.seen
+    assert len(mask) > len(PROMPTS) and len(tokens) == mask.sum() and not (mask[:, 1:] & ~mask[:, :-1]).any()
 
 
 def test_score_clip_limits_each_turn_as_its_help_says(make, played):

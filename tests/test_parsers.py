@@ -1,8 +1,9 @@
-"""The parsers: embedded grammar, link-grammar, Python, and stanza's of the examples. Those not installed skip."""
+"""The parsers: embedded grammar and Python, link-grammar and stanza's of the examples. Those not installed skip."""
 
 import importlib
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,6 @@ from small_tokenizers import Pieces
 
 from marlhf_lab.corpora.tiny_tldr import Quality, make_post, make_summary, summary_text
 from marlhf_lite.config.options import MacroConfig
-from marlhf_lite.extras.parsers import link_grammar
-from marlhf_lite.extras.parsers.link_grammar import LinkGrammarParser, align, read_constituents
 from marlhf_lite.extras.parsers.python_code import PythonParser
 from marlhf_lite.macro.catalogue import make_parser, make_rule
 from marlhf_lite.parsing import (
@@ -30,6 +29,7 @@ from marlhf_lite.parsing import (
 from marlhf_lite.parsing.base import leaves
 from marlhf_lite.tasks.tiny_tldr.grammar import detokenize
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 needs_link = pytest.mark.skipif(
     shutil.which("link-parser") is None, reason="link-parser is not installed (apt-get install link-grammar)"
 )
@@ -88,12 +88,19 @@ def test_grammar_takes_any_text(grammar_parser, text):
         assert all(s.tree is None for s in grammar_parser(other))
 
 
-# link-grammar
+# link-grammar, an example
 
 
-@pytest.fixture(scope="module")
-def link():
-    return LinkGrammarParser(time_limit=20)
+@pytest.fixture
+def link_phrases(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield importlib.import_module("link_phrases")
+    sys.modules.pop("link_phrases")
+
+
+@pytest.fixture
+def link(link_phrases):
+    return link_phrases.LinkGrammarParser(time_limit=20)
 
 
 @needs_link
@@ -115,26 +122,26 @@ ODD_SENTENCES = [
 
 @needs_link
 def test_link_takes_any_sentence(link):
-    link.prepare([text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")])
+    parsed = link.parse([text for sentence in ODD_SENTENCES for text in (sentence, f"It works, {len(sentence)}.")])
     for sentence in ODD_SENTENCES:
-        found = link(sentence)
+        found = parsed[sentence]
         check(found, sentence, whole=False)
         if sentence.startswith(("!", "%")):  # a word to be parsed, not a command
             assert "".join(found[0].tree.leaves()) == sentence
         number = str(len(sentence))
-        assert link(f"It works, {number}.")[0].tree.leaves() == ["It", "works", ",", number, "."]  # still in step
+        assert parsed[f"It works, {number}."][0].tree.leaves() == ["It", "works", ",", number, "."]  # still in step
 
 
 @needs_link
-def test_link_gives_up_after_its_time_limit():
-    parser = LinkGrammarParser(time_limit=1)
+def test_link_gives_up_after_its_time_limit(link_phrases):
+    parser = link_phrases.LinkGrammarParser(time_limit=1)
     hard = "but the man who I saw in the park with the dog and that you know when it rains or " * 20
     found = parser(f"One cat sat. {hard}. Two cats sat.")
     assert [s.tree is None for s in found] == [False, True, False]
 
 
 @pytest.mark.parametrize("end", ["time.sleep(60)", "sys.exit(1)"])
-def test_link_sentences_without_a_reply_have_no_tree(tmp_path, monkeypatch, end):
+def test_link_sentences_without_a_reply_have_no_tree(link_phrases, tmp_path, monkeypatch, end):
     command = tmp_path / "fake-parser"
     command.write_text(f"""#!{sys.executable}
 import sys, time
@@ -143,17 +150,35 @@ for line in sys.stdin:
         {end}
     print("walls set to 0" if line[0] == "!" else f"(S {{line.strip()}})", flush=True)""")
     command.chmod(0o755)
-    parser = LinkGrammarParser(command=str(command))
-    monkeypatch.setattr(link_grammar, "START_SECONDS", 0.1)
+    parser = link_phrases.LinkGrammarParser(command=str(command))
+    monkeypatch.setattr(link_phrases, "START_SECONDS", 0.1)
     found = parser("Fine. Do stop. Never asked.")
     assert [s.tree is None for s in found] == [False, True, True]
     rule = Parsing(parser)
     tokens = Pieces("Fine.", " Do", " stop.", " Never", " asked.")
     rule(torch.ones(1, 5, dtype=torch.bool), token_ids=torch.arange(5)[None], tokenizer=tokens)
-    assert rule.fallback_rate == 2 / 3
+    assert rule.metrics()["fallback_rate"] == 2 / 3
 
 
-def test_link_replies_are_read():
+@needs_link
+def test_link_s_parser_is_a_rule_by_its_name(link_phrases, tmp_path, monkeypatch):
+    """One process parses the sentences of all responses."""
+    rule = make_rule(MacroConfig(termination="link_phrases:Phrases"))
+    started, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *args, **rest: started.append(args) or run(*args, **rest))
+    tokens = Pieces("The", " old", " cat", " sat", " on", " the", " mat", ".", " A", " dog", " barked")
+    ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 7, 8, 9, 10, 7]])
+    macros = rule(torch.ones(2, 8, dtype=torch.bool), token_ids=ids, tokenizer=tokens)
+    assert len(started) == 1 and rule.metrics()["fallback_rate"] == 0
+    assert macros.spans() == [[(0, 3), (3, 8)], [(0, 4), (4, 8)]]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    name = MacroConfig(termination="link_phrases:Phrases")
+    fails(lambda: make_rule(name), "--termination link_phrases:Phrases", "apt-get install link-grammar")
+    fails(lambda: link_phrases.LinkGrammarParser(command="/bin/false"), "dictionary")
+
+
+def test_link_replies_are_read(link_phrases):
+    read_constituents, align = link_phrases.read_constituents, link_phrases.align
     reply = "\n(S (NP the cat.n) (VP sat.v-d (PP on (NP the mat.n))) .)\n\n(S (NP second))"
     assert read_constituents(reply).leaves() == ["the", "cat.n", "sat.v-d", "on", "the", "mat.n", "."]
     assert read_constituents("(ADJP (S (NP it) .))\n\n").leaves() == ["it", "."]
@@ -172,7 +197,7 @@ def test_link_replies_are_read():
 @pytest.fixture
 def phrases(monkeypatch):
     """The example's module, with an empty module in place of stanza, which need not be installed."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setitem(sys.modules, "stanza", SimpleNamespace())
     monkeypatch.delitem(sys.modules, "stanza_phrases", raising=False)
     yield importlib.import_module("stanza_phrases")
@@ -218,7 +243,7 @@ def test_the_example_s_parser_is_a_rule_by_its_name(phrases, monkeypatch):
     monkeypatch.setattr(phrases.stanza, "Pipeline", lambda language, **options: pipeline, raising=False)
     rule, tokens = make_rule(MacroConfig(termination="stanza_phrases:Phrases")), [f" {word}" for word in "bcdefghi"]
     macros = rule(torch.ones(1, 9, dtype=torch.bool), token_ids=torch.arange(9)[None], tokenizer=Pieces("a", *tokens))
-    assert macros.spans() == [[(0, 3), (3, 7), (7, 9)]] and rule.rule.fallback_rate == 0
+    assert macros.spans() == [[(0, 3), (3, 7), (7, 9)]] and rule.metrics()["fallback_rate"] == 0
     assert phrases.StanzaParser()(" \n") == []
 
 
@@ -262,15 +287,12 @@ def test_python_cuts_at_statements(python, tokenizer):
 @pytest.mark.parametrize(
     ("name", "module", "parts"),
     [
-        ("link", None, ("parser link", "apt-get install link-grammar")),
         ("python", "tree_sitter_python", ("parser python", "pip install tree-sitter")),
-        ("french", None, ("--parser french", "grammar, link, python")),
+        ("french", None, ("--parser french", "grammar, python")),
     ],
 )
-def test_a_parser_that_is_not_there_says_what_to_install(monkeypatch, tmp_path, name, module, parts):
+def test_a_parser_that_is_not_there_says_what_to_install(monkeypatch, name, module, parts):
     make_parser.cache_clear()
-    monkeypatch.setenv("PATH", str(tmp_path))
     if module:
         monkeypatch.setitem(sys.modules, module, None)
     fails(lambda: make_rule(MacroConfig(termination="parsing", parser=name)), *parts)
-    fails(lambda: LinkGrammarParser(command="/bin/false"), "parser link", "dictionary")

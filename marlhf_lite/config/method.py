@@ -33,8 +33,8 @@ class MacroConfig(Checked):
         "response so far (Appendix B.4), or of the token (released code).",
     )
     perplexity_early: bool = option(False, "Begin a perplexity macro action one token early (released code).")
-    parser: Literal["grammar", "link", "python"] = option(
-        "grammar", "Parser for parsing: grammar (embedded task), link for English, or python (tree-sitter)."
+    parser: Literal["grammar", "python"] = option(
+        "grammar", "Parser for parsing: grammar (embedded task) or python (tree-sitter)."
     )
     cutoff: int = option(5, "Number of tokens below which a phrase is one macro action, for parsing.", least=1)
     sigma: Literal["equal", "unit", "start", "position", "position_reversed"] = option(

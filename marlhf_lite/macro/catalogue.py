@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # Imported on demand: macro actions by number or by the models' outputs work without a parser.
 PARSERS = {
     "grammar": "marlhf_lite.parsing.grammar:GrammarParser",
-    "link": "marlhf_lite.extras.parsers.link_grammar:LinkGrammarParser",
     "python": "marlhf_lite.extras.parsers.python_code:PythonParser",
 }
 RULES: dict[str, Callable[[MacroConfig, int], macro.TerminationRule]] = {
@@ -68,10 +67,6 @@ class NamedRule(macro.TerminationRule):
     def __call__(self, mask: Tensor, **context: Any) -> macro.MacroActions:
         with named_errors("termination", self.name):
             return macro.check_segmentation(self.rule(mask, **context), mask)
-
-    def prepare(self, mask: Tensor, **context: Any) -> None:
-        with named_errors("termination", self.name):
-            self.rule.prepare(mask, **context)
 
     def check(self) -> None:
         with named_errors("termination", self.name):

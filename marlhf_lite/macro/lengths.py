@@ -72,9 +72,6 @@ class Shuffled(TerminationRule):
     def needs_outputs(self) -> bool:
         return self.rule.needs_outputs
 
-    def prepare(self, mask: Tensor, **context: Any) -> None:
-        self.rule.prepare(mask, **context)
-
     def check(self) -> None:
         self.rule.check()
 

@@ -45,9 +45,6 @@ class TerminationRule:
         """Return macro actions for rows without holes (responses or turns); ``mask`` [B,T] bool is right-padded."""
         raise NotImplementedError
 
-    def prepare(self, mask: Tensor, **context: Any) -> None:
-        """Begin slow work on the CPU, before the models score; ``ref_logprobs`` is still None."""
-
     def check(self) -> None:
         """Raise InputError if the first call shows that the rule does not work on these responses."""
 

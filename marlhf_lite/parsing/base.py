@@ -37,9 +37,7 @@ class ParsedSentence:
 class Parser(Protocol):
     """Any function from a text to its sentences, in order and without overlap, and so are the leaves of each.
 
-    Text between sentences that is more than white space counts as a sentence without a tree. A parser may also have a
-    method `prepare(texts)` that parses a batch at once, and an attribute `background`: True lets `Parsing` call it in a
-    separate thread.
+    Text between sentences that is more than white space counts as a sentence without a tree.
     """
 
     def __call__(self, text: str) -> list[ParsedSentence]: ...

@@ -3,10 +3,8 @@
 The tensors of a rollout may be on any device; the text is handled on the CPU, one response at a time.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +71,7 @@ class Parsing(_TextRule):
 
     A token belongs to the first leaf that it shares a character with, white space to the leaf after it. Tokens without
     text, such as EOS, do not count and join the macro action before them. A sentence without a tree falls back to one
-    macro action per token; the share of such sentences is `fallback_rate`.
+    macro action per token; the share of such sentences is the metric `fallback_rate`.
 
     Args:
         parser: one of this package's, or any function from a text to a list of `ParsedSentence`, see `Parser`.
@@ -82,68 +80,41 @@ class Parsing(_TextRule):
     def __init__(self, parser: Parser, cutoff: int = 5, inclusive: bool = False):
         super().__init__()
         self.parser, self.cutoff, self.inclusive = parser, cutoff, inclusive
-        self._pool = ThreadPoolExecutor(1, "parser") if getattr(parser, "background", False) else None
-        self._begun: tuple[list[str], Future] | None = None
         self._counts: Counter[str] = Counter()  # of the last call
 
     def segment(self, mask: Tensor, **context: Any) -> MacroActions:
         responses = self._responses(mask, **context)
-        texts = [response.text for response in responses]
-        if self._begun and self._begun[0] == texts:
-            parsed, seconds = self._begun[1].result()
-        else:
-            parsed, seconds = self._parse(texts)
-        self._begun = None
+        parsed = self.parse(list(dict.fromkeys(response.text for response in responses)))
         parts = [list(_with_gaps(parsed[response.text], response.text)) for response in responses]
         trees = [sentence.tree for sentences in parts for sentence in sentences]
-        self._counts = Counter(
-            sentences=len(trees), without_tree=trees.count(None), responses=len(responses), milliseconds=1e3 * seconds
-        )
+        self._counts = Counter(sentences=len(trees), without_tree=trees.count(None))
         # Without any text every token stands alone, as in token-level PPO.
         rows = [r.starts(self._pieces(r, s)) if s else [True] * r.count for r, s in zip(responses, parts, strict=True)]
         return _segmentation(rows, mask)
 
-    def prepare(self, mask: Tensor, **context: Any) -> None:
-        """Begin to parse these responses in a thread if the parser asks for one; the next call of the rule waits."""
-        if self._pool:
-            texts = [response.text for response in self._responses(mask, **context)]
-            self._begun = texts, self._pool.submit(self._parse, texts)
+    def parse(self, texts: Sequence[str]) -> dict[str, list[ParsedSentence]]:
+        """Return the sentences of each text. Override it if a parser takes many texts at once."""
+        return {text: list(self.parser(text)) for text in texts}
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of sentences that fell back, and the parser's milliseconds per response, of the last call.
+        """Return `fallback_rate`, the share of the last call's sentences that have no tree and are cut at every token.
 
         It counts all processes, so all must call it.
         """
-        if not self._counts:
-            return {}
         counts = sum(gather_object([self._counts]), Counter())
-        milliseconds = counts["milliseconds"] / max(counts["responses"], 1)
-        return {"fallback_rate": _fallback_rate(counts), "parse_milliseconds": milliseconds}
-
-    @property
-    def fallback_rate(self) -> float:
-        """The share of sentences without a tree in the last call, from 0 to 1; each is cut at every token."""
-        return _fallback_rate(self._counts)
+        return {"fallback_rate": counts["without_tree"] / max(counts["sentences"], 1)}
 
     def check(self) -> None:
         """Raise `InputError` in all processes if more than half of the last call's sentences had no tree."""
-        if (share := self.metrics().get("fallback_rate", 0.0)) > FALLBACK_LIMIT:
-            parser, rate = type(self.parser).__name__, f"{share:.0%}"
+        if (share := self.metrics()["fallback_rate"]) > FALLBACK_LIMIT:
             raise InputError(
-                f"--termination parsing: {parser} found no tree for {rate} of the sentences, so most macro actions "
-                "are single tokens: take --parser link for English, python for programs"
+                f"--termination parsing: {type(self.parser).__name__} found no tree for {share:.0%} of the sentences, "
+                "so most macro actions are single tokens: take --parser python for programs, or for English the rule "
+                "--termination link_phrases:Phrases of the examples"
             )
 
     def __repr__(self) -> str:
         return f"Parsing({type(self.parser).__name__}, cutoff={self.cutoff}, inclusive={self.inclusive})"
-
-    def _parse(self, texts: Sequence[str]) -> tuple[dict[str, list[ParsedSentence]], float]:
-        """Parse each different text once; return the sentences by text, and the seconds that it took."""
-        start = time.perf_counter()
-        texts = list(dict.fromkeys(texts))
-        if hasattr(self.parser, "prepare"):
-            self.parser.prepare(texts)
-        return {text: list(self.parser(text)) for text in texts}, time.perf_counter() - start
 
     def _pieces(self, response: ResponseTokens, sentences: list[ParsedSentence]) -> Iterator[tuple[int, str]]:
         """Yield the runs of tokens that the trees cut, as `ResponseTokens.starts` takes them."""
@@ -172,7 +143,3 @@ def _with_gaps(sentences: Sequence[ParsedSentence], text: str) -> Iterator[Parse
         if sentence.start < sentence.end:
             yield sentence
         last = sentence.end
-
-
-def _fallback_rate(counts: Mapping[str, float]) -> float:
-    return counts["without_tree"] / max(counts["sentences"], 1)

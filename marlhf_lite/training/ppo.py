@@ -119,9 +119,6 @@ class PPOTrainer(Runner):
 
         # 2. Scoring: log-probabilities of the reference model, and a reward for each response (section 2.2).
         with clock.phase("scoring"):
-            copy = rollout.copy()
-            turns, context = macro.turns.turns_as_rows(copy.mask, self._context(copy))
-            self.termination.prepare(turns, **context)  # a parser works while the models score
             rollout = self.score(rollout)
 
         # 3. Segmentation: the termination rule cuts each response into macro actions (section 3.2.1).

@@ -1,1 +1,1 @@
-"""Parsers that need an extra package: for English and for Python."""
+"""A parser that needs an extra package: for Python."""

@@ -1,13 +1,14 @@
-"""Parse English with link-grammar, a Debian, Ubuntu, Colab and Homebrew package; nothing else is downloaded."""
+"""A parser of your own: link-grammar's trees of English, after `apt-get install link-grammar` (Debian, Ubuntu, Colab)
+or `brew install link-grammar`. With this file in the current folder: marlhf run --termination link_phrases:Phrases"""
 
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 
 import nltk
 
-from marlhf_lite.parsing.base import ParsedSentence, place_leaves, split_sentences
+from marlhf_lite.parsing import ParsedSentence, Parsing, split_sentences
+from marlhf_lite.parsing.base import place_leaves
 from marlhf_lite.utils.errors import InputError
 
 COMMAND = "link-parser"
@@ -21,47 +22,51 @@ START_SECONDS = 20.0  # for the dictionary to load
 _ALIKE = str.maketrans("‘’“”([)]\n\r\t\0", "''\"\"{{}}    ")
 
 
+class Phrases(Parsing):
+    """Phrases of fewer than `cutoff` tokens from link-grammar's trees."""
+
+    def __init__(self, cutoff=5):
+        super().__init__(LinkGrammarParser(), cutoff)
+
+    def parse(self, texts):
+        return self.parser.parse(texts)
+
+
 class LinkGrammarParser:
-    """Parse English with the command ``link-parser``: one process for all sentences of a batch of texts.
+    """A function from a text to its sentences with their trees; `parse` takes many texts, with one process for all.
 
     A sentence has no tree if link-parser does not finish it within `time_limit` seconds, if it changes the
     words, or if the sentence has more than 2000 characters. If the process ends or hangs, the sentences without an
     answer have no tree. Words that could not be linked stay in the tree.
-
-    The constructor raises `InputError` if the package is missing or does not work.
     """
 
-    background = True  # another process does the work
-
-    def __init__(self, time_limit: int = 1, command: str = COMMAND):
+    def __init__(self, time_limit=1, command=COMMAND):
         if shutil.which(command) is None:
             fix = "apt-get install link-grammar (Debian, Ubuntu, Colab) or brew install link-grammar"
-            raise InputError(f"--parser link: the command {command} is not installed: {fix}")
+            raise InputError(f"the command {command} is not installed: {fix}")
         self.time_limit, self.command = time_limit, command
-        self._trees: dict[str, nltk.Tree | None] = {}
         if self("This is a test.")[0].tree is None:
             fix = "install the English dictionary, apt-get install link-grammar-dictionaries-en"
-            raise InputError(f"--parser link: {command} did not parse a test sentence: {fix}")
+            raise InputError(f"{command} did not parse a test sentence: {fix}")
 
-    def __call__(self, text: str) -> list[ParsedSentence]:
-        self.prepare([text])
-        return [ParsedSentence(start, end, self._trees[text[start:end]]) for start, end in split_sentences(text)]
+    def __call__(self, text):
+        return self.parse([text])[text]
 
-    def prepare(self, texts: Sequence[str]) -> None:
-        """Parse the sentences of these texts in one process, if some are new; keep only their trees."""
-        sentences = dict.fromkeys(text[start:end] for text in texts for start, end in split_sentences(text))
-        if sentences.keys() <= self._trees.keys():
-            return
+    def parse(self, texts):
+        """Return the sentences of each text."""
+        spans = {text: split_sentences(text) for text in texts}
+        sentences = dict.fromkeys(text[start:end] for text in texts for start, end in spans[text])
         lines = {s: s.translate(_ALIKE) for s in sentences if len(s) <= LONGEST}
         asked = {sentence: line for sentence, line in lines.items() if line.strip()}
-        self._trees = sentences  # None: no tree
+        trees = sentences  # None: no tree
         for (sentence, line), reply in zip(asked.items(), self._run(list(asked.values())), strict=False):
             tree = read_constituents(reply)
-            spans = tree and align([str(leaf) for leaf in tree.leaves()], line)
-            if spans:
-                self._trees[sentence] = place_leaves(tree, spans, [sentence[start:end] for start, end in spans])
+            places = tree and align([str(leaf) for leaf in tree.leaves()], line)
+            if places:
+                trees[sentence] = place_leaves(tree, places, [sentence[start:end] for start, end in places])
+        return {text: [ParsedSentence(a, b, trees[text[a:b]]) for a, b in spans[text]] for text in texts}
 
-    def _run(self, lines: Sequence[str]) -> list[str]:
+    def _run(self, lines):
         """Return link-parser's replies, up to the first line that it did not answer."""
         if not lines:
             return []
@@ -79,7 +84,7 @@ class LinkGrammarParser:
         return MARKED.split(output.decode(errors="replace"))[1:-1]  # the first part precedes all sentences
 
 
-def read_constituents(reply: str) -> nltk.Tree | None:
+def read_constituents(reply):
     """Return the first tree of a reply, with leaves as link-grammar writes them; None if there is no tree."""
     line = next((line for line in reply.splitlines() if "(S" in line), "")
     try:
@@ -90,7 +95,7 @@ def read_constituents(reply: str) -> nltk.Tree | None:
     return next(tree.subtrees(lambda node: node.label().startswith("S")), None)
 
 
-def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:
+def align(leaves, text):
     """Return the spans of link-grammar's leaves in its input text; None if the leaves do not spell out the text."""
     spans, place = [], 0
     for leaf in leaves:
@@ -104,7 +109,7 @@ def align(leaves: list[str], text: str) -> list[tuple[int, int]] | None:
     return None if text[place:].strip() or not spans else spans
 
 
-def _forms(leaf: str) -> list[str]:
+def _forms(leaf):
     """Return the forms that a leaf may have in the text, longest first.
 
     They lack a subscript (`cat.n`), the mark of a word outside the dictionary (`asdf{?}.n`), or the braces around a
