@@ -444,18 +444,29 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
 
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, method):
-    """From the checkpoint of update 1 of 3: those of 2 and 3 are deleted before the run continues, as in PPO."""
+    """To the checkpoint of update 1 of 3, because those of 2 and 3 are damaged: one line, then the user deletes them."""
     options = {"updates": 3, "checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
     run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).policy.parent)
     whole = timeless(run.metrics())
-    options |= {"resume": "work", "from_checkpoint": 1}
+    (run.path / pipeline.DONE).unlink()
+    options |= {"resume": "work"}
+    for update in (3, 2):
+        damaged = run.path / "checkpoints" / f"checkpoint-{update}"
+        os.truncate(damaged / "trainer_state.json", update)
+        before = sorted(run.path.rglob("*")), run.metrics()
+        fails(
+            lambda: STAGES[method](work(method=method, **options), sft, model_reward),
+            f"checkpoint-{update}: it is damaged (trainer_state.json): delete it, and --resume takes the one before",
+        )
+        assert (sorted(run.path.rglob("*")), run.metrics()) == before
+        shutil.rmtree(damaged)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(pipeline.Recorder, "on_step_begin", interrupting(2))
         STAGES[method](work(method=method, **options), sft, model_reward)
     assert [path.name for path in run.path.glob("checkpoints/checkpoint-*")] == ["checkpoint-1"]
     assert timeless(run.metrics()) == whole[:1]
     (run.path / "checkpoints" / "checkpoint-1" / "hashes.json").unlink()  # killed while it was written
-    STAGES[method](work(method=method, **options | {"from_checkpoint": 0}), sft, model_reward)
+    STAGES[method](work(method=method, **options), sft, model_reward)
     assert timeless(run.metrics()) == whole
 
 
@@ -463,12 +474,15 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
     "file, error", [("pytorch_model_fsdp.bin", "made under FSDP"), ("rng_state_1.pth", "made by 2")]
 )
 def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
-    """An older checkpoint is asked for: later checkpoints and the logs stay."""
+    """Later rows of the logs, and what a killed save left, stay."""
     options = {"checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
     run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).policy.parent)
+    (run.path / pipeline.DONE).unlink()
+    for update in (2, 3):
+        (run.path / "checkpoints" / f"checkpoint-{update}" / "hashes.json").unlink()  # killed while they were written
     (run.path / "checkpoints" / "checkpoint-1" / file).touch()
     before = sorted(run.path.rglob("*")), run.metrics()
-    again = work(method="dpo", **options, resume="work", from_checkpoint=1)
+    again = work(method="dpo", **options, resume="work")
     fails(lambda: pipeline.dpo_stage(again, sft), f"checkpoint-1: {error}", ": launch it with")
     assert (sorted(run.path.rglob("*")), run.metrics()) == before
 

@@ -180,15 +180,16 @@ def test_a_smaller_number_of_responses_at_a_time_stays(make, run, tmp_path):
     assert timeless(longer.train(resume=True)) == timeless(whole.train()) and longer.generation_batch_size == 2
 
 
-def test_from_an_earlier_one(make, stored, copied):
-    """What came after it is forgotten: logs are cut and checkpoints removed, then made again."""
+def test_from_the_one_before_a_damaged_one(make, stored, copied):
+    """Which is deleted, as the message says: the logs are cut back, and what came later is made again."""
     seen = []
 
     def reward(prompts, responses):
         seen.append(([path.name for path in (copied.path / "checkpoints").iterdir()], len(copied.metrics())))
         return early_letters(prompts, responses)
 
-    other = make(copied, from_checkpoint=2, reward=FunctionReward(reward))
+    (copied.path / "checkpoints" / "update-000003.pt").unlink()
+    other = make(copied, reward=FunctionReward(reward))
     other.train(resume=True)
     assert seen == [(["update-000002.pt"], 2)] and other.checkpoints.updates() == [2, 3]
     assert timeless(copied.metrics()) == timeless(stored.metrics())
@@ -201,7 +202,7 @@ def test_one_that_does_not_fit_deletes_nothing(make, copied, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "local_tensors", full)
     with pytest.raises(torch.OutOfMemoryError):
-        make(copied, from_checkpoint=2).train(resume=True)
+        make(copied).train(resume=True)
     assert make(copied).checkpoints.updates() == [2, 3] and len(copied.metrics()) == 3
 
 
@@ -242,16 +243,14 @@ def test_damage_is_found_and_named(make, copied, kept):
     logs = (copied.path / "metrics.jsonl").read_bytes()
     other = make(copied)
     before = copy.deepcopy(snapshot(other.actor_critic))
-    with pytest.raises(InputError, match="update-000003.pt: .*damaged.*: add --from_checkpoint 2 for the one before"):
+    with pytest.raises(InputError, match="update-000003.pt: .*damaged.*: delete it, and --resume takes the one before"):
         other.train(resume=True)
     assert all(torch.equal(before[k], v) for k, v in snapshot(other.actor_critic).items())  # nothing half loaded
-    assert (copied.path / "metrics.jsonl").read_bytes() == logs
+    assert (copied.path / "metrics.jsonl").read_bytes() == logs and other.checkpoints.updates() == [2, 3]
 
 
-def test_one_that_is_not_there(make, copied):
-    for update in (1, 7):
-        made = make(copied, from_checkpoint=update)
-        fails(partial(made.train, resume=True), f"no checkpoint of update {update}: there are 2, 3")
+def test_none_is_there(make, run):
+    fails(partial(make(run).train, resume=True), "there is no checkpoint: train without resuming")
 
 
 def test_other_adapters(base, tiny, tokenizer, copied, tmp_path):
@@ -261,7 +260,7 @@ def test_other_adapters(base, tiny, tokenizer, copied, tmp_path):
     new_policy(base, options).save_pretrained(tmp_path / "sft")
     new_reward_model(base, tmp_path / "sft").save_pretrained(tmp_path / "rm")
     other = build(build_models(base, tmp_path / "sft", tmp_path / "rm"), tokenizer, copied)
-    with pytest.raises(InputError, match="another model or other adapters.*--from_checkpoint 2"):
+    with pytest.raises(InputError, match="another model or other adapters"):
         other.train(resume=True)
 
 

@@ -230,7 +230,7 @@ def test_bounds(name):
     for value in [*outside, *([float("nan")] if is_float else [])]:
         fails(lambda v=value: read(f"--{name}", str(v), command=command), f"--{name} ", "it must be")
         fails(lambda v=value: COMMANDS[command](**{name: v}), f"--{name} ", "it must be")
-    for edge in [f.metadata[bound] for bound in ("least", "most") if bound in f.metadata and name != "from_checkpoint"]:
+    for edge in [f.metadata[bound] for bound in ("least", "most") if bound in f.metadata]:
         assert getattr(read(f"--{name}", str(edge), command=command), name) == edge
 
 

@@ -277,7 +277,7 @@ def test_a_checkpoint_whose_shards_are_damaged(results, shards, whole, fault, mo
     damage, line = FAULTS[fault]
     damage(shards[1])
     trainer = trainer_of(results[2], Accelerator(), RunFolder.open(shards[0]), 6)
-    fails(lambda: trainer.train(resume=True), str(shards[1]), line, "add --from_checkpoint 4")
+    fails(lambda: trainer.train(resume=True), str(shards[1]), line, "delete it, and --resume takes the one before")
     fails(lambda: load_policy(load_base(whole[0]), shards[1]), str(shards[1]), line)
     assert len(RunFolder.open(shards[0]).metrics()) == 6 and not (tmp_path / "intruder").exists()
 

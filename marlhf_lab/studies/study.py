@@ -55,7 +55,7 @@ MARLHF = [sys.executable, "-m", "marlhf_lite"]
 TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
 # Options that the study gives to each command itself.
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
-SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of", "from_checkpoint"}
+SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of"}
 # Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}

@@ -173,7 +173,6 @@ class CheckpointConfig(Checked):
 
     checkpoint_every: int = option(10, "Updates between checkpoints, and one at the end; 0: none.", least=0)
     save_total_limit: int = option(2, "Number of latest checkpoints to keep.", least=1)
-    from_checkpoint: int = option(0, "Update whose checkpoint --resume takes. Default: the latest.", least=0)
 
 
 class LoggingConfig(Checked):

@@ -51,7 +51,7 @@ from marlhf_lite.utils.user_code import import_user_code, named_errors
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
 # Not updated in config.yaml by --resume.
-OF_THE_START = ("output_dir", "overwrite", "resume", "accept_changed", "from_checkpoint")
+OF_THE_START = ("output_dir", "overwrite", "resume", "accept_changed")
 
 
 @dataclass(frozen=True)

@@ -50,14 +50,6 @@ def find_inputs(options: StageCommand) -> Inputs:
 
 
 @check
-def check_from_checkpoint(from_checkpoint: int, resume: str) -> None:
-    """Raise `InputError` if --from_checkpoint has no run to continue."""
-    if from_checkpoint and not resume:
-        fix = "add --resume with the run's folder, or leave it out"
-        raise InputError(f"--from_checkpoint {from_checkpoint}: needs a run to resume: {fix}")
-
-
-@check
 def check_methods(options: StageCommand) -> None:
     """Raise `InputError` if the methods that a command compares are the same."""
     if len(options.methods) > 1 and options.token_level:

@@ -224,7 +224,7 @@ def _trained_already(context: RunContext, name: str, options: commands.PolicyCom
     """Return the result of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
     place = context.path / name
     mark, policy = place / DONE, place / "policy"
-    if not context.resume or options.from_checkpoint or not (mark.is_file() and policy.is_dir()):
+    if not context.resume or not (mark.is_file() and policy.is_dir()):
         return None
     history = RunFolder.open(place).metrics()
     if read_json(mark) != _length(options, history):
@@ -260,8 +260,6 @@ def _open_stage(
     resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
     begins_again = context.resume and not resumes and (place / METRICS).is_file()
-    if begins_again and (update := options.from_checkpoint):
-        raise InputError(f"--from_checkpoint {update}: {place} has no checkpoint: without it the stage begins again")
     if begins_again and PartialState().is_main_process:
         kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
         kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, so that no command takes it for a result
@@ -350,7 +348,7 @@ def _train_baseline(
 
     # 1. The folder, and the checkpoint to resume from.
     run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
-    checkpoint = checkpoint_to_resume(run.path / "checkpoints", options.from_checkpoint)
+    checkpoint = checkpoint_to_resume(run.path / "checkpoints")
     step, logs = (step_of(checkpoint), read_json(checkpoint / LOG_POSITIONS)) if checkpoint else (0, {})
 
     # 2. The trainer, with our records instead of its own. Nothing is deleted before it accepts the checkpoint.

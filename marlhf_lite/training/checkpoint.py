@@ -22,7 +22,7 @@ from marlhf_lite.models.shards import read_metadata, read_shards, write_shards
 from marlhf_lite.training.distributed import is_sharded, whole_weights
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.random_states import random_states, set_random_states
-from marlhf_lite.utils.seals import atomic_folder, broken, seal
+from marlhf_lite.utils.seals import DELETE_IT, atomic_folder, broken, seal
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -86,27 +86,22 @@ class Checkpoints:
             raise
         self.accelerator.wait_for_everyone()
 
-    def load(self, actor_critic: nn.Module, optimizer, update: int = 0) -> dict:
-        """Load a checkpoint into models, optimizer, random generators and logs; return its counters. 0 is the last one.
+    def load(self, actor_critic: nn.Module, optimizer) -> dict:
+        """Load the last checkpoint into models, optimizer, random generators and logs; return its counters.
 
-        Raises `InputError` if it is damaged or does not fit (another model, number of processes, or shorter logs). The
-        message names the checkpoint before it, and nothing was changed on the disk.
+        Raises `InputError` if it is damaged or does not fit (another model, number of processes, or shorter logs); then
+        nothing was changed on the disk.
         """
-        existing = self.updates()
-        if not existing or (update and update not in existing):
-            there = f"there are {', '.join(map(str, existing))}" if existing else "there is none"
-            raise InputError(f"{self.folder}: no checkpoint{f' of update {update}' if update else ''}: {there}")
-        update = update or existing[-1]
-        path, processes = self.path(update), self.accelerator.num_processes
+        if not (existing := self.updates()):
+            raise InputError(f"{self.folder}: there is no checkpoint: train without resuming")
+        path, processes = self.path(existing[-1]), self.accelerator.num_processes
         try:
             state = self._read(path, actor_critic)
             if path.is_dir():
                 tensors = local_tensors(actor_critic, optimizer, wanted=state["tensors"])
                 read_shards(tensors, path, no_dist=processes == 1)
         except InputError as error:
-            older = [u for u in existing if u < update]
-            fix = f"add --from_checkpoint {older[-1]} for the one before" if older else "start the run again"
-            raise InputError(f"{path}: {error}: {fix}") from None
+            raise InputError(f"{path}: {error}: {DELETE_IT}") from None
         made = len(state["random"])
         if not path.is_dir():  # any number of processes reads shards
             check_processes(path, made, processes)
@@ -115,8 +110,7 @@ class Checkpoints:
         if self.accelerator.scaler and state["scaler"]:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         if self.accelerator.is_main_process:
-            newer = map(self.path, existing[existing.index(update) + 1 :])
-            rewind_run(self.run, [*newer, *self.folder.glob(".update-*")], state["logs"])  # and what killed saves left
+            rewind_run(self.run, self.folder.glob(".update-*"), state["logs"])  # with what killed saves left
         if made == processes:
             set_random_states(state["random"][self.accelerator.process_index])
         else:

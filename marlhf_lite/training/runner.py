@@ -74,9 +74,9 @@ class Runner:
     def train(self, resume: bool = False, asked_to_stop: Callable[[], bool] = lambda: False) -> list[dict]:
         """Make all updates; return the metrics of each, which are also in the run's metrics.jsonl.
 
-        With `resume` the run continues from its last checkpoint (or from `config.from_checkpoint`), bit by bit as if it
-        had not been stopped. It stops early if the KL passes `config.kl_ceiling`, and with a checkpoint after the
-        update in which `asked_to_stop()` becomes true.
+        With `resume` the run continues from its last checkpoint, bit by bit as if it had not been stopped. It stops
+        early if the KL passes `config.kl_ceiling`, and with a checkpoint after the update in which `asked_to_stop()`
+        becomes true.
         """
         torch.manual_seed(self.seed + 100_003 * self.accelerator.process_index)  # no process of another seed
         if resume:
@@ -175,8 +175,7 @@ class Runner:
     def _resume(self) -> None:
         if self.checkpoints is None:
             raise InputError("resume: a trainer without a run folder has no checkpoints: give it one")
-        update = self.config.from_checkpoint
-        for name, value in self.checkpoints.load(self.actor_critic, self.optimizer, update).items():
+        for name, value in self.checkpoints.load(self.actor_critic, self.optimizer).items():
             setattr(self, name, value)
         if self.gradient_checkpointing is True:
             self._recompute_activations()

@@ -25,7 +25,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.less_memory import rows_a_pass, with_less_memory
 from marlhf_lite.utils.preflight import check
-from marlhf_lite.utils.seals import SEAL, broken
+from marlhf_lite.utils.seals import DELETE_IT, SEAL, broken
 
 
 def check_head(model: PeftModel | PreTrainedModel) -> None:
@@ -208,17 +208,12 @@ def train_with_bar(trainer: Trainer, bar: ProgressBar, checkpoint: Path | None) 
         bar.close()
 
 
-def checkpoint_to_resume(folder: Path, step: int = 0) -> Path | None:
-    """Return a trainer's whole checkpoint of this step in a folder, by default the last one; None if there is none.
-
-    Raises `InputError` if the one of this step is missing, or if the checkpoint is damaged.
-    """
-    whole = {step_of(path.parent): path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")}
-    if step and step not in whole:
-        raise InputError(f"--from_checkpoint {step}: {folder} has {sorted(whole) or 'none'}: name one of them")
-    checkpoint = whole.get(step or max(whole, default=0))
-    if checkpoint and broken(checkpoint):
-        raise InputError(f"{checkpoint}: it is damaged: delete it, and --resume takes the one before, if there is one")
+def checkpoint_to_resume(folder: Path) -> Path | None:
+    """Return a trainer's last whole checkpoint in a folder; None if there is none. Raises `InputError` if damaged."""
+    whole = [path.parent for path in folder.glob(f"checkpoint-*/{SEAL}")]
+    checkpoint = max(whole, key=step_of, default=None)
+    if checkpoint and (name := broken(checkpoint)):
+        raise InputError(f"{checkpoint}: it is damaged ({name}): {DELETE_IT}")
     return checkpoint
 
 

@@ -19,6 +19,7 @@ from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import apply_umask, write_json
 
 SEAL = "hashes.json"
+DELETE_IT = "delete it, and --resume takes the one before, if there is one"  # how to go on without a checkpoint
 LARGE, BLOCK, BLOCKS = 2 * 2**30, 2**20, 64  # of a larger file the first block is hashed, and BLOCKS evenly spread ones
 _MARK = b"\nsha256 "  # and 64 digits end a sealed file; torch reads such a file as one without them
 # Entries of a model's config that tell where its weights came from: equal weights may differ in them.
