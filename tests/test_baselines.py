@@ -444,7 +444,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
 
 @pytest.mark.parametrize("method", ["rloo", "dpo"])
 def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, method):
-    """To the checkpoint of update 1 of 3, because those of 2 and 3 are damaged: one line, then the user deletes them."""
+    """To the checkpoint of update 1 of 3, as 2 and 3 are damaged: one line, then the user deletes them."""
     options = {"updates": 3, "checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
     run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).policy.parent)
     whole = timeless(run.metrics())
