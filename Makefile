@@ -139,7 +139,7 @@ endif
 	for file in dist/*.whl dist/*.tar.gz; do \
 	    build/dist/venv/bin/python -m pip install -q --force-reinstall --no-deps $$file && \
 	    build/dist/venv/bin/python -m pip install -q -c constraints.txt $$file && \
-	    (cd build/dist && PYTHONPATH= ACT=1 venv/bin/marlhf demo --size 60 --updates 1 --eval_prompts 4 --overwrite \
+	    (cd build/dist && rm -rf run && PYTHONPATH= ACT=1 venv/bin/marlhf demo --size 60 --updates 1 --eval_prompts 4 \
 	        --output_dir run) || exit 1; \
 	done
 	@ls -l dist

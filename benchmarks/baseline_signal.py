@@ -38,6 +38,7 @@ its last part.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -150,7 +151,8 @@ class Measured:
         """The adapter that `marlhf sft` or `marlhf rm` trains on the setting's data."""
         folder, data = self.folder / name, [f"--{key}={value}" for key, value in self.setting.data.items()]
         if not any(folder.rglob("adapter_model.safetensors")):
-            words = [*data, *model, *more, f"--seed={self.seed}", f"--output_dir={folder}", "--overwrite"]
+            words = [*data, *model, *more, f"--seed={self.seed}", f"--output_dir={folder}"]
+            shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "marlhf_lite", name, *words], check=True, stdout=subprocess.DEVNULL)
         return resolve_adapter_dir(name, str(folder))
 

@@ -11,6 +11,7 @@ Writes JSON, seed by seed; an interrupted table goes on where it stopped.
 
 import argparse
 import os
+import shutil
 import tempfile
 from collections import deque
 from collections.abc import Mapping
@@ -81,8 +82,8 @@ def run_seed(folder: Path, seed: int, shared: Mapping) -> dict:
 
 def marlhf(command: str, **options) -> None:
     """One command of the library, in this process."""
-    words = [f"--{name}={value}" for name, value in options.items()]
-    if cli.main([command, *words, "--overwrite"]):
+    shutil.rmtree(options["output_dir"], ignore_errors=True)
+    if cli.main([command, *(f"--{name}={value}" for name, value in options.items())]):
         raise SystemExit(f"marlhf {command} failed")
 
 

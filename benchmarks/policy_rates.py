@@ -14,6 +14,7 @@ error of 0.03) is within 0.03 of the best. A best rate at an edge of its grid is
 Writes JSON, rate by rate; an interrupted table goes on where it stopped.
 """
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from marlhf_lite.utils.run_folder import RunFolder
 
 RATES, SEED, LAST, NEAR, LEARNED, MOST_KL = (5e-4, 1e-3, 2e-3), 142, 6, 0.03, 0.25, 5.0
 DATA = Path(__file__).parents[1] / "data" / "sentiment"
-SHARED = f"--dataset {DATA} --max_response_length 64 --seed {SEED} --overwrite true"
+SHARED = f"--dataset {DATA} --max_response_length 64 --seed {SEED}"
 
 
 def one_rate(model: str, folder: Path, rate: float) -> dict:
@@ -34,6 +35,7 @@ def one_rate(model: str, folder: Path, rate: float) -> dict:
     rates = f"--policy_learning_rate {rate} --critic_learning_rate {1.5 * rate}"
     words = f"ppo --model {model} --sft {folder / 'sft'} {SHARED} {reward} {sizes} {rates}"
     place = folder / f"ppo-{rate}"
+    shutil.rmtree(place, ignore_errors=True)
     if marlhf(f"{words} --output_dir {place}".split()):
         raise SystemExit(1)
     rows = RunFolder.open(place / "ppo").metrics()
@@ -53,6 +55,7 @@ def choose(cells: dict[str, dict]) -> float | None:
 def main() -> None:
     args = arguments(__doc__, "policy_rates").parse_args()
     cells = Cells(args.out, args)
+    shutil.rmtree(args.folder / "sft", ignore_errors=True)
     if marlhf(f"sft --model {args.model} {SHARED} --output_dir {args.folder / 'sft'}".split()):
         raise SystemExit(1)
     for rate in RATES:

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import shutil
 import time
 from multiprocessing import forkserver
 from pathlib import Path
@@ -152,7 +153,9 @@ def run_child(path, folders, changes, seed=0, halt=0, limit=None):
     path = Path(path)
     resume = any((path / "checkpoints").glob("update-*"))
     set_seed(seed if resume else 0)
-    run = RunFolder.open(path) if resume else RunFolder.create(path, {}, overwrite=True)
+    if not resume:
+        shutil.rmtree(path, ignore_errors=True)
+    run = RunFolder.open(path) if resume else RunFolder.create(path, {})
     try:
         model, sft, rm = folders
         roles = build_models(load_base(ModelConfig(model=model)), sft, rm)

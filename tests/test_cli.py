@@ -171,7 +171,7 @@ def dialogues(count):
 
 
 def test_run_on_transcripts(tiny, tmp_path, capsys):
-    """HH's form, gzipped, with options from a file; then over it, from its own config, with single tokens."""
+    """HH's form, gzipped, with options from a file; then from the run's own config, with single tokens."""
     bad = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "c"}
     lines = [json.dumps(row) + "\n" for row in (*dialogues(80), bad)]
     (tmp_path / "hh.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
@@ -186,10 +186,10 @@ def test_run_on_transcripts(tiny, tmp_path, capsys):
     assert answer["prompt"].startswith("\n\nHuman: Where") and answer["prompt"].endswith(" pounds.\n\nAssistant:")
     shutil.copy(run / "config.yaml", "again.yaml")
     capsys.readouterr()
-    assert main(["run", "--config", "again.yaml", "--overwrite", "--n", "1"]) == 0
-    check_records(run, "PPO")
+    assert main(["run", "--config", "again.yaml", "--output_dir", "again", "--n", "1"]) == 0
+    check_records(tmp_path / "again", "PPO")
     answers = capsys.readouterr().out.split("| PPO |")[1]  # three of each method, below the table
-    assert answers.count("\nSFT [") == answers.count("\nPPO [") == 3 and not (run / "ma-ppo").exists()
+    assert answers.count("\nSFT [") == answers.count("\nPPO [") == 3
 
 
 def test_a_policy_answers_a_prompt_and_becomes_a_model(tiny, base, sft, tmp_path, capsys, monkeypatch):
@@ -356,9 +356,8 @@ def test_interrupt_leaves_whole_records_and_adapters(tiny, base, shared, sft, rm
     before = {path.name: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     with RunLock() as lock:
         lock.take(Path("out"))
-        for words in (["--resume", "out"], [*argv[1:], "--overwrite"]):
-            assert main(["ppo", *words]) == 2
-            assert "marlhf: error: out: another process works in it" in capsys.readouterr().err
+        assert main(["ppo", "--resume", "out"]) == 2
+        assert "marlhf: error: out: another process works in it" in capsys.readouterr().err
     calls.append(None)  # no interrupt any more
     assert main(["ppo", "--resume", "out"]) == 0
     assert "begins again; what it has recorded is kept in out/stopped/ppo-1" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config
 from marlhf_lite.cli import main
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.experiments import export
 from marlhf_lite.experiments.export import answer_prompt, export_policy
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import resolve_adapter_dir
@@ -24,7 +25,7 @@ from marlhf_lite.models.positions import position_limit
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import from_texts, merged_adapter
-from marlhf_lite.utils.run_folder import RunFolder, RunLock
+from marlhf_lite.utils.run_folder import RunFolder, check_output_dir
 
 # -- family x lora or full x every later command ----------------------------------------------------------------------
 
@@ -151,24 +152,29 @@ def test_weights_that_are_not_finite_are_named(tiny, sft, learnt, base, tmp_path
 def test_one_export_does_not_touch_what_another_makes(tiny, sft, tmp_path, monkeypatch):
     """While the first one writes, and after it; what fails removes its own files, and a folder that was there stays."""
     out, options = tmp_path / "out", ExportCommand(model=tiny.model)
-    with RunLock() as lock:
-        lock.take(out)
-        fails(lambda: export_policy(options, sft, out), "another process works in it")
-    export_policy(options, sft, out)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    fails(lambda: export_policy(options, sft, out), "holds something that is not a run")
-    assert before == {path.name: path.read_bytes() for path in out.iterdir()} and ".lock" not in before
     (tmp_path / "empty").mkdir()
+
+    def interrupt(folder):
+        raise KeyboardInterrupt
+
+    def export_another(folder):
+        patch.undo()
+        export_policy(options, sft, out)
+
     with monkeypatch.context() as patch:
-        patch.setattr("marlhf_lite.experiments.export.apply_umask", interrupt)
+        patch.setattr("marlhf_lite.utils.seals.apply_umask", interrupt)
         for place in ("empty", "new"):
             with pytest.raises(KeyboardInterrupt):
                 export_policy(options, sft, tmp_path / place)
-    assert not (tmp_path / "new").exists() and not [*(tmp_path / "empty").iterdir()]
-
-
-def interrupt(folder):
-    raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"] and not [*(tmp_path / "empty").iterdir()]
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "check_output_dir", lambda place: (export_another(place), check_output_dir(place)))
+        fails(lambda: export_policy(options, sft, out), f"{out}: exists already")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    fails(lambda: export_policy(options, sft, out), f"{out}: exists already")
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "out"}
+    AutoModelForCausalLM.from_pretrained(out)
 
 
 # -- folders and names ------------------------------------------------------------------------------------------------

@@ -82,9 +82,9 @@ def test_empty_config_and_empty_values(config, content):
 
 def test_a_runs_own_config_comes_back_as_it_was(config):
     argv = ["--preset", "paper", "--output_dir", "runs/x", "--whiten", "--n", "inf", "--reward", "gold"]
-    argv += ["--lora_target_modules=-x|.*q_proj", "--batch-size", "8", "--overwrite=true"]
+    argv += ["--lora_target_modules=-x|.*q_proj", "--batch-size", "8", "--last_token_alone=true"]
     first = read(*argv)
-    assert first.lora_target_modules == "-x|.*q_proj" and first.batch_size == 8 and first.overwrite
+    assert first.lora_target_modules == "-x|.*q_proj" and first.batch_size == 8 and first.last_token_alone
     saved = yaml.safe_dump(asdict(first) | {"versions": {"python": "3.11"}}, sort_keys=False)
     assert read("--config", config(saved)) == first
 

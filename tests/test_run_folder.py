@@ -59,20 +59,12 @@ def test_a_run_is_used_by_one_process_and_a_killed_one_blocks_nobody(tmp_path):
         assert other.stdout.readline() == "locked\n"
         check_output_dir(tmp_path)  # a lock alone is no content
         fails(lambda: RunLock().take(tmp_path), f"{tmp_path}: another process works in it", "stop it", "delete .lock")
-        (tmp_path / "metrics.jsonl").touch()
-        fails(lambda: RunFolder.create(tmp_path, CONFIG, overwrite=True), "not a run")
-        (tmp_path / "config.yaml").write_text("versions: {}")
-        fails(
-            lambda: RunFolder.create(tmp_path, CONFIG, overwrite=True), "another process works in it"
-        )  # as a notebook
-        assert (tmp_path / "metrics.jsonl").exists()
         other.kill()
     with RunLock() as lock:
         lock.take(tmp_path)
         lock.take(tmp_path)  # its own does not keep it out
+        RunFolder.create(tmp_path, CONFIG)
         fails(lambda: RunLock().take(tmp_path), "another process")
-        RunFolder.create(tmp_path, CONFIG, overwrite=True)
-        fails(lambda: RunLock().take(tmp_path), "another process")  # overwriting has not removed it
     with RunLock() as lock:
         lock.take(tmp_path)
 
@@ -104,27 +96,14 @@ def test_git_commit_and_dirty(git, tmp_path, monkeypatch):
     assert found() == (None, None)
 
 
-def test_overwrite_empties_a_run_and_follows_no_links(run, tmp_path):
-    run.log("metrics", [{"update": 1}])
-    for folder in (run.path / "checkpoint-1", tmp_path / "kept"):
-        folder.mkdir()
-        (folder / "weights").write_text("dear")
-    (run.path / "checkpoint-2").symlink_to(tmp_path / "kept")
-    again = RunFolder.create(run.path, run.config | {"n": 1}, overwrite=True)
-    assert (
-        sorted(os.listdir(run.path)) == ["config.yaml", "manifest.json"]
-        and (tmp_path / "kept" / "weights").read_text() == "dear"
-    )
-    assert again.metrics() == [] and again.config["n"] == 1
-
-
-def test_overwrite_is_offered_for_runs_alone(run, tmp_path):
-    """An exported model is no run, and `marlhf export` has no such option."""
-    fails(lambda: check_output_dir(run.path), f"{run.path}: exists already", "add --overwrite")
+def test_what_is_there_is_never_overwritten(run, tmp_path):
+    """Neither a run, also one that a process works in, nor an exported model."""
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    fails(lambda: check_output_dir(model), f"{model}: holds something that is not a run", "another name, or empty it")
+    for folder in (run.path, model):
+        for make in (check_output_dir, lambda path: RunFolder.create(path, CONFIG)):
+            fails(lambda m=make, f=folder: m(f), f"{folder}: exists already", "choose another name, or delete")
 
 
 @pytest.mark.parametrize(
@@ -172,19 +151,6 @@ def test_what_a_kill_leaves_is_in_nobody_s_way(tmp_path):
         lock.take(tmp_path)
         assert os.listdir(tmp_path) == [".lock"]
         assert RunFolder.create(tmp_path, CONFIG).config == RunFolder.open(tmp_path).config
-
-
-def test_a_run_that_another_process_works_in_is_not_overwritten(tmp_path):
-    run = RunFolder.create(tmp_path / "run", CONFIG)
-    stage = RunFolder.create(run.path / "ppo", CONFIG)
-    stage.log("metrics", [{"update": 1}])
-    with subprocess.Popen([sys.executable, "-c", HOLDS, run.path], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "locked\n"
-        for folder in (run, stage):
-            fails(lambda f=folder: RunFolder.create(f.path, CONFIG, overwrite=True), "another process works in it")
-        other.kill()
-    assert stage.metrics() == [{"update": 1}]
-    assert not RunFolder.create(stage.path, CONFIG, overwrite=True).metrics()
 
 
 def test_rows_come_back_as_plain_strict_json(run):

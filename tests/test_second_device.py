@@ -38,7 +38,7 @@ def test_every_stage_runs_on_another_device(tiny, tmp_path):
     group = f"{made} {SIZES} --checkpoint_every 1 --num_generations 2"
     two = f"SFT2={tmp_path}/run/sft,MA-PPO={tmp_path}/run"
     commands = [
-        f"{run} --eval_samples 2 --best_of 1,2 --output_dir {tmp_path}/run",
+        f"{run} --eval_samples 2 --output_dir {tmp_path}/run",
         *(f"{ppo} --termination {rule} {more} --output_dir {tmp_path}/{rule}" for rule, more in RULES.items()),
         f"ppo --resume {tmp_path}/randomized --updates 2",
         f"run --dataset tiny-guess {SIZES} --objective sae --eval_prompts 4 --max_turns 2 --output_dir {tmp_path}/turn",

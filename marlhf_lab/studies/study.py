@@ -55,7 +55,7 @@ MARLHF = [sys.executable, "-m", "marlhf_lite"]
 TRAINING = {"ppo": "ppo", "rloo": "rloo", "grpo": "grpo", "dpo": "dpo", "sft": None, "best_of_n": None}
 # Options that the study gives to each command itself.
 SET_BY_STUDY = {f.name for f in fields(RunConfig)} - {"seed"}
-SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures", "best_of"}
+SET_BY_STUDY |= {"sft", "rm", "policies", "eval_samples", "eval_temperatures"}
 # Options that no result depends on. Rows a pass are one of them: a gradient is that of the whole batch.
 RESULT_NEUTRAL = SET_BY_STUDY | {f.name for kind in (CheckpointConfig, LoggingConfig) for f in fields(kind)}
 RESULT_NEUTRAL |= {"per_device_train_batch_size"}
@@ -449,11 +449,13 @@ def make_start(run: Run, folder: Path, commands: "Commands", reward_model: bool 
     """Train the SFT model of a seed, and its reward model if asked. Returns their folder."""
     log = folder.with_suffix(".log")
     if not (folder / "sft" / "sft" / "log.json").is_file():
-        words = [*run.words["sft"], f"--output_dir={folder / 'sft'}", "--overwrite"]
+        shutil.rmtree(folder / "sft", ignore_errors=True)  # of an interrupted study
+        words = [*run.words["sft"], f"--output_dir={folder / 'sft'}"]
         commands.run(["sft", *words, *([] if _has_answers(run.options) else ["--sft_epochs=0"])], log)
     if reward_model and not (folder / "rm" / "rm" / "accuracy.json").is_file():
+        shutil.rmtree(folder / "rm", ignore_errors=True)
         inputs = [f"--sft={folder / 'sft'}", f"--output_dir={folder / 'rm'}"]
-        commands.run(["rm", *run.words["rm"], *inputs, "--overwrite"], log)
+        commands.run(["rm", *run.words["rm"], *inputs], log)
     return folder
 
 

@@ -44,7 +44,6 @@ class AcceptConfig(Checked):
 class RunConfig(SeedConfig, AcceptConfig, OutputConfig):
     """Output folder, resuming, and random seed."""
 
-    overwrite: bool = option(False, "Replace the run in --output_dir.")
     resume: str = option("", "Folder of a run to continue with its options; --updates may be higher.")
 
 
@@ -248,36 +247,22 @@ class EvaluationConfig(Checked):
     eval_prompts: int = option(256, "Number of held-out prompts to answer.", least=1)
     eval_temperatures: str = option("", "Sampling temperatures, such as 0,0.4,0.8; 0 is greedy.")
     eval_samples: int = option(1, "Number of responses to each prompt at each temperature.", least=1)
-    best_of: str = option("", "Numbers N of best-of-N, such as 1,4,8; --eval_samples is at least the largest.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes, _ = self.sizes, self.temperatures  # both refuse text
-        if sizes and sizes[-1] > self.eval_samples:
-            samples = f"there are {self.eval_samples} samples a prompt"
-            raise InputError(f"--best_of {self.best_of}: {samples}: add --eval_samples {sizes[-1]}")
+        _ = self.temperatures  # refuses text
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Temperatures of `eval_temperatures` in ascending order; empty if none are given."""
-        return _numbers("eval_temperatures", self.eval_temperatures, least=0.0)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes N of `best_of` in ascending order."""
-        return _numbers("best_of", self.best_of, least=1, kind=int)
-
-
-def _numbers(option: str, text: str, least: float, kind: type = float) -> tuple:
-    """Return comma-separated numbers in ascending order, each once; none if `text` is empty."""
-    try:
-        numbers = {kind(word) for word in text.split(",")} if text.strip() else set()
-    except ValueError:
-        numbers = {math.nan}
-    if not all(math.isfinite(x) and x >= least for x in numbers):
-        whole = "whole " * (kind is int)
-        raise InputError(f"--{option} {text}: give {whole}numbers from {least:g} up, comma-separated")
-    return tuple(sorted(numbers))
+        """Temperatures of `eval_temperatures` in ascending order, each once; empty if none are given."""
+        text = self.eval_temperatures
+        try:
+            numbers = {float(word) for word in text.split(",")} if text.strip() else set()
+        except ValueError:
+            numbers = {math.nan}
+        if not all(math.isfinite(x) and x >= 0 for x in numbers):
+            raise InputError(f"--eval_temperatures {text}: give numbers from 0 up, comma-separated")
+        return tuple(sorted(numbers))
 
 
 class EndpointConfig(Checked):

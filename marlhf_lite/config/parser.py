@@ -42,7 +42,7 @@ TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys("no false 
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
-MAY_CHANGE = {"output_dir", "overwrite", "resume", "accept_changed", "updates", "prompt_epochs"}
+MAY_CHANGE = {"output_dir", "resume", "accept_changed", "updates", "prompt_epochs"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
 MAY_CHANGE |= {"vllm_importance_sampling_mode"}
 MAY_CHANGE |= {f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)}
@@ -180,7 +180,7 @@ def parse_and_name_presets(name: str, argv: Sequence[str], command: type[Command
     named = [word.strip() for word in flags.get("preset", "").split(",") if word]
     if resume := flags.get("resume", ""):
         stored = parser.read_values(_resumed_config(resume, flags), f"--resume {resume}")
-        options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume, "overwrite": False})
+        options = parser.make(parser.read_given(flags, stored) | {"output_dir": resume})
         _check_unchanged(options, parser.make(stored))
         return options, named
     asked = parser.read_given(flags)
@@ -231,9 +231,9 @@ def _resumed_config(folder: str, flags: dict) -> dict:
     config = RunFolder.open(folder).config
     if (Path(folder) / "checkpoints").is_dir():
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
-    for name in {"output_dir", "overwrite"} & flags.keys():
-        raise InputError(f"--{name}: a resumed run stays in its folder: leave it out, or leave out --resume")
-    of_the_start = ("output_dir", "overwrite", "resume", "accept_changed")
+    if "output_dir" in flags:
+        raise InputError("--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume")
+    of_the_start = ("output_dir", "resume", "accept_changed")
     return {name: value for name, value in config.items() if name not in of_the_start}
 
 

@@ -51,7 +51,7 @@ from marlhf_lite.utils.user_code import import_user_code, named_errors
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
 # Not updated in config.yaml by --resume.
-OF_THE_START = ("output_dir", "overwrite", "resume", "accept_changed")
+OF_THE_START = ("output_dir", "resume", "accept_changed")
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def start_processes() -> None:
 def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunLock | None = None) -> RunContext:
     """Check everything that can be checked before training, load tokenizer and base model, and make the run's folder.
 
-    `inputs` are models of earlier stages, which the run must not overwrite; `lock`, if given, keeps other processes out
-    of the run. An evaluation opens an existing run, as with `--resume`, and loads the base model at its first use.
+    `inputs` are models of earlier stages; `lock`, if given, keeps other processes out of the run. An evaluation opens
+    an existing run, as with `--resume`, and loads the base model at its first use.
     Raises `InputError` with one line per problem of the options, the data and the model.
     """
     start_processes()
     # All processes take the main one's folder: its default name contains the time, and clocks differ.
     path = Path(broadcast_object_list([options.output_dir])[0])
-    resume = bool(options.resume) or (not options.stages and not options.overwrite and is_run(path))
+    resume = bool(options.resume) or (not options.stages and is_run(path))
     run = Preflight(options=options, inputs=inputs or Inputs(), path=path, reopens=resume, lock=lock)
 
     # 1. Termination rules, the data, and the reward of texts.
@@ -152,7 +152,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     # 3. The folder, after all checks.
     if lock:
         _take(lock, path)
-    folder = open_run(path, asdict(options), resume=resume, overwrite=options.overwrite, manifest=manifest)
+    folder = open_run(path, asdict(options), resume=resume, manifest=manifest)
     if PartialState().is_main_process:
         if options.stages:
             folder.update_config({"versions": folder.config["versions"] | ways(load(), options)})
@@ -166,12 +166,12 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
 
 @check
-def check_folder(options: StageCommand, inputs: Inputs, path: Path, reopens: bool, lock: RunLock | None) -> None:
+def check_folder(options: StageCommand, path: Path, reopens: bool, lock: RunLock | None) -> None:
     """Raise `InputError` if the run's folder cannot be used, or another process works in it."""
     if reopens:
         check_writable("--resume" if options.resume else "--output_dir", path)
     else:
-        check_output_dir(path, options.overwrite, [*inputs.folders, options.dataset, options.model])
+        check_output_dir(path)
     if lock and is_run(path):
         _take(lock, path)
 
@@ -295,9 +295,7 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
             yield f"--{stage}_batch_size {batch}: {rows} rows are {steps} step{'s' * (steps > 1)} an epoch: {fix}"
 
 
-def open_run(
-    path: Path, config: dict, resume: bool = False, overwrite: bool = False, manifest: dict | None = None
-) -> RunFolder:
+def open_run(path: Path, config: dict, resume: bool = False, manifest: dict | None = None) -> RunFolder:
     """Make a run's folder in the main process, or with `resume` open the existing one.
 
     Options and manifest of a resumed run of the same command are updated with the present ones.
@@ -312,6 +310,6 @@ def open_run(
             run.update_config({name: value for name, value in config.items() if name not in OF_THE_START})
     elif state.is_main_process and not (resume and path.exists()):
         # Also for a stage that starts over.
-        RunFolder.create(path, config | {"resume": "", "accept_changed": False}, overwrite, manifest)
+        RunFolder.create(path, config | {"resume": "", "accept_changed": False}, manifest)
     state.wait_for_everyone()
     return RunFolder.open(path)

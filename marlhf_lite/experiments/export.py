@@ -1,8 +1,6 @@
 """Use a trained policy: answer a prompt, or save it as a separate model."""
 
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +24,8 @@ from marlhf_lite.tasks.shapes import write_text
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.jsonl import apply_umask
-from marlhf_lite.utils.run_folder import LOCK, RunLock, check_output_dir
+from marlhf_lite.utils.run_folder import check_output_dir
+from marlhf_lite.utils.seals import atomic_folder
 
 
 def open_policy(
@@ -110,13 +108,13 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
     ids = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     ids["eos_token_id"] = end_of_text(model, tokenizer)
     model.generation_config = GenerationConfig(**ids, **_sampling_of(config))
-    with _new_files(output) as part:
+    with atomic_folder(output) as part:
         if options.untied:
             save_untied(model, part, model.state_dict())
         else:
             model.save_pretrained(part)
-            apply_umask(part)
         tokenizer.save_pretrained(part)
+        check_output_dir(output)  # another export may have ended first
     print_main(line)
     print_main(f"model: {output}")
 
@@ -148,22 +146,3 @@ def _choose_format(
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@contextmanager
-def _new_files(output: Path) -> Iterator[Path]:
-    """Give a folder to write to. If the block ends well, its files move to `output`, which is locked; else they go."""
-    is_new, part = not output.exists(), output / ".part"
-    with RunLock() as lock:
-        lock.take(output)
-        try:
-            check_output_dir(output)
-            yield part
-            for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):  # half of it is no model
-                file.replace(output / file.name)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-            (output / LOCK).unlink(missing_ok=True)
-            if is_new:
-                with suppress(OSError):  # it holds the model
-                    output.rmdir()

@@ -57,13 +57,6 @@ def check_methods(options: StageCommand) -> None:
 
 
 @check
-def check_best_of(best_of: str, options: StageCommand, inputs: Inputs) -> None:
-    """Raise `InputError` if no reward model can choose the best of several answers."""
-    if best_of and not inputs.rm and "rm" not in options.stages:
-        raise InputError(f"--best_of {best_of}: the reward model chooses the best answer: give --rm")
-
-
-@check
 def check_groups(num_generations: int, batch_size: int, processes: int = 0) -> None:
     """Raise `InputError` if an update of RLOO or GRPO cannot be made of complete groups."""
     processes = processes or int(os.environ.get("WORLD_SIZE", "1"))

@@ -6,6 +6,7 @@ skips stages that are done, and continues an interrupted stage from its last che
 
 import functools
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -27,7 +28,7 @@ from marlhf_lite.experiments.context import RunContext, open_run, print_main
 from marlhf_lite.experiments.data import different_pairs
 from marlhf_lite.experiments.manifest import CODE, COLUMNS, check_contents, input_contents
 from marlhf_lite.experiments.other_tokenizers import reader_of
-from marlhf_lite.experiments.reports import caption, details, differences, example_answers, pass_report, run_report
+from marlhf_lite.experiments.reports import caption, differences, example_answers, pass_report, run_report
 from marlhf_lite.models.actor_critic import (
     PolicyModel,
     PPOModels,
@@ -259,8 +260,10 @@ def _open_stage(
     place = context.path / name
     resumes = context.resume and has_checkpoint(place)
     PartialState().wait_for_everyone()  # all have looked
-    begins_again = context.resume and not resumes and (place / METRICS).is_file()
-    if begins_again and PartialState().is_main_process:
+    begins_again = context.resume and not resumes and place.exists() and PartialState().is_main_process
+    if begins_again and not (place / METRICS).is_file():
+        shutil.rmtree(place)
+    elif begins_again:
         kept = next(path for i in count(1) if not (path := context.path / "stopped" / f"{name}-{i}").exists())
         kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, so that no command takes it for a result
         place.rename(kept)
@@ -269,7 +272,7 @@ def _open_stage(
     if resumes:
         accept = context.options.accept_changed
         manifest["accepted"] = check_contents(RunFolder.open(place), manifest["contents"], accept)
-    return open_run(place, asdict(options), resume=resumes, overwrite=True, manifest=manifest), resumes
+    return open_run(place, asdict(options), resume=resumes, manifest=manifest), resumes
 
 
 def make_reward(context: RunContext, rm: Path | None, model: ScalarHeadModel | None = None) -> Reward:
@@ -449,8 +452,6 @@ def evaluate(
     histories = {name: done.history for name, done in (trained or {}).items()}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
-    if not trained or options.temperatures or options.eval_samples > 1:
-        print(f"{details(context.path, rows, options.sizes, figures)}\n")
     examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
     print(pass_report(context.path, rows, context.task) + examples + differences(rows, list(histories)), end="")
     print(f"figures: {figures}\nrun folder: {context.path}")

@@ -1,4 +1,4 @@
-"""Write tables, summary and figures to a run's folder; `marlhf evaluate` adds more about the answers."""
+"""Write tables, summary and figures to a run's folder, and tell what they show."""
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,19 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib import pyplot as plt
 
-from marlhf_lite.evaluation.best_of_n import best_of_n
-from marlhf_lite.evaluation.distributions import distributions, score_table, shift_summary
 from marlhf_lite.evaluation.pass_at_k import pass_rates, pass_table
 from marlhf_lite.evaluation.scores import HEADINGS, SCORES, name_temperatures, summarise, table
 from marlhf_lite.evaluation.statistics import few_prompts, final_score, updates_to_reach
-from marlhf_lite.evaluation.text_metrics import COLUMNS, text_metrics
 from marlhf_lite.plotting import evaluation, training
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.run_folder import environment
 from marlhf_lite.utils.tables import interval
-
-# Every run
 
 
 def run_report(path: Path, rows: pd.DataFrame, histories: Mapping[str, Sequence], figures: Path, config: dict) -> str:
@@ -105,59 +100,6 @@ def _difference(method: str, base: str, gain: Mapping) -> str:
         return f"{method} could not be told apart from {base}: {interval(gain, '+.2f')}."
     size = gain if gain["low"] > 0 else {"mean": -gain["mean"], "low": -gain["high"], "high": -gain["low"]}
     return f"{method} scored {interval(size)} {'higher' if size is gain else 'lower'} than {base}."
-
-
-# `marlhf evaluate` adds distributions, shifts, text measures, best-of-N, and their figures
-
-
-def details(path: Path, responses: pd.DataFrame, sizes: Sequence[int], figures: Path) -> str:
-    """Write details.json and details.md to `path` and figures to `figures`; return the text of details.md.
-
-    `responses` are those of `evaluate_checkpoints`. Text measures are always there; scores add distributions, shares in
-    low tails and shifts against SFT at each temperature, and for `sizes` the grid of best-of-N.
-    """
-    results: dict = {"text": text_metrics(name_temperatures(responses))}
-    sections = {"Text measures": table(results["text"], COLUMNS)}
-    tables = {}
-    if "rm_score" in responses:
-        tables = {f"T={t:g}": score_table(rows) for t, rows in responses.groupby("temperature", sort=False)}
-        results["distributions"] = {at: distributions(x) for at, x in tables.items()}
-        results["shifts"] = {at: shift_summary(x) for at, x in tables.items() if x.shape[1] > 1}
-        sections |= {f"RM scores at {at}": _tails(rows) for at, rows in results["distributions"].items()}
-        if sizes:
-            results["best_of_n"] = best_of_n(responses, sizes)
-            sections["Best of N"] = table(results["best_of_n"], ("method", "temperature", "n", *SCORES))
-    text = "\n\n".join(f"### {title}\n\n{body}" for title, body in sections.items())
-    write_json(path / "details.json", results)
-    (path / "details.md").write_text(text + "\n", encoding="utf-8")
-    _save(_evaluation_figures(responses, tables, results), figures)
-    return text
-
-
-def _tails(rows: Sequence[dict]) -> str:
-    """Return the `distributions` of one temperature as a Markdown table."""
-    lines, columns = [], dict.fromkeys(("method", "mean", "std", "median", "5 % quantile"))
-    for row in rows:
-        tails = {f"share below {tail['threshold']:z.2f}": tail["share"] for tail in row["below"]}
-        columns |= dict.fromkeys(tails)
-        quantiles = {"median": row["quantiles"][0.5], "5 % quantile": row["quantiles"][0.05]}
-        lines.append(row | quantiles | tails)
-    return table(lines, list(columns))
-
-
-def _evaluation_figures(responses: pd.DataFrame, tables: dict, results: dict) -> Iterator[tuple]:
-    """Yield file names and axes of the figures of an evaluation."""
-    for at, scores in tables.items():
-        thresholds = [tail["threshold"] for tail in results["distributions"][at][0]["below"]]
-        yield f"rm_score_quantiles_{at}", evaluation.score_quantiles(dict(scores.items()), thresholds)
-        if at in results["shifts"]:
-            yield f"rm_score_shift_{at}", evaluation.shift_histogram(scores)
-    scores = [name for name in SCORES if tables and name in responses]
-    if len(tables) > 1:
-        yield from ((f"{name}_over_temperature", evaluation.temperature_sweep(responses, name)) for name in scores)
-    cells = results.get("best_of_n", [])
-    if any(cell["temperature"] != 0 for cell in cells):
-        yield from ((f"best_of_n_{name}", evaluation.best_of_n_map(cells, name)) for name in scores)
 
 
 def pass_report(path: Path, responses: pd.DataFrame, task: Task) -> str:

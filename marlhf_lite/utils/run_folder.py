@@ -17,13 +17,11 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar
 
 import filelock
 import yaml
@@ -49,7 +47,6 @@ class RunLock(ExitStack):
     The operating system frees the lock when this process ends, even if it is killed.
     """
 
-    held: ClassVar[set[Path]] = set()  # by this process, which a second lock would keep out, too
     taken = False  # by this lock
 
     def take(self, path: Path) -> None:
@@ -60,8 +57,7 @@ class RunLock(ExitStack):
         if self.taken:
             return
         path.mkdir(parents=True, exist_ok=True)
-        file = path.resolve() / LOCK
-        lock = filelock.FileLock(file)
+        lock = filelock.FileLock(path / LOCK)
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -70,8 +66,6 @@ class RunLock(ExitStack):
         except (OSError, NotImplementedError):  # a disk without locks, or a full one, which later errors report better
             return
         self.taken = True
-        self.held.add(file)
-        self.callback(self.held.discard, file)
         self.callback(lock.release)
         remove_unfinished(path)
 
@@ -89,36 +83,22 @@ class RunFolder:
         self.manifest = today | dict(manifest or {})
 
     @classmethod
-    def create(
-        cls, path: str | Path, config: Mapping, overwrite: bool = False, manifest: Mapping | None = None
-    ) -> "RunFolder":
+    def create(cls, path: str | Path, config: Mapping, manifest: Mapping | None = None) -> "RunFolder":
         """Create a run folder with its manifest and config.yaml: the config as given and a `versions` block.
 
         Args:
             path: a folder that is empty or does not exist yet; parents are created.
             config: names to numbers, strings, lists or dicts. Tuples become lists, paths become strings.
                 The `versions` of an earlier run are replaced.
-            overwrite: first delete the run in the folder, with its checkpoints.
             manifest: date, contents and accepted differences; by default today and none.
 
         Raises:
-            InputError: the folder cannot be used (see `check_output_dir`), another process works in it or in the run
-                around it, or YAML cannot hold the config.
+            InputError: the folder cannot be used (see `check_output_dir`), or YAML cannot hold the config.
         """
         path = Path(path)
         config = to_jsonable(dict(config), "config", allow_nan=True) | {"versions": environment()}
-        check_output_dir(path, overwrite)
-        with ExitStack() as locks:
-            for run in (path, path.parent):
-                if (run / LOCK).exists() and run.resolve() / LOCK not in RunLock.held:
-                    locks.enter_context(RunLock()).take(run)
-            path.mkdir(parents=True, exist_ok=True)
-            # The manifest is deleted last: after an interrupt here, the rest is still a run that can be replaced.
-            for item in sorted(_content(path), key=lambda item: (item.name == MANIFEST, item.name == CONFIG)):
-                if item.is_dir() and not item.is_symlink():
-                    shutil.rmtree(item)
-                else:
-                    item.unlink()
+        check_output_dir(path)
+        path.mkdir(parents=True, exist_ok=True)
         run = cls(path, {}, manifest)
         run.update_config(config)
         return run
@@ -197,27 +177,11 @@ class RunFolder:
                 raise InputError(f"{name} has {size} bytes instead of {position[name]} or more: it was edited")
 
 
-def check_output_dir(path: Path, overwrite: bool = False, inputs: Iterable[str | Path] = ()) -> None:
-    """Check that a new run can be written to `path`, without creating or deleting anything.
-
-    Raises `InputError` if the folder is in use or cannot be created, and if `overwrite` would delete one of `inputs` or
-    something other than a run.
-    """
+def check_output_dir(path: Path) -> None:
+    """Raise `InputError` if a folder cannot be made or holds anything but a lock and what a killed writer left."""
     check_writable("--output_dir", path)
-    if not path.exists() or not _content(path):
-        return
-    if not is_run(path):
-        raise InputError(f"--output_dir {path}: holds something that is not a run: choose another name, or empty it")
-    if not overwrite:
-        raise InputError(f"--output_dir {path}: exists already: choose another name, or add --overwrite")
-    for needed in map(Path, inputs):
-        if needed.exists() and needed.resolve().is_relative_to(path.resolve()):
-            raise InputError(f"--output_dir {path}: --overwrite would remove {needed}, which is needed: choose another")
-
-
-def _content(path: Path) -> list[Path]:
-    """Return what a folder holds, except the lock and what a killed writer left."""
-    return [item for item in path.iterdir() if item.name != LOCK and not item.match(".*.tmp")]
+    if path.exists() and any(item.name != LOCK and not item.match(".*.tmp") for item in path.iterdir()):
+        raise InputError(f"--output_dir {path}: exists already: choose another name, or delete the folder")
 
 
 def check_writable(option: str, path: Path) -> None:

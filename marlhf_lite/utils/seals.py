@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -136,16 +137,14 @@ def seal(path: Path) -> None:
 def atomic_folder(final: Path) -> Iterator[Path]:
     """Give a folder to write to. If the block ends well, it is sealed and replaces `final`; else `final` stays."""
     final = final.resolve()  # of a link, the folder that it leads to
-    temporary = final.with_name(f".{final.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        yield temporary
-        apply_umask(temporary)
-        seal(temporary)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{final.name}.", suffix=".tmp", dir=final.parent) as temporary:
+        place = Path(temporary) / final.name  # it gets the mode of other new folders
+        yield place
+        apply_umask(place)
+        seal(place)
         shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.replace(place, final)
 
 
 def broken(path: Path) -> str:
