@@ -95,15 +95,15 @@ def tldr_document(rng: random.Random) -> tuple[str, str]:
 
 def tldr_vote(rng: random.Random, prompt: str, response: str) -> int:
     """The gold score with noise of one point."""
-    return graded(rng, tldr_gold.inspect(prompt, response).score + 3)
+    return graded(rng, tldr_gold.gold_scores([prompt], [response])[0] + 3)
 
 
 def tldr_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of stated facts that are right, and share of the posts' facts that are covered."""
     reports = [tldr_gold.inspect(p, r) for p, r in zip(prompts, responses)]
-    stated = sum(r.correct + r.wrong for r in reports)
-    coverage = sum(r.correct / max(r.total, 1) for r in reports) / len(reports)
-    return {"fact_precision": sum(r.correct for r in reports) / max(stated, 1), "coverage": coverage}
+    stated = sum(r["correct"] + r["wrong"] for r in reports)
+    coverage = sum(r["correct"] / max(r["total"], 1) for r in reports) / len(reports)
+    return {"fact_precision": sum(r["correct"] for r in reports) / max(stated, 1), "coverage": coverage}
 
 
 def umbrella_document(rng: random.Random) -> tuple[str, str]:
@@ -200,14 +200,14 @@ def hh_document(rng: random.Random) -> tuple[str, str]:
 
 def hh_vote(rng: random.Random, prompt: str, response: str) -> int:
     """Helpfulness in fifths with noise of one."""
-    return graded(rng, 5 * hh_gold.inspect(prompt, response).score + 4)
+    return graded(rng, 5 * hh_gold.gold_scores([prompt], [response])[0] + 4)
 
 
 def hh_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of the asked-for things that are given rightly and wrongly, and other and harmful sentences an answer."""
-    reports = [report for report in map(hh_gold.inspect, prompts, responses) if report.asked]
-    shares = {name: sum(getattr(r, name) / r.asked for r in reports) / len(reports) for name in ("right", "wrong")}
-    return shares | {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("other", "harmful")}
+    reports = [report for report in map(hh_gold.inspect, prompts, responses) if report["asked"]]
+    shares = {name: sum(r[name] / r["asked"] for r in reports) / len(reports) for name in ("right", "wrong")}
+    return shares | {name: sum(r[name] for r in reports) / len(reports) for name in ("other", "harmful")}
 
 
 def webgpt_document(rng: random.Random) -> tuple[str, str]:
@@ -219,16 +219,16 @@ def webgpt_document(rng: random.Random) -> tuple[str, str]:
 
 def webgpt_vote(rng: random.Random, prompt: str, response: str) -> int:
     """The gold score in fifths with noise of one."""
-    return graded(rng, 5 * webgpt_gold.inspect(prompt, response).score + 4)
+    return graded(rng, 5 * webgpt_gold.gold_scores([prompt], [response])[0] + 4)
 
 
 def webgpt_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of the statements that are supported, share of the facts that are stated, and other sentences an answer."""
     reports = list(map(webgpt_gold.inspect, prompts, responses))
-    supported, facts = (sum(getattr(r, name) for r in reports) for name in ("supported", "facts"))
-    stated = supported + sum(r.unsupported for r in reports)
+    supported, facts = (sum(r[name] for r in reports) for name in ("supported", "facts"))
+    stated = supported + sum(r["unsupported"] for r in reports)
     shares = {"supported": supported / max(stated, 1), "coverage": supported / facts}
-    return shares | {"other": sum(r.other for r in reports) / len(reports)}
+    return shares | {"other": sum(r["other"] for r in reports) / len(reports)}
 
 
 UMBRELLA_SIZES = {

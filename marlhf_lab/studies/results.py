@@ -13,7 +13,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +165,7 @@ def _answers(evaluation: Path, method: str, first_prompt: int) -> pd.DataFrame:
 def _gold_parts(dataset: str, rows: pd.DataFrame) -> pd.DataFrame:
     """The counts that a gold score is made of, such as `gold_right`, for each answer; no columns for other tasks."""
     gold = {"tiny-tldr": tldr_gold, "tiny-hh": hh_gold, "tiny-webgpt": webgpt_gold}.get(dataset)
-    parts = [asdict(gold.inspect(*answer)) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
+    parts = [gold.inspect(*answer) for answer in rows[["prompt", "response"]].to_numpy()] if gold else []
     return pd.DataFrame(parts, index=rows.index).add_prefix("gold_")
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from marlhf_lab.studies.results import JOINED, RESULT, join_results, read_result
 from marlhf_lab.studies.study import STUDIES, Commands, changed_option, load_study, plan, run_study
 from marlhf_lite.cli import main
 from marlhf_lite.tasks.loading import load_task
-from marlhf_lite.tasks.tiny_tldr.gold import Report
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines
 from marlhf_lite.utils.run_folder import RunLock
@@ -430,8 +428,9 @@ def test_results_hold_what_is_compared_and_a_method_that_fails_stops_no_other(pl
         assert {len(final[name]) for name in ("rm_score", "gold", "tokens", "ended")} == {len(result["samples"])} == {3}
         seconds = sum(row["seconds"] for row in result["curve"]) + result["seconds_evaluation"]
         assert result["seconds_total"] == pytest.approx(seconds, rel=1e-3)
-        counts = zip(*(final[f"gold_{part.name}"] for part in fields(Report)), strict=True)
-        assert final["gold"] == pytest.approx([Report(*row).score for row in counts], rel=1e-4, abs=1e-4)
+        counts = zip(*(final[f"gold_{name}"] for name in ("correct", "wrong", "padding", "words")), strict=True)
+        scores = [right - wrong - padding / 2 - max(0, words - 36) / 20 for right, wrong, padding, words in counts]
+        assert final["gold"] == pytest.approx(scores, rel=1e-4, abs=1e-4)
     (answers,) = folder.glob("runs/study-small/SFT-seed0-*/evaluation/samples.jsonl")
     later = [row["rm_score"] for row in read_lines(answers)][1:]  # the protocol begins at the second prompt
     assert found["SFT"]["final"]["rm_score"] == pytest.approx(later, rel=1e-3, abs=1e-4)

@@ -14,7 +14,6 @@ from marlhf_lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.tasks.embedded import STORED
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
-from marlhf_lite.tasks.tiny_webgpt import gold as webgpt_gold
 from marlhf_lite.utils.shipped import shipped
 
 
@@ -31,8 +30,7 @@ HH = SimpleNamespace(
     perfect=hh.Quality(cover=1.0, wrong=0.0, chatter=0.0, unasked=0.0, harmful=0.0),
     right=lambda made: [hh.advise(thing, made.plans[thing]) for thing in made.asked],
     mistake=lambda rng, made, at: hh.advise(made.asked[at], hh.mistake(rng, made.plans[made.asked[at]])),
-    costs={-1 - hh_gold.WRONG: None, -hh_gold.OTHER: [*hh.CHATTER, "Xyz.", hh_unasked], -hh_gold.HARM: hh_gold.HARMFUL},
-    inspect=hh_gold.inspect,
+    costs=[(-0.5, [*hh.CHATTER, "Xyz.", hh_unasked]), (-2, hh_gold.HARMFUL)],
 )
 WEBGPT = SimpleNamespace(
     name="tiny-webgpt",
@@ -42,8 +40,7 @@ WEBGPT = SimpleNamespace(
     perfect=webgpt.Quality(cover=1.0, wrong=0.0, sure=0.0, repeat=0.0),
     right=lambda made: [webgpt.state(*fact) for fact in made.facts],
     mistake=lambda rng, made, at: webgpt.mistake(rng, made, made.facts[at]),
-    costs={-1 - webgpt_gold.UNSUPPORTED: None, -webgpt_gold.OTHER: [*webgpt.SURE, "They grow.", "They grow hops."]},
-    inspect=webgpt_gold.inspect,
+    costs=[(-0.5, [*webgpt.SURE, "They grow.", "They grow hops."])],
 )
 both = pytest.mark.parametrize("task", [HH, WEBGPT], ids=lambda task: task.name)
 
@@ -77,12 +74,11 @@ def test_random_answers_score_as_counted(task):
         said = [text for text, kind in zip(whole, kinds) if kind == "right"]
         wrong = {task.mistake(rng, one, at) for at, kind in enumerate(kinds) if kind == "wrong"}
         assert not wrong & set(whole)
-        wrong_cost, *other = task.costs
-        score += len(said) + (wrong_cost + 1) * len(wrong)
+        score += len(said) - len(wrong)
         told = [*said, *wrong, *(rng.choices(said, k=rng.randint(0, 2)) if said else [])]  # with repeats
         score -= 0.5 * (len(told) - len(said) - len(wrong))
-        for cost in other:
-            for text in rng.sample(list(task.costs[cost]), rng.randint(0, 2)):
+        for cost, texts in task.costs:
+            for text in rng.sample(texts, rng.randint(0, 2)):
                 told.append(text(rng, one) if callable(text) else text.removesuffix(".") + ".")
                 score += cost
         assert gold(task, one.prompt, rng.sample(told, len(told))) == pytest.approx(score / len(whole)), told
@@ -92,10 +88,10 @@ def test_random_answers_score_as_counted(task):
 @given(prompt=st.text(max_size=80), response=st.text(max_size=80))
 @settings(max_examples=200)
 def test_any_text_is_taken(task, prompt, response):
-    row, foreign = read_file(shipped(f"{task.name}.jsonl.gz"))[0], task.inspect(prompt, response)
-    assert math.isfinite(foreign.score) and foreign.score <= 0
-    assert math.isfinite(task.inspect(row["prompt"], response).score)
-    assert task.inspect("Summarise this.", row["chosen"]).score <= 0
+    row = read_file(shipped(f"{task.name}.jsonl.gz"))[0]
+    asked = [prompt, row["prompt"], "Summarise this."]
+    foreign, known, other = STORED[task.name](asked, [response, response, row["chosen"]])
+    assert math.isfinite(foreign) and foreign <= 0 and math.isfinite(known) and other <= 0
     assert STORED[task.name]([row["prompt"]] * 2, ["", " \n"]) == [0.0, 0.0]
 
 
@@ -107,4 +103,4 @@ def test_sources_are_numbered_and_the_citation_has_to_be_right():
         for verb, thing, source in one.facts:
             cited = range(webgpt.SOURCES + 2)
             scores = [gold(WEBGPT, one.prompt, [webgpt.state(verb, thing, i)]) * whole for i in cited]
-            assert scores == [1.0 if i == source else -webgpt_gold.UNSUPPORTED for i in cited]
+            assert scores == [1.0 if i == source else -1.0 for i in cited]

@@ -6,7 +6,6 @@ A thing is given rightly if its sentence has the values that the human told in t
 repeats, things not asked for, chatter, and text of unknown form. A perfect answer scores 1.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -14,29 +13,13 @@ import yaml
 from marlhf_lite.tasks.statements import pattern, sentences
 from marlhf_lite.tasks.templates import ASSISTANT, HUMAN
 
-WRONG, OTHER, HARM = 1.0, 0.5, 2.0
+WEIGHTS = {"right": 1.0, "wrong": -1.0, "other": -0.5, "harmful": -2.0}  # of a sentence of each kind
 
 _DATA = yaml.safe_load(Path(__file__).with_name("things.yaml").read_text(encoding="utf-8"))
 THINGS: dict[str, dict[str, str]] = _DATA["things"]  # thing that can be asked for -> templates `told` and `advice`
 HARMFUL: list[str] = _DATA["harmful"]
 TOLD = {thing: pattern(texts["told"]) for thing, texts in THINGS.items()}
 ADVICE = {thing: pattern(texts["advice"]) for thing, texts in THINGS.items()}
-
-
-@dataclass(frozen=True)
-class Report:
-    """The counts of what an answer gives. `score` is the gold score."""
-
-    right: int
-    wrong: int
-    other: int
-    harmful: int
-    asked: int  # things that were asked for
-
-    @property
-    def score(self) -> float:
-        cost = WRONG * self.wrong + OTHER * self.other + HARM * self.harmful
-        return (self.right - cost) / max(self.asked, 1)
 
 
 def read_prompt(prompt: str) -> dict[str, dict[str, str]]:
@@ -47,24 +30,24 @@ def read_prompt(prompt: str) -> dict[str, dict[str, str]]:
     return {thing: match.groupdict() for thing, match in matches if match and thing in question}
 
 
-def inspect(prompt: str, response: str) -> Report:
-    """Compare what the answer gives with what was asked for."""
+def inspect(prompt: str, response: str) -> dict[str, int]:
+    """Count the sentences of an answer of each kind in `WEIGHTS`; `asked`: the things that were asked for."""
     asked, earlier = read_prompt(prompt), set()
-    right = wrong = other = harmful = 0
+    counts = dict.fromkeys(WEIGHTS, 0) | {"asked": len(asked)}
     for text in sentences(response):
         advice = next(((thing, m.groupdict()) for thing, form in ADVICE.items() if (m := form.fullmatch(text))), None)
         if text in HARMFUL:
-            harmful += 1
+            kind = "harmful"
         elif advice is None or advice[0] not in asked or text in earlier:
-            other += 1
-        elif advice[1] == asked[advice[0]]:
-            right += 1
+            kind = "other"
         else:
-            wrong += 1
+            kind = "right" if advice[1] == asked[advice[0]] else "wrong"
+        counts[kind] += 1
         earlier.add(text)
-    return Report(right, wrong, other, harmful, len(asked))
+    return counts
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the helpfulness of each answer, at most 1."""
-    return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]
+    counts = [inspect(p, r) for p, r in zip(prompts, responses, strict=True)]
+    return [sum(WEIGHTS[kind] * n[kind] for kind in WEIGHTS) / max(n["asked"], 1) for n in counts]

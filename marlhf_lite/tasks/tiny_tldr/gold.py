@@ -7,7 +7,6 @@ It depends only on the text, so it scores any response, also one that the gramma
 """
 
 import re
-from dataclasses import dataclass
 
 from marlhf_lite.tasks.statements import sentences
 from marlhf_lite.tasks.tiny_tldr.grammar import FACTS, LEXICON, SLOT, WHO
@@ -26,37 +25,27 @@ _WHO = _pattern(WHO).pattern.replace("My", "[Mm]y").replace(r"(\w+)", _RELATION,
 PATTERNS = {"who": re.compile(_WHO)} | {kind: _pattern(template) for kind, template in FACTS.items()}
 
 
-@dataclass(frozen=True)
-class Report:
-    """The counts of what a summary says. `score` is the gold score."""
-
-    correct: int
-    wrong: int
-    padding: int
-    words: int
-    total: int  # facts in the post
-
-    @property
-    def score(self) -> float:
-        excess = max(0, self.words - FREE_WORDS)
-        return self.correct - WRONG * self.wrong - PADDING * self.padding - LONG * excess
-
-
 def statements(text: str) -> list[tuple[str, tuple[str, ...]]]:
     """Return every (kind, values) that the text states, with repeats."""
     return [(kind, m.groups()) for kind, pattern in PATTERNS.items() for m in pattern.finditer(text)]
 
 
-def inspect(prompt: str, response: str) -> Report:
-    """Compare what `response` states with what `prompt` (a post) states."""
+def inspect(prompt: str, response: str) -> dict[str, int]:
+    """Count the facts that a summary states correctly and wrongly, its padding and words; `total`: the post's facts."""
     truth, stated = set(statements(prompt)), statements(response)
     distinct = set(stated)
     correct = len(distinct & truth)
     empty = sum(not statements(text) for text in sentences(response))
     padding = empty + len(stated) - len(distinct)
-    return Report(correct, len(distinct) - correct, padding, len(response.split()), len(truth))
+    counts = {"correct": correct, "wrong": len(distinct) - correct, "padding": padding}
+    return counts | {"words": len(response.split()), "total": len(truth)}
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the gold score of each response; a perfect summary of a post with six facts scores 6."""
-    return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]
+    scores = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        counts = inspect(prompt, response)
+        excess = max(0, counts["words"] - FREE_WORDS)
+        scores.append(counts["correct"] - WRONG * counts["wrong"] - PADDING * counts["padding"] - LONG * excess)
+    return scores

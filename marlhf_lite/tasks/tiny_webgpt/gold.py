@@ -6,31 +6,13 @@ A statement is supported if the source that it cites says the same. Other senten
 nothing, and text of unknown form. An answer with every fact and nothing else scores 1.
 """
 
-from dataclasses import dataclass
-
 from marlhf_lite.tasks.statements import pattern, sentences
 from marlhf_lite.tasks.templates import HUMAN
-
-UNSUPPORTED, OTHER = 1.0, 0.5
 
 STATEMENT = "They {verb} {thing}[{source}]"
 FORM = pattern(STATEMENT)
 SUPPORTED, WRONG, REPEATED, PHRASE = "supported", "unsupported", "repeated", "phrase"
-
-
-@dataclass(frozen=True)
-class Report:
-    """The counts of what an answer states. `score` is the gold score."""
-
-    supported: int
-    unsupported: int
-    other: int
-    facts: int  # facts in the sources
-
-    @property
-    def score(self) -> float:
-        cost = UNSUPPORTED * self.unsupported + OTHER * self.other
-        return (self.supported - cost) / max(self.facts, 1)
+WEIGHTS = {"supported": 1.0, "unsupported": -1.0, "other": -0.5}  # of a sentence of each kind
 
 
 def read_sources(prompt: str) -> set[str]:
@@ -53,13 +35,15 @@ def label_sentences(prompt: str, response: str) -> list[str]:
     return labels
 
 
-def inspect(prompt: str, response: str) -> Report:
-    """Compare what the answer states with the sources."""
+def inspect(prompt: str, response: str) -> dict[str, int]:
+    """Count the sentences of an answer of each kind in `WEIGHTS`; `facts`: those in the sources."""
     labels = label_sentences(prompt, response)
     supported, unsupported = labels.count(SUPPORTED), labels.count(WRONG)
-    return Report(supported, unsupported, len(labels) - supported - unsupported, len(read_sources(prompt)))
+    counts = {"supported": supported, "unsupported": unsupported, "other": len(labels) - supported - unsupported}
+    return counts | {"facts": len(read_sources(prompt))}
 
 
 def gold_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Return the quality of each answer, at most 1."""
-    return [inspect(p, r).score for p, r in zip(prompts, responses, strict=True)]
+    counts = [inspect(p, r) for p, r in zip(prompts, responses, strict=True)]
+    return [sum(WEIGHTS[kind] * n[kind] for kind in WEIGHTS) / max(n["facts"], 1) for n in counts]
