@@ -338,8 +338,7 @@ def table(separator, quote=""):
         ("d.csv", table(", ", '"').encode()),
         ("e.csv", table("|").encode()),
         ("f.csv", table(",").encode("utf-16")),
-        ("i.csv", f"sep=;\r\n{table(';')}".encode()),
-        ("j.jsonl", json.dumps([PAIRS["TRL"](i) for i in range(COUNT)], indent=1).encode()),
+        ("j.json", json.dumps([PAIRS["TRL"](i) for i in range(COUNT)], indent=1).encode()),
         ("g.csv.gz", gzip.compress(table(";").encode("utf-8-sig"), mtime=0)),
         (
             "h.jsonl",
@@ -368,12 +367,7 @@ def test_names_that_stand_twice(tmp_path):
         fails(lambda: load_task(str(tmp_path / name)), name, part)  # noqa: B023
 
 
-def test_a_quote_that_takes_up_rows_of_a_tsv_stops(tmp_path):
-    """Tabs and line breaks in a field are read where the lines of the row are no rows themselves."""
-    rows = [*table("\t").splitlines(), 'Q1:\t"Yes, he said.\tno 1', 'Q2:\tyes 2"\tno 2', ""]
-    (tmp_path / "a.tsv").write_text("\n".join(rows))
-    said = ("a.tsv: row 13: a field that begins with a quote takes up 2 rows", "double the quotes in them")
-    fails(lambda: load_task(str(tmp_path / "a.tsv")), *said)
+def test_a_quoted_field_of_a_tsv_may_have_tabs_and_line_breaks(tmp_path):
     (tmp_path / "b.tsv").write_text(table("\t").replace("Warm.", '"Warm.\n\tTabs."'))
     assert {row["chosen"] for row in rows_of(load_task(str(tmp_path / "b.tsv")))} == {"Warm.\n\tTabs."}
 
@@ -395,11 +389,7 @@ def test_several_files_and_an_address(tmp_path, monkeypatch):
     assert sorted(rows_of(task), key=str) == sorted(expected(("chosen", "rejected"), False), key=str)
     fails(lambda: load_task(str(tmp_path / "data" / "none-*.jsonl")), "none-*.jsonl: no such file")
     write(tmp_path / "data" / "part-2.jsonl", [ANSWERS["TRL"](i) for i in range(COUNT)])
-    fails(
-        lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")),
-        "part-2.jsonl has the columns completion, prompt",
-        "leave it",
-    )
+    fails(lambda: load_task(str(tmp_path / "data" / "part-*.jsonl")), "row 13: no 'chosen'")
     fails(lambda: load_task(paths[0], split="train_prefs"), "--split train_prefs", "is a file")
     fails(lambda: load_task("tiny-tldr", split="train_prefs"), "--split", "embedded")
 
@@ -419,8 +409,12 @@ def test_splits_configurations_and_folders(tmp_path, monkeypatch):
     assert load_task(str(tmp_path / "usual")).unused_splits == ("validation",) and task.unused_splits == ()
     one = tmp_path / "one"
     datasets.Dataset.from_list(rows).save_to_disk(one)
-    for name in ("split", "dataset_config", "data_dir"):
-        fails(lambda: load_task(str(one), **{name: "x"}), f"--{name} x", "leave it out")  # noqa: B023
+    for name, said in (
+        ("split", "no split named x, found train"),
+        ("dataset_config", "name"),
+        ("data_dir", "data_dir"),
+    ):
+        fails(lambda: load_task(str(one), **{name: "x"}), f"--dataset {one} (a folder): ", said)  # noqa: B023
     two = tmp_path / "two"
     for name, part in (("a", rows), ("b", [ANSWERS["TRL"](i) for i in range(COUNT)])):
         (two / name).mkdir(parents=True)
@@ -451,14 +445,6 @@ def test_cells_of_a_folder_of_csv_stay_text(tmp_path, monkeypatch):
         assert sorted(text for part in task.splits.values() for text in part["chosen"]) == sorted(cells)
 
 
-@pytest.mark.parametrize("name, where", [("a.jsonl", "line 3: not JSON"), ("a.json", "a.json: more")])
-def test_a_key_that_stands_twice_is_refused(tmp_path, name, where):
-    rows = [json.dumps(PAIRS["TRL"](i)) for i in range(COUNT)]
-    rows[2] = rows[2].replace('"chosen"', '"chosen": "lost", "chosen"')
-    (tmp_path / name).write_text("\n".join(rows) if name == "a.jsonl" else f"[{','.join(rows)}]")
-    fails(lambda: load_task(str(tmp_path / name)), where, "more than one column is named chosen")
-
-
 def test_columns_that_are_not_read_are_named(tmp_path):
     """Alpaca's earlier turns among them."""
     rows = [{"instruction": f"Do {i}", "output": "Yes.", "history": [["a", "b"]] * (i < 3), "id": i} for i in range(20)]
@@ -471,12 +457,6 @@ def test_a_folder_s_error_names_the_file(tmp_path, monkeypatch):
     folder = tmp_path / "folder"
     folder.mkdir()
     write(folder / "train.jsonl", [PAIRS["TRL"](i) for i in range(COUNT)])
-    write(folder / "eval.jsonl", [{"prompt": "a", "keywords": ["k"]}])
-    fails(
-        lambda: load_task(str(folder)),
-        f"{folder}/eval.jsonl has the columns keywords, prompt, but train.jsonl",
-        "correct it",
-    )
     (folder / "eval.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     fails(lambda: load_task(str(folder)), f"{folder}/eval.jsonl: line 2: not JSON")
     with pytest.raises(Exception) as caught:

@@ -189,7 +189,7 @@ def test_columns_and_splits_that_are_not_read_are_named(tiny, tmp_path, capsys):
     parts = {"train": rows, "validation": rows.select([1]), "test": rows.select([0])}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
     assert not main(["data", str(tmp_path / "saved"), "--model", tiny.model])
-    assert "\nnote: columns not used: id\nnote: splits or files not used: validation\n" in capsys.readouterr().out
+    assert "\nnote: columns not used: id\nnote: splits not used: validation\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("row", "options", "note"), NOTES)

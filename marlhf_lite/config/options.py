@@ -84,7 +84,7 @@ class DataConfig(LengthConfig):
     dataset: str = option(
         "tiny-tldr",
         "Data set: tiny-tldr, -hh, -webgpt, -steps, -code, -umbrella or -guess (embedded), a file (.jsonl .json .csv "
-        ".tsv .parquet .arrow), a pattern of files, a folder, an address, or a hub name.",
+        ".tsv .parquet), a pattern of files, a folder, an address, or a hub name.",
     )
     columns: str = option("", "Your names of columns, as prompt=question,chosen=good,rejected=bad.")
     dataset_config: str = option("", "Configuration of the data set, as load_dataset's name.")

@@ -169,7 +169,7 @@ def _length_that_cuts_few(lengths: Sequence[int]) -> int:
 
 
 def _notes(task: Task, tokenizer, model: str) -> Iterator[str]:
-    unused = {"columns": task.unused, "splits or files": task.unused_splits}
+    unused = {"columns": task.unused, "splits": task.unused_splits}
     yield from (f"{kind} not used: {', '.join(names)}" for kind, names in unused.items() if names)
     texts = [text for column in COLUMNS for text in _column(task, column)]
     if marks := _marks(texts, tokenizer, task.chats):

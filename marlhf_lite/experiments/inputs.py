@@ -17,7 +17,7 @@ from marlhf_lite.utils.preflight import Preflight, check
 if TYPE_CHECKING:
     from marlhf_lite.tasks.splits import Task
 
-FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather", ".gz", ".bz2", ".xz")
+FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
-"""Read the rows of a file, here or at an address: JSON lines, JSON, CSV, Parquet or Arrow."""
+"""Read the rows of a file, here or at an address: JSON lines, JSON, CSV or Parquet."""
 
 import csv
 import io
 import json
 import os
-import re
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable
@@ -12,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import fsspec
-import pyarrow.ipc
 import pyarrow.parquet
 from fsspec.compression import compr
 from fsspec.utils import infer_compression
@@ -21,12 +19,9 @@ from marlhf_lite.utils.errors import InputError, one_line
 
 PACKED = (".gz", ".bz2", ".xz")
 TEXTS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-TABLES = (".parquet", ".arrow", ".feather")
-SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), *TABLES)
-KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; {', '.join(TABLES)}"
+SUFFIXES = (*TEXTS, *(f"{suffix}{packed}" for suffix in TEXTS for packed in PACKED), ".parquet")
+KNOWN = f"{', '.join(TEXTS)}, each also {', '.join(PACKED)}; .parquet"
 SEPARATORS = ",;\t|"
-# First bytes of files other than text -> the ends of their names.
-ENDS = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7z": ".xz", b"PK\3": ".zip", b"PAR1": ".parquet", b"ARROW1": ".arrow"}
 WEB = ("http://", "https://")
 
 
@@ -35,11 +30,11 @@ def read_file(path: str | Path) -> list[dict]:
 
     `.jsonl` and `.ndjson` have one object per line, `.json` a list of objects, `{"data": [...]}` or one object per
     line. `.csv` and `.tsv` have a header, whose separator (one of `SEPARATORS`) is that of the file; their fields stay
-    text. All are in UTF-8, or in UTF-16 with its mark, and may be packed. `.parquet`, `.arrow` and `.feather` are
-    tables. White space around the names of columns is stripped. `path` may be an address.
+    text. All are in UTF-8, or in UTF-16 with its mark, and may be packed. White space around the names of columns is
+    stripped. `path` may be an address.
 
     Raises:
-        InputError: if the file is missing, empty, damaged or of unknown kind; it names the row if it can.
+        InputError: if the file is missing, damaged or of unknown kind; it names the row if it can.
     """
     is_address = "://" in str(path)
     path = str(path) if is_address else os.path.expanduser(path)
@@ -59,10 +54,9 @@ def read_file(path: str | Path) -> list[dict]:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as a truncated archive
         is_text = isinstance(error, UnicodeDecodeError)
-        hint = "save it as UTF-8, as by iconv -f cp1252 -t utf-8" if is_text else "check that it is whole and its name"
-        raise InputError(f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)}): {hint}") from None
-    if not rows:
-        raise InputError(f"{path}: the file has no rows: give at least one")
+        hint = "save it as UTF-8, as by iconv -f cp1252 -t utf-8, or " if is_text else ""
+        fault = f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)})"
+        raise InputError(f"{fault}: {hint}check that it is whole, and its name") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
@@ -78,29 +72,15 @@ def _check_names(names: Iterable[str]) -> None:
 def _rows(content: bytes, kind: str) -> list:
     if kind == ".parquet":
         return pyarrow.parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
-    if kind in TABLES:
-        is_file = content.startswith(b"ARROW1")  # what `datasets` writes is a stream
-        return (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(content).read_all().to_pylist()
-    if end := next((end for mark, end in ENDS.items() if content.startswith(mark)), ""):
-        raise InputError(f"by its content it is a {end} file: give it that name, or unpack it")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
-    if kind not in (".csv", ".tsv") and text.lstrip().startswith("["):  # a list, though its name may say lines
-        kind = ".json"
     return {".json": _json, ".csv": _csv, ".tsv": _csv}.get(kind, _json_lines)(text)
-
-
-def _object(pairs: list[tuple]) -> dict:
-    """Return a JSON object. Raises `InputError` for a repeated key, of which Python silently takes the last value."""
-    if len(row := dict(pairs)) < len(pairs):
-        _check_names(key for key, _ in pairs)
-    return row
 
 
 def _json_lines(text: str) -> list:
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         try:
-            rows += [json.loads(line, object_pairs_hook=_object)] if line.strip() else []
+            rows += [json.loads(line)] if line.strip() else []
         except (ValueError, RecursionError) as error:
             raise InputError(f"line {number}: not JSON ({error}): correct or delete the line") from None
     return rows
@@ -108,7 +88,7 @@ def _json_lines(text: str) -> list:
 
 def _json(text: str) -> list:
     try:
-        value = json.loads(text, object_pairs_hook=_object)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":  # a second object
             raise
@@ -119,7 +99,6 @@ def _json(text: str) -> list:
 
 def _csv(text: str) -> list[dict]:
     csv.field_size_limit(2**31 - 1)  # a prompt may be longer than the module's 131,072 characters
-    text = re.sub(r"\Asep=.\r?\n", "", text)  # Excel's line before the header
     header = text.partition("\n")[0]
     separator = max(SEPARATORS, key=header.count)
     spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then the space belongs to the separator
@@ -132,11 +111,6 @@ def _csv(text: str) -> list[dict]:
         for row in reader:
             if None in row or None in row.values():
                 raise csv.Error("its number of fields differs from the header's")
-            lines = separator.join(row.values()).split("\n")
-            if separator == "\t" and len(lines) > 1 and all(line.count("\t") == header.count("\t") for line in lines):
-                raise csv.Error(f"a field that begins with a quote takes up {len(lines)} rows")
-            if [field.lstrip("\ufeff") for field in row.values()] == reader.fieldnames:  # of files put end to end
-                raise InputError(f"row {len(rows) + 1}: the header again: delete this line")
             rows.append(row)
     except csv.Error as error:
         raise InputError(f"row {len(rows) + 1}: {error}: {hint}") from None

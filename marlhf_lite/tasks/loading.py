@@ -3,7 +3,6 @@
 import glob
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ MESSAGE = ("role", "content", "from", "value")  # the keys of a message that are
 FIRST = 1000  # rows that show what the others are like
 CHOICES = (
     f"give an embedded corpus ({', '.join(EMBEDDED)}), a local file or folder (such as ./pairs.jsonl), "
-    "or a name on the hub (owner/name; needs the network)"
+    "or a name on the hub (owner/name; needs the network), with --dataset_config if it has several configurations"
 )
 
 
@@ -188,90 +187,57 @@ def drop_long_prompts(split: datasets.Dataset, tokenizer, max_tokens: int) -> tu
 
 
 def find_rows(dataset: str, columns: str = "", **where: str) -> tuple[Iterable[dict], Iterable[dict] | None, list[str]]:
-    """Return the rows of `dataset`, those of its test set or None, and the names of splits and files not asked for."""
+    """Return the rows of `dataset`, those of its test set or None, and the names of splits that were not asked for."""
     path = Path(os.path.expanduser(dataset))
     load = partial(_load, dataset, columns, **where)
     if dataset and os.path.isdir(path):  # os.path takes a name of any length; Path's own methods may raise
-        if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
-            _refuse({name: x for name, x in where.items() if name != "split"}, f"{path} was saved to disk and")
-            return load(lambda name, **unused: datasets.load_from_disk(name), str(path))
-        rows, test, others = load(_load_folder, str(path))
-        return rows, test, [*others, *([] if any(where.values()) else _files_left(path))]
+        return load(_load_folder, str(path))
     is_address = "://" in dataset
     looks_local = dataset.startswith(("/", ".", "~")) or dataset.lower().endswith(SUFFIXES)
     if dataset and (is_address or looks_local or os.path.exists(path)):
         _refuse({name: value for name, value in where.items() if value != "train"}, f"{dataset} is a file and")
         files = [path] if os.path.exists(path) else sorted(glob.glob(str(path), recursive=True)) or [path]
-        return rename([*chain(*_read_each([dataset] if is_address else files))], columns), None, []
+        return rename([*chain(*map(read_file, [dataset] if is_address else files))], columns), None, []
     if dataset.count("/") != 1 or not all(dataset.split("/")):
         raise InputError(f"--dataset {dataset}: unknown: {did_you_mean(dataset, [*EMBEDDED, *HUB])}{CHOICES}")
     return load(datasets.load_dataset, dataset, **(HUB[dataset][1] if dataset in HUB else {}))
-
-
-def _read_each(files: Sequence[Path | str]) -> list[list[dict]]:
-    """Return the rows of each file. Raises `InputError` for a file whose columns differ from those of the first."""
-    parts = [read_file(file) for file in files]
-    usual, *others = [sorted(columns_of(part)) for part in parts]
-    for file, columns in zip(files[1:], others, strict=True):
-        if columns != usual:
-            has = f"has the columns {', '.join(columns)}, but {Path(files[0]).name} has {', '.join(usual)}"
-            raise InputError(f"{file} {has}: correct it, or leave it out")
-    return parts
 
 
 def _load(
     dataset: str, names: str, load: Callable, name: str, *,
     split: str = "", dataset_config: str = "", data_dir: str = "", **arguments,
 ):  # fmt: skip
-    shown = f"{dataset} (a folder)" if os.path.isdir(name) else dataset
+    """Return what `find_rows` does; of a split such as train_prefs the test part is test_prefs."""
+    is_folder, train = os.path.isdir(name), split or "train"
+    shown = f"--dataset {dataset}{' (a folder)' * is_folder}"
     arguments |= {key: value for key, value in (("name", dataset_config), ("data_dir", data_dir)) if value}
     try:
         loaded = load(name, **arguments)
-        if isinstance(loaded, datasets.Dataset):
-            _refuse({"split": split.removeprefix("train")}, f"{shown} is one data set and")
-            return rename(loaded, names), None, []
-        train, test = _splits(loaded, split or "train", shown)
-        others = [] if split else [part for part in loaded if part not in (train, test)]
-        return *(rename(loaded[part], names) if part else None for part in (train, test)), others
     except InputError:
         raise
     except Exception as error:
-        raise _fault(error, shown, name) from None
+        cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
+        fix = "give one file of it, or name a configuration by --dataset_config" if is_folder else CHOICES
+        raise InputError(f"{shown}: cannot be loaded ({cause}): {fix}") from None
+    loaded = {"train": loaded} if isinstance(loaded, datasets.Dataset) else loaded
+    if train not in loaded:
+        fix = "name one by --split, or name one of them train"
+        raise InputError(f"{shown}: no split named {train}, found {', '.join(loaded)}: {fix}")
+    tests = [train.replace("train", word) for word in ("test", "validation", "valid")]
+    test = next((part for part in tests if part in loaded and part != train), None)
+    others = [] if split else [part for part in loaded if part not in (train, test)]
+    return *(rename(loaded[part], names) if part else None for part in (train, test)), others
 
 
-def _load_folder(path: str, **arguments) -> Mapping:
-    """Load a folder of files. Those of text are read like a single file: an error names the line, and cells of CSV stay
-    text, also if they say NA or 007.
+def _load_folder(path: str, **arguments) -> Mapping | datasets.Dataset:
+    """Load a folder of files, or what `save_to_disk` wrote.
+
+    Files of text are read like a single one: an error names the line, and cells of CSV stay text, also if they say NA
+    or 007.
     """
+    if any(os.path.exists(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json")):
+        return datasets.load_from_disk(path, **arguments)
     config = datasets.load_dataset_builder(path, **arguments).config
     if not isinstance(config, CsvConfig | JsonConfig):
         return datasets.load_dataset(path, **arguments)
-    parts = iter(_read_each([*chain(*config.data_files.values())]))
-    return {split: [*chain(*islice(parts, len(files)))] for split, files in config.data_files.items()}
-
-
-def _files_left(folder: Path) -> list[str]:
-    """Return the files of rows that `datasets` leaves out: those of a rarer kind, or of another split."""
-    parts = datasets.load_dataset_builder(str(folder)).config.data_files
-    read = {os.path.realpath(file) for files in parts.values() for file in files}
-    files = sorted(glob.glob("**/*", root_dir=folder, recursive=True))  # hidden ones are not among them
-    return [file for file in files if file.lower().endswith(SUFFIXES) and os.path.realpath(folder / file) not in read]
-
-
-def _splits(loaded: Mapping, train: str, shown: str) -> tuple[str, str | None]:
-    """Return the split to train on and that to test on, such as train_prefs and test_prefs."""
-    if train not in loaded:
-        fix = "name one by --split, or name one of them train"
-        raise InputError(f"--dataset {shown}: no split named {train}, found {', '.join(loaded)}: {fix}")
-    tests = [train.replace("train", word) for word in ("test", "validation", "valid")]
-    return train, next((part for part in tests if part in loaded and part != train), None)
-
-
-def _fault(error: Exception, shown: str, name: str) -> InputError:
-    """Return the error for a name or a folder that `datasets` cannot load."""
-    text, what = " ".join(str(error).split()), f"--dataset {shown}: cannot be loaded"
-    if configs := re.search(r"among the available configs: \[(.*?)\]", text):
-        return InputError(f"{what}: it has the configurations {configs[1]}: name one by --dataset_config")
-    cause = one_line(error.__cause__ or error)  # datasets wraps the cause in a general error
-    fix = "correct it, or give one file of the folder" if os.path.isdir(name) else CHOICES
-    return InputError(f"{what} ({cause}): {fix}")
+    return {split: [*chain(*map(read_file, files))] for split, files in config.data_files.items()}

@@ -28,7 +28,7 @@ class Task:
     # Prompt that a chat template wrote -> what the data have: messages, or a text that became a user's message.
     said: Mapping[str, str | list[dict]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()  # columns that nothing reads
-    unused_splits: tuple[str, ...] = ()  # splits and files not asked for
+    unused_splits: tuple[str, ...] = ()  # splits not asked for
 
     def held_out(self, count: int) -> datasets.Dataset:
         """Return the first `count` test rows with different prompts: a random sample, since rows are in random order.
