@@ -258,7 +258,7 @@ def _judge(options: commands.JudgeCommand) -> None:
 
 
 def _memory(options: commands.MemoryCommand) -> None:
-    from marlhf_lite.extras.memory.report import memory_report
+    from marlhf_lite.extras.memory.estimate import memory_report
 
     print(memory_report(options))
 

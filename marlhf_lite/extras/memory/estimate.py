@@ -4,10 +4,9 @@ Weights, optimizer, logits, and the cache of keys and values are counted; activa
 test compares with the allocations of real modules.
 """
 
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -18,12 +17,15 @@ from transformers.pytorch_utils import Conv1D
 from marlhf_lite.config.commands import MemoryCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.options import ModelConfig
+from marlhf_lite.config.support import refuse
 from marlhf_lite.models.architectures import known_config
 from marlhf_lite.models.loading import NO_CODE, model_path
 from marlhf_lite.models.logprobs import MAX_LOGITS
 from marlhf_lite.training.rollout import MERGED_SHARE
 from marlhf_lite.training.runner import FEW_ROWS
 from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.less_memory import rows_a_pass
+from marlhf_lite.utils.tables import markdown
 
 GIB = 2**30
 ADAPTER_BYTES = 4  # adapters are float32 for every base
@@ -31,18 +33,19 @@ FOUR_BITS = 0.516  # bytes per weight: 4 bits, and doubly quantised scales of bl
 CUDA_CONTEXT = 0.6 * GIB  # CUDA's own memory, about the same on all cards
 TILE = 4096 * 32_768  # logits that TRL's SFT computes at a time, tokens by vocabulary
 FRAGMENTS = 1.05  # what allocators hold beyond live tensors
+STAGES = {"sft": "SFT", "rm": "reward model", "ppo": "PPO"}
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes by part. `generation` and `training` take turns, so the larger one counts."""
 
-    weights: float  # of the base, or of four models
+    weights: float  # of the base, or of all models
     adapters: float
     optimizer: float  # Adam's two moments
     generation: float  # keys and values, a prefill pass, and copies with the adapter merged
-    training: float  # gradients, activations and logits of a micro-batch, or the optimizer's step
-    cuda: float  # CUDA's own memory
+    training: float  # gradients, activations and logits of a micro-batch
+    cuda: float = CUDA_CONTEXT
 
     @property
     def peak(self) -> float:
@@ -50,102 +53,98 @@ class Memory:
         return (fixed + max(self.generation, self.training)) * FRAGMENTS + self.cuda
 
 
-def estimate_memory(options: MemoryCommand, gpu: bool = True) -> Memory:
-    """Estimate the memory of one process that runs PPO with these options, one of `--num_processes`.
+def memory_report(options: MemoryCommand) -> str:
+    """Return a table of what each stage needs, and whether it fits a card of `--gpu` GiB.
 
-    The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. `gpu` adds
-    CUDA's own memory. Sampling merges LoRA's adapter into copies if a card of --gpu GiB has room for them; without
-    --gpu they are not counted. With --gradient_checkpointing auto, activations are recomputed unless a card of --gpu
-    GiB has room for all of them. On a CPU a process needs more: about 0.5 GiB for its libraries, and copies that its
-    matrix products make.
+    Data with unit tests have no pairs to train a reward model on. Raises `InputError` for weights that training
+    refuses.
     """
-    if options.gradient_checkpointing == "auto":
+    refuse({"finetune": options.finetune, "4 bits": "yes" if options.load_in_4bit else "no", "stage": "ppo"})
+    stages = [stage for stage in STAGES if stage != "rm" or options.reward not in ("tests", "all_tests")]
+    needs = [estimate_memory(options, stage) for stage in stages]
+    parts = [*(field.name for field in fields(Memory)), "peak"]
+    rows = [[part, *(f"{getattr(memory, part) / GIB:.2f}" for memory in needs)] for part in parts]
+    if options.gpu:
+        fits = ("fits" if memory.peak <= options.gpu * GIB else "does not fit" for memory in needs)
+        rows.append([f"a card of {options.gpu:g}", *fits])
+    note = "Generation and training take turns; the peak has 5 % for fragments. docs/scaling.md says what saves memory."
+    return f"{markdown(['GiB', *map(STAGES.get, stages)], rows)}\n\n{note}"
+
+
+def estimate_memory(options: MemoryCommand, stage: str = "ppo") -> Memory:
+    """Estimate the memory of one process, one of `--num_processes`, that trains `sft`, `rm` or `ppo` on a GPU.
+
+    The batch is the longest: prompts of --max_prompt_length, responses of --max_response_length. Sampling merges LoRA's
+    adapter into copies if a card of --gpu GiB has room for them; without --gpu they are not counted. With
+    --gradient_checkpointing auto, activations are recomputed unless a card of --gpu GiB has room for all of PPO's. On a
+    CPU a process needs more: about 0.5 GiB for its libraries, and copies that its matrix products make.
+
+    Under FSDP2 trained weights, their gradients and moments are float32, frozen models bfloat16, and a process holds a
+    share of each. Passes are in bfloat16. A process holds two layers whole (the next one is fetched ahead), the
+    gradients of a layer, and the buffer that sums those of the previous one; and the weights outside of layers of each
+    model that trains, with a reward model's or critic's gradient, until the backward pass ends (a language model's is
+    that of the head). Adam's step is fused and needs no more.
+    """
+    full, ppo = options.finetune == "full", stage == "ppo"
+    spread = full and options.num_processes > 1  # under DDP, with LoRA, each process has the whole base
+    if ppo and options.gradient_checkpointing == "auto":
         rows = options.micro_batch_size or FEW_ROWS
         kept = estimate_memory(replace(options, gradient_checkpointing=False, micro_batch_size=rows))
-        if kept.peak <= options.gpu * GIB and not is_spread(options):
-            return replace(kept, cuda=kept.cuda if gpu else 0.0)
-        options = replace(options, gradient_checkpointing=True)
-    base = empty_base(_in_passes(options))
-    size, width = _bytes(base.parameters()), base.config.get_text_config().hidden_size
-    head, scored = base.get_output_embeddings(), 1 + (options.reward == "rm")  # critic, and the reward model
-    if options.finetune == "full":
-        untied = 0 if base.config.get_text_config().tie_word_embeddings else _bytes([head.weight])
-        critic = size - untied + width * base.dtype.itemsize  # without the vocabulary's head, with one of width 1
-        weights, adapters, trained = 2 * size + scored * critic, 0, size + critic
+        if kept.peak <= options.gpu * GIB and not spread:
+            return kept
+    base = empty_base(replace(options, dtype="bfloat16") if spread else options)
+    config, element = base.config.get_text_config(), base.dtype.itemsize
+    size, head = _bytes(base.parameters()), base.get_output_embeddings().weight
+
+    # 1. What is there all the time. `lm` is the weights of a language model, `score` those of a critic or reward model.
+    has_lm, has_score = stage != "rm", stage != "sft"  # among the models that train
+    if full:
+        untied = 0 if config.tie_word_embeddings else _bytes([head])
+        lm, score, heads = size, size - untied + config.hidden_size * element, 0
     else:
-        score, adapter = ADAPTER_BYTES * width, adapter_bytes(base, options)
-        adapters = (2 + scored) * adapter + 2 * scored * score
-        weights, trained = base_bytes(base, options), 2 * adapter + score
-    share = math.ceil(options.batch_size / options.num_processes)
-    rows = options.generation_batch_size or share
-    rows = min(rows, share) if options.num_processes > 1 else rows
+        heads = ADAPTER_BYTES * config.hidden_size  # PEFT keeps a score's head twice
+        lm = adapter_bytes(base, options)
+        score = lm + heads
+    trained, frozen, heads = has_lm * lm + has_score * score, 0, has_score * heads
+    if ppo:  # reference, and reward model
+        loads = options.reward == "rm"
+        frozen, heads = lm + loads * score, heads * (1 + loads)
+    processes, masters = (options.num_processes, 4 // element) if spread else (1, 1)
+    states = masters * trained / processes  # the trained weights, their gradients, each moment
+
+    # 2. A training pass, and sampling. The backward pass goes through the critic, then through the policy, head first.
+    batch = options.batch_size if ppo else getattr(options, f"{stage}_batch_size")
+    share = max(batch // options.num_processes, 1)
+    asked = options.micro_batch_size or 1 if ppo else options.per_device_train_batch_size
     prompt, response = options.max_prompt_length, options.max_response_length
-    gradients = 0 if is_spread(options) else trained
-    merged = merged_bytes(base, options)
-    memory = Memory(
-        weights=weights,
-        adapters=adapters,
-        optimizer=2 * trained,
-        generation=merged + generation_bytes(base, rows, prompt + response, adapters=options.load_in_4bit),
-        training=training_bytes(base, options, min(options.micro_batch_size or 1, share), prompt, response, gradients),
-        cuda=CUDA_CONTEXT if gpu else 0.0,
-    )
-    # The critic's weights and gradient, until the pass ends, and the policy's weights; its head's gradient is counted.
-    return _spread(memory, base, options, whole=3) if is_spread(options) else memory
-
-
-def estimate_stage(options: MemoryCommand, stage: str, rows: int, gpu: bool = True) -> Memory:
-    """Estimate the memory of one process that trains `sft` or `rm` with `rows` rows a pass; a pair has two texts."""
-    base, lora = empty_base(_in_passes(options)), options.finetune == "lora"
-    weights = base_bytes(base, options)
-    trained = adapter_bytes(base, options) if lora else weights
-    tokens = rows * (options.max_prompt_length + options.max_response_length) * (2 if stage == "rm" else 1)
+    rows = rows_a_pass(asked, share) * (2 if stage == "rm" else 1)  # a pair has two texts
+    tokens = rows * (prompt + response)
     kept, again = activation_bytes(base, options, tokens)
-    tiles = 1 if gpu else 6  # Triton works in place, torch's operations do not
-    logits = tiles * base.dtype.itemsize * min(tokens * 32_768, TILE) if stage == "sft" else 0
-    head = head_gradient_bytes(base, options) if stage == "sft" else 0
-    memory = Memory(
-        weights=weights,
-        adapters=trained if lora else 0,
-        optimizer=2 * trained,
-        generation=0,
-        training=(0 if is_spread(options) else trained) + kept + max(logits, again, head),
-        cuda=CUDA_CONTEXT if gpu else 0.0,
+    logits = 0
+    if ppo:
+        logits = 4 * 4 * min(rows * response * config.vocab_size, MAX_LOGITS)  # two are gradients
+    elif has_lm:
+        logits = element * min(tokens * 32_768, TILE)
+    head_gradient = (4 + element) * head.numel() * (full and has_lm)  # sums in float32, and a rounded copy
+    passes = max((has_lm + has_score) * kept + max(logits, again), kept + head_gradient)
+    layer, outside = whole_bytes(base) if spread else (0, 0)
+    sampled = options.generation_batch_size or share
+    sampled = min(sampled, share) if options.num_processes > 1 else sampled
+    sampling = merged_bytes(base, options) + generation_bytes(base, sampled, prompt + response, options.load_in_4bit)
+    return Memory(
+        weights=states + frozen / processes if full else base_bytes(base, options),
+        adapters=0 if full else trained + frozen + heads,
+        optimizer=2 * states,
+        generation=sampling + 2 * layer + outside if ppo else 0,
+        training=states + passes + 4 * layer + (has_lm + 2 * has_score) * outside,
     )
-    return _spread(memory, base, options, whole=1 if stage == "sft" else 2) if is_spread(options) else memory
 
 
-def is_spread(options: MemoryCommand) -> bool:
-    """Return whether FSDP2 spreads all weights over processes. With LoRA, under DDP, each has the whole base."""
-    return options.num_processes > 1 and options.finetune == "full"
-
-
-def _in_passes(options: MemoryCommand) -> MemoryCommand:
-    """Return the options with the number format of passes: the base's, or bfloat16 as in fsdp2.yaml."""
-    return replace(options, dtype="bfloat16") if is_spread(options) else options
-
-
-def _spread(memory: Memory, base: PreTrainedModel, options: MemoryCommand, whole: int) -> Memory:
-    """Convert a memory that is counted in bfloat16 to that of one process under FSDP2.
-
-    Trained weights, their gradients and moments are float32, frozen models bfloat16, and a process holds a share of
-    each. It holds two layers whole (the next one is fetched ahead), the gradients of a layer, and the buffer that sums
-    those of the previous one; and `whole` times the weights outside of layers, which stay with their gradients until
-    the backward pass ends. Earlier micro-batches left the share of all gradients. Adam's step is fused and needs no
-    more.
-    """
-    trained, processes = memory.optimizer / 2, options.num_processes
-    gradients = 2 * trained / processes
+def whole_bytes(base: PreTrainedModel) -> tuple[int, int]:
+    """Return the bytes of a model's largest layer, and of its weights outside of layers."""
     layers = [part for part in base.modules() if type(part).__name__ in base._no_split_modules]
-    layer = max(_bytes(part.parameters()) for part in layers)
     outside = _bytes(base.parameters()) - sum(_bytes(part.parameters()) for part in layers)
-    return replace(
-        memory,
-        weights=(memory.weights + trained) / processes,
-        optimizer=2 * memory.optimizer / processes,
-        generation=memory.generation and memory.generation + 2 * layer + outside,
-        training=gradients + memory.training + 4 * layer + whole * outside,
-    )
+    return max(_bytes(part.parameters()) for part in layers), outside
 
 
 def base_bytes(base: PreTrainedModel, options: ModelConfig) -> float:
@@ -172,9 +171,8 @@ def empty_base(options: ModelConfig) -> PreTrainedModel:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"--model {name}: no config ({reason}): check the name, or give a folder with it") from None
     dtype = config.dtype or torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
-    attention = None if options.attn_implementation == "auto" else options.attn_implementation
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention, **NO_CODE)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, **NO_CODE)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -187,25 +185,6 @@ def _adapted(base: PreTrainedModel, targets: str) -> Iterable[Tensor]:
         linear = isinstance(module, nn.Linear | Conv1D) and module is not base.get_output_embeddings()
         if linear and (targets == "all-linear" or re.fullmatch(targets, name)):
             yield module.weight
-
-
-def training_bytes(
-    base: PreTrainedModel, options: ModelConfig, rows: int, prompt: int, response: int, trained: int
-) -> float:
-    """Return the bytes that a micro-batch's forward and backward pass through policy and critic needs beside weights.
-
-    `trained` is the bytes of all gradients, which earlier micro-batches left.
-    """
-    kept, again = activation_bytes(base, options, rows * (prompt + response))
-    logits = 4 * 4 * min(rows * response * base.config.get_text_config().vocab_size, MAX_LOGITS)  # two are gradients
-    # The backward pass goes through the critic first, then through the policy, whose head comes first.
-    return trained + max(2 * kept + max(logits, again), kept + head_gradient_bytes(base, options))
-
-
-def head_gradient_bytes(base: PreTrainedModel, options: ModelConfig) -> int:
-    """Return the bytes for making the gradient of a trained head: sums in float32, and a rounded copy."""
-    weight = base.get_output_embeddings().weight
-    return (4 + weight.element_size()) * weight.numel() if options.finetune == "full" else 0
 
 
 def merged_bytes(base: PreTrainedModel, options: MemoryCommand) -> int:
@@ -258,13 +237,3 @@ def _widths(config: PretrainedConfig) -> tuple[int, int, int]:
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     return heads * head_dim, key_heads * head_dim, getattr(config, "intermediate_size", None) or 4 * hidden
-
-
-def memory_table(memory: Memory, gpu: float = 0.0) -> str:
-    """Format the parts in GiB, and whether they fit a card of `gpu` GiB."""
-    parts = asdict(memory)
-    lines = [f"{name:<11} {size / GIB:8.2f} GiB" for name, size in parts.items() if size]
-    lines.append(f"{'peak':<11} {memory.peak / GIB:8.2f} GiB  (generation and training take turns; 5 % for fragments)")
-    if gpu:
-        lines.append(f"{'fits' if memory.peak <= gpu * GIB else 'does not fit'} a card of {gpu:g} GiB")
-    return "\n".join(lines)
