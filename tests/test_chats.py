@@ -26,7 +26,7 @@ from marlhf_lite.tasks import chats
 from marlhf_lite.tasks.chats import chat_writer, expect_chats
 from marlhf_lite.tasks.loading import load_task
 from marlhf_lite.tasks.round_trip import note_on_lost_texts
-from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences, write_text
+from marlhf_lite.tasks.shapes import ANSWERS, PAIRS, PROMPTS, TRANSCRIPTS, to_preferences, write_turns
 from marlhf_lite.tasks.splits import TRAIN_PARTS
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -346,9 +346,9 @@ def test_thoughts_that_a_template_drops_are_kept():
     between = "<|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\nSo."
     assert answers == [thought, "So.", thought + between] and len(chat.restored) == 2 and not chat.left_out
     assert prompt == chat(BEFORE) == chat.write(BEFORE, [])[0] and prompt.endswith("<|im_start|>assistant\n")
-    assert write_text("Why?", chat) == chat.write([say("user", "Why?")], [[SO]])[0]
+    assert write_turns("Why?", chat) == chat.write([say("user", "Why?")], [[SO]])[0]
     as_text = chat_writer(tokenizer, "text")
-    assert write_text("\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:", as_text) == as_text(
+    assert write_turns("\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?\n\nAssistant:", as_text) == as_text(
         [say("user", "Hi"), say("assistant", "Hello"), say("user", "Why?")]
     )
 
@@ -372,7 +372,7 @@ def test_texts_that_tokens_do_not_give_back_are_counted(form):
     kept, lost = "The old cat", "The\tcat has 7 lives ≈"
     assert not list(note_on_lost_texts(tokenizer, [start.format(kept)], [f" {kept} "]))
     (note,) = note_on_lost_texts(tokenizer, [start.format(x) for x in (kept, lost)], [kept, lost, lost])
-    assert note.startswith("2 of 4 texts do not come back from their tokens (2 of them with unknown tokens), first")
+    assert note.startswith("2 of 4 texts do not come back from their tokens, first '")
     assert not list(note_on_lost_texts(tokenizer_of("byte_level", "chatml"), [lost], [lost]))
 
 

@@ -5,6 +5,7 @@ import json
 import pickle
 import sys
 from collections import Counter
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 
@@ -177,13 +178,19 @@ def test_columns_that_rows_are_read_by_go_along_by_name(tmp_path):
         for prompt in prompts_of(task.splits["ppo"]):
             row = json.loads(prompt.row)
             assert row.keys() == names and row.get("answer", f"{int(prompt[:-5]) + 1}") == f"{int(prompt[:-5]) + 1}"
-    embedded = load_task("tiny-steps", size=40, asked=[RowColumns(lambda p, r, chosen: 0, 2, "mine")])
-    assert [json.loads(prompt.row)["chosen"] for prompt in prompts_of(embedded.splits["ppo"])] == list(
-        embedded.splits["ppo"]["chosen"]
+    embedded = partial(load_task, "tiny-steps", size=40)
+    fails(lambda: embedded(asked=[RowColumns(lambda p, r, chosen: 0, 2, "mine")]), "mine: asks for the column chosen")
+    embedded(asked=[RowColumns(lambda p, r, chosen=None, **row: 0, 2, "mine")])
+
+
+def test_columns_of_programs_are_those_of_their_rows(tmp_path):
+    row = dict.fromkeys(("prompt", "canonical_solution", "test", "entry_point"), "x")
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps(row | {"prompt": f"def f{i}():", "level": i}) + "\n" for i in range(9))
     )
-    fails(
-        lambda: load_task("tiny-steps", size=40, asked=[RowColumns(lambda p, r, x: 0, 2, "mine")]), "mine: ", "chosen"
-    )
+    task = load_task(str(tmp_path / "a.jsonl"), asked=[RowColumns(lambda p, r, level, **row: 0, 2, "mine")])
+    for prompt in prompts_of(task.splits["ppo"]):
+        assert prompt == f"def f{json.loads(prompt.row)['level']}():" and json.loads(prompt.row).keys() == {"level"}
 
 
 def test_a_row_without_a_column_that_is_needed_is_a_bad_row(tmp_path):

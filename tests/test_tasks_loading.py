@@ -77,7 +77,7 @@ def test_other_forms_of_the_same(tmp_path):
 
 
 FAULTY = [
-    ("a.jsonl", None, "no such file"),
+    ("a.jsonl", None, "No such file"),
     ("a.xlsx", "x", "'.xlsx'"),
     *((f"a{suffix}", b"", "") for suffix in SUFFIXES),
     *((f"a{suffix}", gzip.compress(b"\n", mtime=0), "") for suffix in SUFFIXES if suffix.endswith(".gz")),
@@ -117,7 +117,6 @@ def test_a_name_that_says_text_where_the_content_is_none(tmp_path, suffix):
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".json.gz", ".csv.gz", ".parquet"])
 def test_damaged_files(tmp_path, suffix):
-    fails(lambda: read_file(tmp_path), f"{tmp_path}: ", "directory")
     path = tmp_path / f"pairs{suffix}"
     write(path, make(2000))
     whole = path.read_bytes()

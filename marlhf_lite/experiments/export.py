@@ -20,7 +20,7 @@ from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
-from marlhf_lite.tasks.shapes import write_text
+from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.rollout import end_of_text, longest_response, merged_adapter, sampling_of
 from marlhf_lite.utils.errors import InputError
@@ -57,7 +57,7 @@ def answer_prompt(options: GenerateCommand, folder: Path, prompt: str) -> str:
         raise InputError("--prompt: empty: give a text, or write it to the standard input")
     model, tokenizer, write = open_policy(options, folder)
     if write:
-        prompt = write_text(prompt, write)
+        prompt = write_turns(prompt, write)
     tokens, limit = len(encode_prompts(tokenizer, [prompt])[0]), options.max_prompt_length
     if tokens > limit:
         raise InputError(f"--prompt: {tokens} tokens, more than --max_prompt_length {limit}: shorten it, or raise that")

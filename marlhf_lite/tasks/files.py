@@ -6,7 +6,6 @@ import json
 import os
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,8 +29,8 @@ def read_file(path: str | Path) -> list[dict]:
 
     `.jsonl` and `.ndjson` have one object per line, `.json` a list of objects, `{"data": [...]}` or one object per
     line. `.csv` and `.tsv` have a header, whose separator (one of `SEPARATORS`) is that of the file; their fields stay
-    text. All are in UTF-8, or in UTF-16 with its mark, and may be packed. White space around the names of columns is
-    stripped. `path` may be an address.
+    text, white space around the names of its columns is stripped. All are in UTF-8, or in UTF-16 with its mark, and may
+    be packed. `path` may be an address.
 
     Raises:
         InputError: if the file is missing, damaged or of unknown kind; it names the row if it can.
@@ -40,33 +39,23 @@ def read_file(path: str | Path) -> list[dict]:
     path = str(path) if is_address else os.path.expanduser(path)
     name = urlsplit(path).path if is_address else path
     suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
-    if not is_address and not os.path.isfile(path):
-        what = "a directory, not a file" if os.path.isdir(path) else "no such file"
-        raise InputError(f"{path}: {what}: check the path (relative paths start at {Path.cwd()})")
     if suffix is None:
         raise InputError(f"{path}: unknown extension {Path(name).suffix!r}: known are {KNOWN}")
     try:
         # fsspec opens pages of the web only if aiohttp is installed.
         with urllib.request.urlopen(path) if path.startswith(WEB) else fsspec.open(path) as file:
             rows = _rows(compr[infer_compression(name)](file, mode="rb").read(), f".{suffix.split('.')[1]}")
-        _check_names(rows[0] if rows and isinstance(rows[0], dict) else ())
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # such as a truncated archive
         is_text = isinstance(error, UnicodeDecodeError)
         hint = "save it as UTF-8, as by iconv -f cp1252 -t utf-8, or " if is_text else ""
         fault = f"{path}: cannot be read ({'not UTF-8: ' * is_text}{one_line(error)})"
-        raise InputError(f"{fault}: {hint}check that it is whole, and its name") from None
+        raise InputError(f"{fault}: {hint}check that it is whole, and its name and path") from None
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise InputError(f'{path}: row {number}: not an object such as {{"prompt": ...}}: correct or delete it')
-    return [{name.strip(): value for name, value in row.items()} for row in rows]
-
-
-def _check_names(names: Iterable[str]) -> None:
-    twice = [name for name, count in Counter(name.strip() for name in names).items() if count > 1]
-    if twice:
-        raise InputError(f"more than one column is named {', '.join(twice)}: rename or delete the others")
+    return rows
 
 
 def _rows(content: bytes, kind: str) -> list:
@@ -104,7 +93,9 @@ def _csv(text: str) -> list[dict]:
     spaced = header.count(separator) == header.count(f"{separator} ") > 0  # then the space belongs to the separator
     file = io.StringIO(text, newline="")
     reader = csv.DictReader(file, strict=True, delimiter=separator, skipinitialspace=spaced)
-    _check_names(reader.fieldnames or ())
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    if twice := [name for name, count in Counter(reader.fieldnames).items() if count > 1]:
+        raise InputError(f"more than one column is named {', '.join(twice)}: rename or delete the others")
     hint = f"put fields with {separator!r}, quotes or line breaks in double quotes, and double the quotes in them"
     rows = []
     try:

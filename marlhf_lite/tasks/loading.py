@@ -1,7 +1,6 @@
 """Load the data of a task: an embedded corpus, local files, a folder, or a data set on the hub."""
 
 import glob
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +16,10 @@ from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.embedded import EMBEDDED, load_embedded
 from marlhf_lite.tasks.files import SUFFIXES, read_file
 from marlhf_lite.tasks.paper_datasets import HUB, form_of
-from marlhf_lite.tasks.prompts import ROW, RowColumns
+from marlhf_lite.tasks.prompts import RowColumns
 from marlhf_lite.tasks.shapes import LABELS, ONLY_TEXTS, TRUTHS, columns_of, rename, to_preferences
 from marlhf_lite.tasks.splits import Task, check_part, draw, make_task
-from marlhf_lite.tasks.templates import COLUMNS, Form
+from marlhf_lite.tasks.templates import Form
 from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.utils.errors import InputError, did_you_mean, one_line
 
@@ -62,13 +61,15 @@ def load_task(
     """
     if dataset in EMBEDDED:
         _refuse(where | {"chat_template": _of_texts(chat)}, f"{dataset} is embedded and")
-        return _with_rows(load_embedded(dataset, size, seed, part), asked)
+        for one in asked:
+            one.choose(())  # rows of embedded data have no other columns
+        return load_embedded(dataset, size, seed, part)
     # 1. Find the rows, their form, and what writes their prompts.
     rows, test, splits = find_rows(dataset, **where)
     form = _form(dataset, rows, where, chat)
     chats = bool(chat and form.name) and (bool(_of_texts(chat)) or _has_chats(rows, form))
     check_part(dataset, part, form.parts)
-    form = _with_columns(form, rows, asked) if form.name else form
+    form = _with_columns(form, rows, asked)
     # 2. Count the test rows: a separate test set gives as many as would be held out without it.
     held_out = None if size is None else max(round(size * form.test_fraction), 1)
     # 3. Convert them to the columns of a task.
@@ -88,8 +89,7 @@ def load_task(
         task.splits["test"], task.counts["test"] = datasets.Dataset.from_list(of_part), len(of_part)
         task.counts.pop(part, None)
     told = {"chats": chats, "said": chat.said if chats else {}, "unused": unused, "unused_splits": tuple(splits)}
-    task = replace(task, shape=form.name, **told)
-    return task if form.name else _with_rows(task, asked)
+    return replace(task, shape=form.name, **told)
 
 
 def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns]) -> Form:
@@ -99,16 +99,6 @@ def _with_columns(form: Form, rows: Iterable[dict], asked: Sequence[RowColumns])
         return form
     row = tuple(dict.fromkeys(chain(*chosen)))
     return replace(form, row=row, needed=tuple(name for name in row if any(name in one.needed for one in asked)))
-
-
-def _with_rows(task: Task, asked: Sequence[RowColumns]) -> Task:
-    """Return an embedded task, or one of the paper, with the columns that are asked for. Raises as `_with_columns`."""
-    for part, rows in task.splits.items():
-        chosen = list(dict.fromkeys(chain(*(one.choose(rows.column_names, read=COLUMNS) for one in asked))))
-        if chosen:
-            texts = [json.dumps({name: row[name] for name in chosen}) for row in rows.to_list()]
-            task.splits[part] = rows.add_column(ROW, texts)
-    return task
 
 
 def _form(dataset: str, rows: Iterable[dict], where: Mapping[str, str], chat: Chat | None) -> Form:

@@ -3,7 +3,6 @@
 The first of `SHAPES` whose columns are all present is taken, and the run says which.
 """
 
-import difflib
 import json
 import re
 from collections import Counter
@@ -18,7 +17,7 @@ from marlhf_lite.tasks import templates
 from marlhf_lite.tasks.chats import Chat
 from marlhf_lite.tasks.prompts import ROW
 from marlhf_lite.tasks.templates import ASSISTANT, COLUMNS, DROPPED, HUMAN, WITHOUT_PAIRS, BadRow, Form
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, did_you_mean
 
 INSTRUCTIONS = ("instruction", "question", "query")  # names of prompts that may have an `input` below them (Alpaca)
 PROMPT_NAMES = ("prompt", *INSTRUCTIONS, "input", "context_messages")
@@ -151,11 +150,6 @@ def write_turns(said: str | Turns, template: str | Chat) -> str:
     return _write(template, _of_text(said) if isinstance(said, str) else said, [])[0]
 
 
-def write_text(prompt: str, chat: Chat) -> str:
-    """Return a text as a prompt of this chat template, as for rows of data."""
-    return chat(_of_text(prompt) if chat.choice == "text" else [{"role": "user", "content": prompt}])
-
-
 def _shared(chosen: Turns, rejected: Turns) -> int:
     """Return how many messages two chats share before the assistant answers in both."""
     shared = len(extract_prompt({"chosen": chosen, "rejected": rejected})["prompt"])
@@ -256,8 +250,8 @@ def rename(rows, columns: str):
         if new not in TARGETS or not old:
             raise InputError(f"--columns {new}={old}: give NEW=OLD with NEW one of {', '.join(TARGETS)}")
         if old not in present:
-            near = difflib.get_close_matches(old, present, n=1) or present
-            raise InputError(f"--columns {new}={old}: there is no column {old}: did you mean {' or '.join(near)}?")
+            fix = f"{did_you_mean(old, present)}there are {', '.join(present)}"
+            raise InputError(f"--columns {new}={old}: there is no column {old}: {fix}")
     replaced = set(names.values()) & set(present) - names.keys()
     if isinstance(rows, list):
         return [{names.get(name, name): row[name] for name in row if name not in replaced} for row in rows]

@@ -9,23 +9,18 @@ decisive word and the score.
 import functools
 import random
 import re
+from pathlib import Path
 
 import datasets
+import yaml
 
 from marlhf_lite.tasks.splits import Task, make_task
 from marlhf_lite.tasks.tiny_umbrella.gold import PLACES, RIGHT, WRONG, gold_scores
 from marlhf_lite.utils.errors import InputError
 
-NAMES = tuple("Mia Tom Eva Ben Ida Leo Ann Max Zoe Sam Kim Roy Lea Jan Amy Ned Pia Udo Fay Gus".split())
-RAIN = ("rain", "drizzle", "hail")  # forecasts of the task: half of the stories take the umbrella, half leave it
+_WORDS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+NAMES, RAIN, DAYS, VERBS, ADJECTIVES, NOUNS, NUMBERS = (tuple(words.split()) for words in _WORDS.values())
 SURE = {"storm": RIGHT, "flood": RIGHT, "sun": WRONG, "heat": WRONG}  # only in pretraining: nobody is in doubt
-DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
-VERBS = tuple("paints sells finds cleans draws hides moves counts".split())
-ADJECTIVES = tuple("old red small green heavy round plain new".split())
-NOUNS = tuple("chair lamp clock kettle basket ladder piano mirror carpet bottle".split())
-NUMBERS = tuple(
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-)
 LINE_TOKENS = 8  # seven words and the full stop
 LENGTHS = (8, 32, 64, 128)  # L of `part`: tokens of the story without the decision
 DEFAULT_PART, DEFAULT_SIZE = "L32-first", 1000
