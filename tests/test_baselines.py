@@ -123,6 +123,8 @@ def work(base, tokenizer, texts, tmp_path):
         splits = {part: datasets.Dataset.from_dict(pairs) for part in ("rm", "ppo", "test")}
         task = Task("few", datasets.DatasetDict(splits), early_letters, {})
         folder = tmp_path / "work"
+        if not options.resume:
+            shutil.rmtree(folder, ignore_errors=True)
         run = RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, {})
         return RunContext(options, run, task, tokenizer, lambda: model, resume=bool(options.resume))
 
@@ -376,7 +378,7 @@ def test_dpo_learns_the_same_however_many_pairs_a_pass_has(dpo, base, sft):
 
 @pytest.mark.parametrize("method", [*METHODS, "dpo"])
 def test_a_stage_leaves_ppos_records_and_the_adapter_alone(work, base, sft, model_reward, method):
-    folder = STAGES[method](work(method=method), sft, model_reward).policy
+    folder = STAGES[method](work(method=method), sft, model_reward)
     run = RunFolder.open(folder.parent)
     assert folder == run.path / "policy" and run.path.name == method and "versions" in run.config
     assert (folder / "tokenizer.json").is_file() and not [path for path in folder.iterdir() if path.is_dir()]
@@ -418,7 +420,7 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
             assert [row["update"] for row in rows] == [1, 2, 3, 4][: 3 + by_signal]
             assert (runs[0][0].parent / "checkpoints" / "checkpoint-4").exists() == by_signal
         given = {"resume": "work"} if stop else {}
-        folder = STAGES[method](work(method=method, **options, **given), sft, model_reward).policy
+        folder = STAGES[method](work(method=method, **options, **given), sft, model_reward)
         run = RunFolder.open(folder.parent)
         runs.append((folder, timeless(run.metrics()), run.samples(), run.tests(), adapter(load_policy(base, folder))))
     whole, resumed = runs
@@ -428,7 +430,7 @@ def test_resumed_run_is_the_uninterrupted_one(work, base, sft, model_reward, met
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
     reward, options = FunctionReward(early_letters), {"updates": 1, "checkpoint_every": 1}
-    folder = pipeline.group_stage(work(**options), sft, reward).policy.parent
+    folder = pipeline.group_stage(work(**options), sft, reward).parent
     [state] = folder.glob("checkpoints/checkpoint-1/rng_state*.pth")
     for process in (0, 1):  # as two processes name theirs
         shutil.copy(state, state.with_name(f"rng_state_{process}.pth"))
@@ -446,7 +448,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(work, sft):
 def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, method):
     """To the checkpoint of update 1 of 3, as 2 and 3 are damaged: one line, then the user deletes them."""
     options = {"updates": 3, "checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
-    run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).policy.parent)
+    run = RunFolder.open(STAGES[method](work(method=method, **options), sft, model_reward).parent)
     whole = timeless(run.metrics())
     (run.path / pipeline.DONE).unlink()
     options |= {"resume": "work"}
@@ -476,7 +478,7 @@ def test_a_run_that_goes_back_forgets_what_came_later(work, sft, model_reward, m
 def test_a_wrong_launch_deletes_nothing(work, sft, file, error):
     """Later rows of the logs, and what a killed save left, stay."""
     options = {"checkpoint_every": 1, "save_total_limit": 9, "dpo_epochs": 1}
-    run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).policy.parent)
+    run = RunFolder.open(pipeline.dpo_stage(work(method="dpo", **options), sft).parent)
     (run.path / pipeline.DONE).unlink()
     for update in (2, 3):
         (run.path / "checkpoints" / f"checkpoint-{update}" / "hashes.json").unlink()  # killed while they were written
@@ -497,7 +499,7 @@ def test_where_memory_ends_half_the_rows_a_pass_learn_the_same(
     for size in (99, rows):
         error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         monkeypatch.setattr(pipeline.Recorder, "on_step_begin", interrupting(2, error, size))
-        folder = STAGES[method](work(method=method, **options), sft, model_reward).policy
+        folder = STAGES[method](work(method=method, **options), sft, model_reward)
         found.append((RunFolder.open(folder.parent).metrics(), adapter(load_policy(base, folder))))
     (whole, weights), (halved, others) = found
     assert [row["update"] for row in halved] == [row["update"] for row in whole] == [1, 2, 3]

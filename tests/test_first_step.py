@@ -84,11 +84,11 @@ def one_step(base, sft, rm, tokenizer, texts, tmp_path):
         if name == "rm":
             return [(new_reward_model(base, sft), load_score_model(base, pipeline.rm_stage(context, sft)))]
         if name == "ppo":
-            policy = pipeline.ppo_stage(context, sft, rm).policy
+            policy = pipeline.ppo_stage(context, sft, rm)
             critic = load_score_model(base, policy.parent / "critic")
             return [(load_policy(base, sft), load_policy(base, policy)), (load_score_model(base, rm), critic)]
         done = pipeline.dpo_stage(context, sft) if name == "dpo" else pipeline.group_stage(context, sft, reward)
-        return [(load_policy(base, sft), load_policy(base, done.policy))]
+        return [(load_policy(base, sft), load_policy(base, done))]
 
     return run
 

@@ -208,10 +208,10 @@ def test_no_stage_changes_the_base(adapter, tiny, tokenizer, texts, tmp_path):
     rm = pipeline.rm_stage(context("rm"), adapter)
     assert not changed(base, before)
     reward, policies = FunctionReward(early_letters), {}
-    policies["ppo"] = pipeline.ppo_stage(context("ppo"), adapter, rm).policy
-    policies["dpo"] = pipeline.dpo_stage(context("dpo"), adapter).policy
+    policies["ppo"] = pipeline.ppo_stage(context("ppo"), adapter, rm)
+    policies["dpo"] = pipeline.dpo_stage(context("dpo"), adapter)
     for name in ("rloo", "grpo"):
-        policies[name] = pipeline.group_stage(context(name), adapter, reward).policy
+        policies[name] = pipeline.group_stage(context(name), adapter, reward)
         assert not changed(base, before)
     pipeline.evaluate(context("evaluate"), policies, adapter, rm)
     assert not changed(base, before)

@@ -8,11 +8,9 @@ import functools
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from accelerate import PartialState
 from peft import PeftModel
@@ -34,14 +32,13 @@ from marlhf_lite.models.actor_critic import (
     PPOModels,
     ScalarHeadModel,
     checkpoint_activations,
-    trainable,
     without_dropout,
 )
 from marlhf_lite.models.loading import build_models, load_policy, load_score_model, new_policy, new_reward_model
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.training.callbacks import LOG_POSITIONS, Recorder
 from marlhf_lite.training.checkpoint import rewind_run
-from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, local_tensor, whole_weights
+from marlhf_lite.training.distributed import gathered_outside_layers, is_sharded, whole_weights
 from marlhf_lite.training.logging import RunLogger
 from marlhf_lite.training.ppo import PPOTrainer
 from marlhf_lite.training.reward_model import pair_accuracy, train_reward_model
@@ -50,8 +47,7 @@ from marlhf_lite.training.rollout import Rollout, nonfinite_probabilities_refuse
 from marlhf_lite.training.sft import train_sft
 from marlhf_lite.training.trackers import make_accelerator
 from marlhf_lite.training.trl_trainers import check_checkpoint, checkpoint_to_resume, step_of, train_with_bar
-from marlhf_lite.utils.errors import InputError
-from marlhf_lite.utils.interrupts import Stopped, graceful_stop
+from marlhf_lite.utils.interrupts import graceful_stop
 from marlhf_lite.utils.jsonl import apply_umask, read_json, write_json
 from marlhf_lite.utils.less_memory import with_less_memory
 from marlhf_lite.utils.run_folder import METRICS, SAMPLES, RunFolder
@@ -60,14 +56,7 @@ from marlhf_lite.utils.seals import atomic_folder, has_checkpoint, seal
 Reward = Callable[[Rollout], Tensor]
 Make = Callable[[RunContext, PeftModel, RunLogger], Trainer]
 Translate = Callable[[dict, commands.PolicyCommand], dict]
-DONE = "done.json"  # the last file that PPO, DPO, RLOO and GRPO write; see `_length`
-
-
-class Trained(NamedTuple):
-    """The result of a stage that trains a policy: the folder of its weights, and its metrics, one row per update."""
-
-    policy: Path
-    history: list[dict]
+DONE = "done.json"  # the last file that PPO, DPO, RLOO and GRPO write: the options that `--resume` may raise
 
 
 # The whole run
@@ -84,12 +73,12 @@ def run_command(context: RunContext) -> None:
         what = "adapter" if context.options.finetune == "lora" else "model"
         return print_main(f"{what}: {sft_stage(context) if stages[0] == 'sft' else rm_stage(context, sft)}")
     if stages[0] == "ppo":
-        trained = ppo_stage(context, sft, rm)
+        policy = ppo_stage(context, sft, rm)
     elif stages[0] == "dpo":
-        trained = dpo_stage(context, sft, make_reward(context, rm) if rm else None)
+        policy = dpo_stage(context, sft, make_reward(context, rm) if rm else None)
     else:
-        trained = group_stage(context, sft, make_reward(context, rm))
-    return print_main(f"policy: {trained.policy}")
+        policy = group_stage(context, sft, make_reward(context, rm))
+    return print_main(f"policy: {policy}")
 
 
 def run_all(context: RunContext[commands.RunCommand]) -> None:
@@ -101,8 +90,7 @@ def run_all(context: RunContext[commands.RunCommand]) -> None:
     print_main(f"stages: {', '.join(stages)}")
     sft = inputs.sft or sft_stage(context)
     rm = rm_stage(context, sft) if trains_rm else inputs.rm
-    trained = {name: ppo_stage(context, sft, rm, name) for name in options.methods}
-    evaluate(context, {name: done.policy for name, done in trained.items()}, sft, rm, trained)
+    evaluate(context, {name: ppo_stage(context, sft, rm, name) for name in options.methods}, sft, rm, trained=True)
 
 
 # SFT and reward model
@@ -178,11 +166,14 @@ def _to_train(model, options: ModelConfig):
 # PPO, DPO, RLOO and GRPO
 
 
-def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Trained:
-    """Train policy and critic by one of the command's `methods`. An interrupted stage leaves complete records."""
+def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | None, name: str = "ppo") -> Path:
+    """Train policy and critic by one of the command's `methods`; return the policy's folder.
+
+    An interrupted stage leaves complete records. If it ends after a step, as by one Ctrl-C, it also saves the models.
+    """
     options, folder = context.options.methods[name], re.sub(r"[^a-z0-9.]+", "-", name.lower())
-    if trained := _trained_already(context, folder, options):
-        return trained
+    if policy := _trained_already(context, folder, options):
+        return policy
     run, resumes = _open_stage(context, folder, options, sft, rm)
     roles = {name: getattr(options, name) for name in ("critic_init", "critic_head_init", "gradient_checkpointing")}
     models = build_models(context.base, sft, rm, with_reward=context.reward is None, **roles)
@@ -206,47 +197,31 @@ def ppo_stage(context: RunContext[commands.PPOCommand], sft: Path, rm: Path | No
             trainer.train(resumes, asked_to_stop)
             if trainer.history:
                 trainer.save(run.path)
-    except Stopped:
-        raise  # everything is saved
-    except BaseException:
-        # Not under FSDP: all processes gather the weights, and this one may be the only one that stops.
-        if trainer.history and trainer.accelerator.distributed_type != "FSDP":
-            with suppress(InputError, RuntimeError):  # a full disk, a GPU that failed: the first error counts
-                trainer.save(run.path)
-        raise
     finally:
         for tracker in trainer.accelerator.trackers:  # end_training would also end the process group
             tracker.finish()
-    _mark_done(run.path, options, trainer.history)
-    return Trained(run.path / "policy", trainer.history)
+    return _mark_done(run.path, options)
 
 
-def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Trained | None:
-    """Return the result of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
-    place = context.path / name
-    mark, policy = place / DONE, place / "policy"
-    if not context.resume or not (mark.is_file() and policy.is_dir()):
-        return None
-    history = RunFolder.open(place).metrics()
-    if read_json(mark) != _length(options, history):
+def _trained_already(context: RunContext, name: str, options: commands.PolicyCommand) -> Path | None:
+    """Return the policy of a stage that `--resume` finds done, with or without checkpoints; None if it must train."""
+    mark = context.path / name / DONE
+    if not context.resume or not mark.is_file() or read_json(mark) != _length(options):
         return None
     print_main(f"{name}: done already")
-    return Trained(policy, history)
+    return mark.parent / "policy"
 
 
-def _mark_done(folder: Path, options: commands.PolicyCommand, history: list[dict]) -> None:
+def _mark_done(folder: Path, options: commands.PolicyCommand) -> Path:
+    """Mark a stage as done; return the folder of its policy."""
     if PartialState().is_main_process:
-        write_json(folder / DONE, _length(options, history))
+        write_json(folder / DONE, _length(options))
     PartialState().wait_for_everyone()  # the next stage reads this folder
+    return folder / "policy"
 
 
-def _length(options: commands.PolicyCommand, history: list[dict]) -> dict[str, float | None]:
-    """Return the updates made, fewer if the KL stopped them, and the options that `--resume` may raise (DPO has none).
-
-    Without the updates made, a stage that went back to a checkpoint and was stopped would count as done.
-    """
-    asked = {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}
-    return asked | {"updates_made": len(history)}
+def _length(options: commands.PolicyCommand) -> dict[str, float | None]:
+    return {name: getattr(options, name, None) for name in ("updates", "prompt_epochs")}  # DPO has none
 
 
 def _open_stage(
@@ -268,6 +243,8 @@ def _open_stage(
         kept.parent.mkdir(exist_ok=True)  # a folder deeper than the stages, so that no command takes it for a result
         place.rename(kept)
         print(f"{name}: it has no checkpoint and begins again; what it has recorded is kept in {kept}")
+    elif PartialState().is_main_process:
+        (place / DONE).unlink(missing_ok=True)  # it is to be longer
     manifest = {**context.manifest, "contents": context.manifest["contents"] | input_contents(sft, rm)}
     if resumes:
         accept = context.options.accept_changed
@@ -295,7 +272,7 @@ def held_out_evaluation(context: RunContext[commands.PolicyCommand], reward: Rew
 # adapter that it gets.
 
 
-def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Trained:
+def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Reward | None = None) -> Path:
     """Train on the reward model's pairs. `reward` scores held-out tests only."""
     from marlhf_lite.extras.baselines.dpo import dpo_row, dpo_trainer
 
@@ -306,7 +283,7 @@ def dpo_stage(context: RunContext[commands.DPOCommand], sft: Path, reward: Rewar
     return _within_memory(context, train, "per_device_train_batch_size", context.options.dpo_batch_size)
 
 
-def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
+def group_stage(context: RunContext, sft: Path, reward: Reward) -> Path:
     """Train by RLOO or GRPO on PPO's prompts; `reward` scores a rollout, as for `PPOTrainer`.
 
     RLOO: REINFORCE with a leave-one-out baseline, and PPO's KL penalty: k1, in the reward. GRPO: advantages divided by
@@ -323,13 +300,13 @@ def group_stage(context: RunContext, sft: Path, reward: Reward) -> Trained:
     return _within_memory(context, train, "micro_batch_size", context.options.batch_size)
 
 
-def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], option: str, batch: int) -> Trained:
+def _within_memory(context: RunContext, train: Callable[[RunContext], Path], option: str, batch: int) -> Path:
     """Return `train(context)`; if memory ends, it resumes from its last checkpoint with half the rows per pass."""
     processes = PartialState().num_processes
     share = batch // processes
     size = min(getattr(context.options, option) or share, share)
 
-    def attempt(rows: int) -> Trained:
+    def attempt(rows: int) -> Path:
         less = replace(context, options=replace(context.options, **{option: rows}), resume=True)
         return train(less if rows < size else context)
 
@@ -338,16 +315,16 @@ def _within_memory(context: RunContext, train: Callable[[RunContext], Trained], 
 
 def _train_baseline(
     context: RunContext[commands.PolicyCommand], *, sft: Path, reward: Reward | None, make: Make, translate: Translate
-) -> Trained:
-    """Train, from the checkpoint if there is one, and save the policy, also that of an interrupted run.
+) -> Path:
+    """Train, from the checkpoint if there is one, and save the policy; return its folder.
 
     `make` gives TRL's trainer of a model that is recorded; `translate` makes a row of metrics of its log and the
-    options. Only finite weights are saved.
+    options.
     """
     (name,) = context.options.stages
     options, is_main = context.options, PartialState().is_main_process
-    if trained := _trained_already(context, name, options):
-        return trained
+    if done := _trained_already(context, name, options):
+        return done
 
     # 1. The folder, and the checkpoint to resume from.
     run, _ = _open_stage(context, name, options, sft, context.inputs.rm)
@@ -370,38 +347,19 @@ def _train_baseline(
         held_out = test and functools.partial(test, models)
 
     # 3. Train and save.
-    folder = run.path / "policy"
     with graceful_stop() as asked_to_stop:
         stops = {"asked_to_stop": asked_to_stop, "saves": bool(options.checkpoint_every)}
         stops["response_length"] = getattr(trainer, "response_length", 0.0)  # of DPO's pairs
         recorder = Recorder(logger, lambda logs: translate(logs, options), held_out, options.eval_every, **stops)
-        weights = None
-        try:
-            with nonfinite_probabilities_refused():
-                train_with_bar(trainer, recorder, checkpoint)
-            weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
-        finally:
-            is_whole = bool(weights) or not is_sharded(trainer.model)  # an interrupted process gathers no shares
-            if logger.history and is_main and is_whole and _is_finite(trainer.model):
-                _save_policy(trainer.model, context.tokenizer, folder, weights)
-    _mark_done(run.path, options, logger.history)
-    return Trained(folder, logger.history)
-
-
-def _save_policy(model: PeftModel, tokenizer, folder: Path, weights: dict[str, Tensor] | None) -> None:
-    """Save a policy without the reference's adapter; `weights` are those of all processes if it is sharded."""
-    policy_only = {"selected_adapters": ["default"]} if isinstance(model, PeftModel) else {}
-    with atomic_folder(folder) as place:
-        model.save_pretrained(place, state_dict=weights, **policy_only)
-        tokenizer.save_pretrained(place)
-
-
-def _is_finite(model: PeftModel) -> bool:
-    """Return whether the trained weights are finite; False if the GPU failed and cannot tell."""
-    try:
-        return all(bool(local_tensor(p).isfinite().all()) for p in trainable(model))
-    except RuntimeError:
-        return False
+        with nonfinite_probabilities_refused():
+            train_with_bar(trainer, recorder, checkpoint)
+        weights = whole_weights(trainer.model) if is_sharded(trainer.model) else None  # all processes take part
+        policy_only = {"selected_adapters": ["default"]} if isinstance(trainer.model, PeftModel) else {}
+        if is_main:
+            with atomic_folder(run.path / "policy") as place:  # without the reference's adapter
+                trainer.model.save_pretrained(place, state_dict=weights, **policy_only)
+                context.tokenizer.save_pretrained(place)
+    return _mark_done(run.path, options)
 
 
 # Evaluation
@@ -412,11 +370,12 @@ def evaluate(
     policies: Mapping[str, Path],
     sft: Path,
     rm: Path | None,
-    trained: Mapping[str, Trained] | None = None,
+    trained: bool = False,
 ) -> None:
     """Answer the held-out prompts with SFT and all policies, score, print and write tables and figures.
 
-    After training, `trained` adds learning curves and some example answers. The run stores answers and uses them again.
+    `trained`, if this run has trained the policies, adds learning curves and some example answers. The run stores
+    answers and uses them again.
     """
     if not PartialState().is_main_process:
         return
@@ -449,7 +408,7 @@ def evaluate(
     )
     write_rows(context.path / SAMPLES, rows)
     rows = rows if options.shows_sft else rows[rows["method"] != "SFT"]
-    histories = {name: done.history for name, done in (trained or {}).items()}
+    histories = {name: RunFolder.open(path.parent).metrics() for name, path in policies.items()} if trained else {}
     summary = run_report(context.path, rows, histories, figures, context.run.config)
     print(f"\n{caption(rows, options.eval_prompts)}\n\n{summary}\n")
     examples = example_answers(rows, (3 if options.shows_sft else 1) if trained else 0)
