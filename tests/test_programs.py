@@ -10,12 +10,13 @@ from conftest import fails, ready
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k, pass_rates, pass_table
 from marlhf_lite.evaluation.scores import prompt_ids
 from marlhf_lite.extras.programs import (
+    EXECUTORS,
     Outcome,
     Test,
-    TestRunner,
     bubblewrap,
     monty,
     program_reward,
@@ -23,7 +24,7 @@ from marlhf_lite.extras.programs import (
     run_tests,
 )
 from marlhf_lite.extras.programs.protocol import ENCODE, PROGRAM_CHARACTERS, decode
-from marlhf_lite.extras.programs.runner import EXECUTORS
+from marlhf_lite.extras.programs.rewards import ProgramTests
 from marlhf_lite.extras.programs.tests import NO_OUTPUT, same
 
 ADD = [Test([3, 4], 7, "add"), Test([1, 1], 2, "add"), Test([0, 0], 0, "add")]
@@ -120,7 +121,8 @@ def test_other_objects_are_no_values(executor):
     assert (outcome.status, outcome.passed) == ("ran", [True, False, False])
 
 
-NO_VALUES = ("", "[", "7x", '["int"]', '["int","q"]', '["none"]', '["dict",1]', '["set",["dict"]]', "[1]", "[" * 10**5)
+NO_VALUES = ["", "[", "7x", "7", '"a"', "[1]", '["none"]', "[" * 10**5, '["dict",1]', '["set",["dict"]]']
+NO_VALUES += ['["int"]', '["int","q"]', '["plain","q"]', '["plain",[]]', '["str","q"]', '["str",["plain","None"]]']
 
 
 def test_what_is_no_value_equals_nothing():
@@ -136,9 +138,9 @@ def test_comparison():
     assert same([1, (2, 3)], ((1, [2, 3]))) and same(2, 2.0) and same({"a": [1]}, {"a": (1,)})
     for one, other in [(1, True), (True, 1), ([1], 1), ([1], [1, 2]), ("1", 1), ({"a": 1}, {"b": 1}), (None, False)]:
         assert not same(one, other) and not same(other, one)
-    assert Test("", "a \nb\n\n").passes("a\nb") and not Test("", "a\nb").passes("a b")
+    assert Test("", "a \nb\n\n").passes(" a\n\nb") and not Test("", "a\nb").passes("a b")
     assert not Test("", "a\nb").passes("a\x0bb") and not Test("", "a").passes("a\x00")
-    assert not Test("", "a").passes(["a"]) and not Test("", " a").passes("a")
+    assert not Test("", "a").passes(["a"]) and not Test("", "2").passes("2.0") and not Test("", "a b").passes("ab")
 
 
 # Right programs that are easily taken for wrong: (tests in APPS's form, program). Monty lacks what the last ones use.
@@ -243,8 +245,8 @@ def test_exact_tests_know_no_rounding(executor):
 def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     """Programs that nobody could run are not programs with faults."""
     ready("bubblewrap")
-    runner = TestRunner("bubblewrap", workers=1)
-    monkeypatch.setattr(runner.executor, "command", ("/bin/false",))
+    runner = EXECUTORS["bubblewrap"](workers=1)
+    monkeypatch.setattr(runner, "command", ("/bin/false",))
     fails(lambda: runner.run(["x = 1"], [ADD]), "bwrap")
     bubblewrap._command.cache_clear()
 
@@ -258,9 +260,9 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     fails(lambda: run_tests("x = 1", ADD, "bubblewrap"), "apt-get install bubblewrap")
 
     monkeypatch.setenv("MONTY_BIN", "/bin/false")
-    fails(lambda: TestRunner("monty"), "executor monty")
+    fails(lambda: EXECUTORS["monty"](), "executor monty")
     monkeypatch.setattr(monty, "monty", None)
-    fails(lambda: TestRunner("monty"), "executor monty", "pip install pydantic-monty")
+    fails(lambda: EXECUTORS["monty"](), "executor monty", "pip install pydantic-monty")
 
 
 # Formats
@@ -296,11 +298,16 @@ def test_texts_of_apps_are_compared_as_by_its_own_harness(executor):
         assert Test("", expected, as_apps=True).passes(output) is passed, (expected, output)
 
 
-def test_what_decides_an_outcome_decides_whether_it_is_known():
+def test_a_program_does_not_run_twice_with_the_same_tests(monkeypatch):
     ready("monty")
-    runner, program = TestRunner("monty", workers=1), "def f(x):\n    return x"
-    for truth in (True, False):  # assert f(2), and assert f(2) == True
-        assert runner.run([program], [[Test([2], True, "f", truth=truth)]])[0].passed == [truth]
+    texts = {f"is it {n}?": json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [n]}) for n in (2, 3)}
+    tests, ran = ProgramTests(texts, ProgramConfig()), []
+    results = tests.executor.results
+    monkeypatch.setattr(tests.executor, "results", lambda *given: ran.append(given) or results(*given))
+    program = "def f(x):\n    return x"
+    for _ in range(2):
+        assert tests.shares(["is it 2?", "is it 3?", "is it 2?"], [program] * 3) == [1.0, 0.0, 1.0]
+    assert len(ran) == 2  # the same program with other tests is another
 
 
 def test_apps_programs_need_not_import_what_its_own_harness_imports(executor):

@@ -4,5 +4,18 @@ A generated program is hostile input. It runs only in a sandbox, expected output
 compares the plain data that come out.
 """
 
-from marlhf_lite.extras.programs.runner import EXECUTORS, TestRunner, run_tests
+from collections.abc import Sequence
+
+from marlhf_lite.extras.programs.bubblewrap import BubblewrapExecutor
+from marlhf_lite.extras.programs.monty import MontyExecutor
+from marlhf_lite.extras.programs.protocol import Executor
 from marlhf_lite.extras.programs.tests import Outcome, Problem, Test, program_reward, read_problem
+
+EXECUTORS: dict[str, type[Executor]] = {"monty": MontyExecutor, "bubblewrap": BubblewrapExecutor}
+
+
+def run_tests(
+    program: str, tests: Sequence[Test], executor: str = "monty", seconds: float = 4.0, memory_mb: int = 256
+) -> Outcome:
+    """Run one program against its tests in a sandbox; `EXECUTORS[executor](seconds, memory_mb).run` runs many."""
+    return EXECUTORS[executor](seconds, memory_mb, workers=1).run([program], [tests])[0]

@@ -30,7 +30,6 @@ from marlhf_lite.utils.errors import InputError
 
 NOBODY = "65534"
 INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
-OUTSIDE = {"cwd": "/", "env": {}}  # nothing of this process
 FOLDERS = ("/usr", "/bin", "/lib", "/lib64")
 FILES = ("stdin", "stdout")  # of the program; it cannot create others
 
@@ -38,29 +37,17 @@ FILES = ("stdin", "stdout")  # of the program; it cannot create others
 class BubblewrapExecutor(Executor):
     """Run each program in a separate sandbox, which ends with it."""
 
-    def __init__(self, *limits):
-        super().__init__(*limits)
+    def __init__(self, *limits, **named_limits):
+        super().__init__(*limits, **named_limits)
         self.command = _command()
 
-    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+    def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run all tests in one sandbox: a program that spoils its later tests harms only itself."""
-        task = _task(program, tests[0].call, [test.input for test in tests])
-        late = False
-        with tempfile.TemporaryFile() as file:  # so that the kernel limits the size of the report
-            try:
-                _start(self.command, task, self.seconds, self.memory_mb, stdout=file, stderr=subprocess.DEVNULL)
-            except subprocess.TimeoutExpired:
-                late = True
-            file.seek(0)
-            report = file.read(OUTPUT_BYTES)
+        report, late = _run(self.command, program, tests, self.seconds, self.memory_mb)
         if not report and not late and _fault(self.command):  # else the program ended itself
             fix = "free processes or memory, then --resume"
             raise InputError(f"--executor bubblewrap: bwrap does not start any more: {fix}")
         return _read(report, late, len(tests))
-
-
-def _task(program: str, call: str | None, inputs: list) -> bytes:
-    return marshal.dumps((program, call, inputs, ENCODE), 2)
 
 
 def _read(report: bytes, late: bool, count: int) -> list[Result]:
@@ -78,29 +65,42 @@ def _read(report: bytes, late: bool, count: int) -> list[Result]:
 # The sandbox
 
 
-def _start(command: Sequence[str], task: bytes, seconds: float, memory_mb: int, **streams) -> bytes:
-    """Run the task in a sandbox that leaves nothing; return what it wrote to `stderr` if that is a pipe.
+def _run(
+    command: Sequence[str],
+    program: str,
+    tests: Sequence[Test],
+    seconds: float,
+    memory_mb: int,
+    errors: int | BinaryIO = subprocess.DEVNULL,
+) -> tuple[bytes, bool]:
+    """Run a program with the inputs of these tests in a sandbox that leaves nothing.
 
-    Limits are set before bwrap starts, so they hold for every process inside. Raises `subprocess.TimeoutExpired`.
+    Return its report, and whether it ended because its time was up; `errors` takes what bwrap has to say. Limits are
+    set before bwrap starts, so they hold for every process inside, and for the file that holds the report.
     """
+    task = marshal.dumps((program, tests[0].call, [test.input for test in tests], ENCODE), 2)
     limits = {"as": memory_mb * 2**20, "cpu": math.ceil(seconds) + 1, "fsize": OUTPUT_BYTES, "nofile": 64, "core": 0}
     limiter = ["prlimit", *(f"--{name}={value}" for name, value in limits.items())]
     out, into = os.pipe()
-    with open(out, "rb", buffering=0) as told:
+    late = False
+    with open(out, "rb", buffering=0) as told, tempfile.TemporaryFile() as report:
         fds = {"INFO": into, "FILTER": _holds(rules(platform.machine()))} | {name: _holds(b"") for name in FILES}
         words = [*limiter, *(str(fds.get(word, word)) for word in command)]
-        streams |= {"stdin": subprocess.PIPE, "pass_fds": tuple(fds.values()), "start_new_session": True}
+        streams = {"stdin": subprocess.PIPE, "stdout": report, "stderr": errors, "pass_fds": tuple(fds.values())}
         try:
-            process = subprocess.Popen(words, **streams, **OUTSIDE)
+            process = subprocess.Popen(words, **streams, cwd="/", env={}, start_new_session=True)
         finally:
             for fd in fds.values():
                 os.close(fd)
         with process:
             try:
-                return process.communicate(task, timeout=seconds)[1]
-            except BaseException:
+                process.communicate(task, timeout=seconds)
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
                 _end(process, told)
-                raise
+        report.seek(0)
+        return report.read(OUTPUT_BYTES), late
 
 
 def _holds(data: bytes) -> int:
@@ -144,25 +144,22 @@ def _command() -> tuple[str, ...]:
 def _fault(command: Sequence[str]) -> str:
     """Return "" if the command starts a sandbox that runs a program, else the last line that the command wrote."""
     try:
-        with tempfile.TemporaryFile() as file:
-            streams = {"stdout": file, "stderr": subprocess.PIPE}
-            errors = _start(command, _task("print(input())", None, ["works"]), 20, 256, **streams)
-            file.seek(0)
-            report = file.read()
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{getattr(error, 'filename', None) or 'bwrap'}: {type(error).__name__}"
-    if _read(report, False, 1) == [("ran", "works\n")]:
+        with tempfile.TemporaryFile() as errors:
+            report, late = _run(command, "print(input())", [Test("works", "works")], 20, 256, errors)
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"{error.filename or 'bwrap'}: {type(error).__name__}"
+    if _read(report, late, 1) == [("ran", "works\n")]:
         return ""
-    lines = errors.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "it ended at once"
+    return lines[-1][:200] if lines else "it did not report"
 
 
 def _as_nobody() -> tuple[str, ...]:
     """Return the words that run a command of root as nobody; none for other users."""
     if os.geteuid() != 0:
         return ()
-    setpriv = shutil.which("setpriv") or "setpriv"
-    return (setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
+    return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs")
 
 
 def _options(bwrap: str, python: str) -> list[str]:

@@ -14,13 +14,14 @@ import sys
 
 
 def main():
-    program, call, inputs, encode = marshal.loads(sys.stdin.buffer.read())
+    program, call, inputs, encoding = marshal.loads(sys.stdin.buffer.read())
     out = os.dup(1)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))  # not for all: bwrap itself starts two
     builtins.exit = builtins.quit = sys.exit  # `site` would set them, but its import takes time
     getattr(sys, "set_int_max_str_digits", int)(0)  # correct programs may print long integers; time is limited anyway
     scope = {}
-    exec(encode, scope)
+    exec(encoding, scope)
+    encode = scope["marlhf_encode"]
 
     def tell(*words):
         os.write(out, " ".join(words).encode("ascii") + b"\n")
@@ -30,33 +31,28 @@ def main():
         code = compile(program, "program", "exec", __future__.annotations.compiler_flag, dont_inherit=True)
     except BaseException:  # also null bytes, half a surrogate pair, code nested too deeply
         return tell("compile_error")
-    if call is None:
-        for text in inputs:
-            outcome = run(lambda: exec(code, {"__name__": "__main__"}), text)
-            tell("ran", scope["marlhf_encode"](printed())) if outcome is None else tell("runtime_error")
-        return tell("end")
     names = {"__name__": "program"}
-    if run(lambda: exec(code, names), "") is not None:
+    if call is not None and not run(lambda: exec(code, names)):
         return tell("runtime_error")
-    for arguments in inputs:
-        tell(*call_once(names, call, arguments, scope["marlhf_encode"]))
-    tell("end")
 
-
-def call_once(names, call, arguments, encode):
-    """Return the words of one report line."""
-    values = []
-
-    def calls():
+    def answer(arguments):
         # As in APPS, the function may be a method of a class Solution.
         function = names[call] if call in names else getattr(names["Solution"](), call)
         values.append(encode(function(*arguments)))
 
-    return ("runtime_error",) if run(calls, "") is not None else ("ran", *values)
+    for given in inputs:
+        values = []
+        if call is not None:
+            ran = run(lambda arguments=given: answer(arguments))
+        elif ran := run(lambda: exec(code, {"__name__": "__main__"}), given):
+            with open("stdout", "rb") as file:
+                values.append(encode(file.read().decode("utf-8", "replace")))
+        tell("ran", *values) if ran else tell("runtime_error")
+    tell("end")
 
 
-def run(action, text):
-    """Call `action` with this text on standard input, its output in a file; return the error, if there is one."""
+def run(action, text=""):
+    """Call `action` with this text on standard input, its output in a file; return whether it ended well."""
     with open(os.open("stdin", os.O_WRONLY | os.O_TRUNC), "wb") as file:
         file.write(text.encode("utf-8", "replace"))
     os.dup2(os.open("stdin", os.O_RDONLY), 0)
@@ -69,14 +65,10 @@ def run(action, text):
         sys.stdout.flush()
     except SystemExit as error:
         sys.stdout.flush()
-        return None if error.code is None or error.code == 0 else error
-    except BaseException as error:
-        return error
-
-
-def printed():
-    with open("stdout", "rb") as file:
-        return file.read().decode("utf-8", "replace")
+        return error.code is None or error.code == 0
+    except BaseException:
+        return False
+    return True
 
 
 try:

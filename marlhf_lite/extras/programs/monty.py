@@ -9,6 +9,7 @@ import io
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from marlhf_lite.extras.programs.protocol import ENCODE, OUTPUT_BYTES, Executor, decode
 from marlhf_lite.extras.programs.tests import NO_OUTPUT, Result, Status, Test
@@ -44,8 +45,8 @@ SLEEP = 0.5  # seconds that a program may sleep; Monty does not count them as it
 class MontyExecutor(Executor):
     """Run programs in a pool of Monty workers."""
 
-    def __init__(self, *limits):
-        super().__init__(*limits)
+    def __init__(self, *limits, **named_limits):
+        super().__init__(*limits, **named_limits)
         if monty is None:
             raise InputError("--executor monty: not installed: pip install pydantic-monty")
         try:  # else every program would count as faulty
@@ -55,15 +56,13 @@ class MontyExecutor(Executor):
             hint = "pip install --force-reinstall pydantic-monty"
             raise InputError(f"--executor monty: it does not start ({one_line(error)}): {hint}") from None
 
-    def __enter__(self) -> "MontyExecutor":
-        pool = {"max_processes": self.workers, "feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
-        self.pool = monty.Monty(**pool).__enter__()
-        return self
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        grace = {"feed_duration_limit_grace": GRACE, "turn_duration_limit_grace": GRACE}
+        with monty.Monty(max_processes=self.workers, **grace) as self.pool:
+            yield
 
-    def __exit__(self, *error) -> None:
-        self.pool.__exit__(*error)
-
-    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+    def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Call functions in one session, which runs the program once; use a new session for each text on stdin."""
         run_tests = self._print if tests[0].call is None else self._call
         return list(run_tests(program, tests, time.monotonic() + self.seconds))

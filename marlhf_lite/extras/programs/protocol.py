@@ -1,60 +1,75 @@
-"""What both executors share: limits, and the encoding of values that leave a sandbox.
+"""What both executors share: limits, many programs at a time, and the encoding of values that leave a sandbox.
 
 Code in a sandbox writes each value as text with `ENCODE`, which Monty and CPython both run; `decode` turns the text
 into plain data. A program can write any text, as it can return any value, but it never sees an expected output.
 """
 
 import json
+import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from marlhf_lite.extras.programs.tests import NO_OUTPUT, Result, Test
+from tqdm.auto import tqdm
+
+from marlhf_lite.extras.programs.tests import NO_OUTPUT, STATUSES, Outcome, Result, Test
 
 OUTPUT_BYTES = 4 * 2**20  # what a program may print or return, all tests together
 PROGRAM_CHARACTERS = 100_000  # longer programs are not run
 
-# int in base 16, because CPython limits the digits of base 10; text beyond ASCII letters and digits as code points.
+# int in base 16, because CPython limits the digits of base 10; str as bytes in base 16, because a report is ASCII.
 ENCODE = """
 def marlhf_encode(value):
     kind = type(value)
-    if value is None:
-        return "null"
-    if kind is bool:
-        return "true" if value else "false"
+    if value is None or kind is bool or kind is float:
+        return '["plain","' + repr(value) + '"]'
     if kind is int:
         return '["int","' + hex(value) + '"]'
-    if kind is float:
-        return '["float","' + repr(value) + '"]'
     if kind is str:
-        if value.isalnum() and value.isascii():
-            return '"' + value + '"'
-        return '["str"' + "".join(["," + str(ord(letter)) for letter in value]) + "]"
-    if isinstance(value, dict):
-        items = [item for pair in value.items() for item in pair]
-        return '["dict"' + "".join(["," + marlhf_encode(item) for item in items]) + "]"
-    if isinstance(value, (list, tuple, set, frozenset)):
-        name = "list" if isinstance(value, (list, tuple)) else "set"
-        return '["' + name + '"' + "".join(["," + marlhf_encode(item) for item in value]) + "]"
+        return '["str","' + value.encode("utf-8", "surrogatepass").hex() + '"]'
+    for name, kinds in (("dict", dict), ("list", (list, tuple)), ("set", (set, frozenset))):
+        if isinstance(value, kinds):
+            items = [item for pair in value.items() for item in pair] if name == "dict" else value
+            return '["' + name + '"' + "".join(["," + marlhf_encode(item) for item in items]) + "]"
     return '["none"]'
 """
+_CONSTANTS = {"None": None, "True": True, "False": False}
 
 
-class Executor(AbstractContextManager):
-    """A sandbox, used as a context manager. The constructor raises `InputError` if it cannot start.
+class Executor:
+    """A sandbox for programs. The constructor raises `InputError` if it cannot start.
 
     Args:
         seconds, memory_mb: limits of one program with all its tests.
-        workers: programs at a time, each in a separate thread.
+        workers: programs at a time, each in a separate thread; 0: one per core.
     """
 
-    def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 1):
-        self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers
+    def __init__(self, seconds: float = 4.0, memory_mb: int = 256, workers: int = 0):
+        self.seconds, self.memory_mb, self.workers = seconds, memory_mb, workers or os.cpu_count() or 1
 
-    def __exit__(self, *error) -> None:
-        """Do nothing: a sandbox that is made for each program ends with it."""
+    def run(self, programs: Sequence[str], tests: Sequence[Sequence[Test]]) -> list[Outcome]:
+        """Return the outcome of each program with its tests, at least one."""
+        with self.started(), ThreadPoolExecutor(self.workers) as threads:
+            outcomes = threads.map(self._outcome, programs, tests)
+            try:
+                return list(tqdm(outcomes, total=len(programs), desc="programs", leave=False, delay=5))
+            finally:  # after an interrupt, no other program begins
+                threads.shutdown(cancel_futures=True)
 
-    def run(self, program: str, tests: Sequence[Test]) -> list[Result]:
+    def _outcome(self, program: str, tests: Sequence[Test]) -> Outcome:
+        if len(program) > PROGRAM_CHARACTERS:
+            return Outcome("unsupported", [False] * len(tests))
+        results = self.results(program, tests)
+        status = min((status for status, _ in results), key=STATUSES.index, default="ran")
+        outputs = [output for _, output in results] + [NO_OUTPUT] * len(tests)
+        return Outcome(status, [test.passes(output) for test, output in zip(tests, outputs, strict=False)])
+
+    def started(self) -> AbstractContextManager:
+        """Return what `results` runs in: nothing, if a sandbox is made for each program."""
+        return nullcontext()
+
+    def results(self, program: str, tests: Sequence[Test]) -> list[Result]:
         """Run the program with the inputs of the tests, and with nothing else of them.
 
         Return one result per test, in order; fewer if the program ends early.
@@ -71,15 +86,13 @@ def decode(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | str):
-        return value
     kind, *items = value
+    if kind == "plain":
+        return _CONSTANTS[items[0]] if items[0] in _CONSTANTS else float(items[0])
     if kind == "int":
         return int(items[0], 16)
-    if kind == "float":
-        return float(items[0])
     if kind == "str":
-        return "".join(map(chr, items))
+        return bytes.fromhex(items[0]).decode("utf-8", "surrogatepass")
     items = tuple(map(_plain, items))
     if kind == "list":
         return items

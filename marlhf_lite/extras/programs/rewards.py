@@ -11,7 +11,7 @@ import datasets
 from accelerate.utils import gather_object
 
 from marlhf_lite.config.options import ProgramConfig
-from marlhf_lite.extras.programs import Outcome, Problem, TestRunner, program_reward, read_problem
+from marlhf_lite.extras.programs import EXECUTORS, Outcome, program_reward, read_problem
 from marlhf_lite.tasks.embedded import EMBEDDED
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.utils.errors import InputError
@@ -24,7 +24,7 @@ JUDGED = ("ppo", "test")  # the parts of a task whose responses are run
 
 
 class ProgramTests:
-    """Run each response with the tests of its prompt's problem: `(prompts, responses) -> outcomes`.
+    """Run each response with the tests of its prompt's problem, once: `(prompts, responses) -> outcomes`.
 
     Args:
         texts: the tests of each prompt, in a format of `read_problem`.
@@ -33,15 +33,20 @@ class ProgramTests:
 
     def __init__(self, texts: Mapping[str, str], config: ProgramConfig):
         limits = config.executor, config.test_seconds, config.test_memory
-        self.runner = TestRunner(*limits)
+        self.executor = EXECUTORS[config.executor](config.test_seconds, config.test_memory)
+        self.known: dict[tuple[str, str], Outcome] = {}
         self.problem = functools.cache(lambda prompt: read_problem(texts[prompt]))
         digest = hashlib.sha256(json.dumps([limits, sorted(texts.items())]).encode()).hexdigest()
         self.name = f"tests {digest[:12]}"  # a hash of everything that the scores depend on
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[Outcome]:
-        problems: list[Problem] = [self.problem(prompt) for prompt in prompts]
-        programs = [problem.head + response for problem, response in zip(problems, responses, strict=True)]
-        return self.runner.run(programs, [problem.tests for problem in problems])
+        pairs = list(zip(prompts, responses, strict=True))
+        if new := [pair for pair in dict.fromkeys(pairs) if pair not in self.known]:
+            problems = [self.problem(prompt) for prompt, _ in new]
+            programs = [problem.head + response for problem, (_, response) in zip(problems, new, strict=True)]
+            outcomes = self.executor.run(programs, [problem.tests for problem in problems])
+            self.known |= dict(zip(new, outcomes, strict=True))
+        return [self.known[pair] for pair in pairs]
 
     def shares(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """Return the share of its tests that each response passed: the gold score of a program."""

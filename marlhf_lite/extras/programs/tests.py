@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 from marlhf_lite.utils.errors import InputError
@@ -14,16 +15,7 @@ from marlhf_lite.utils.errors import InputError
 Status = Literal["compile_error", "runtime_error", "timeout", "unsupported", "ran"]
 STATUSES: tuple[Status, ...] = ("compile_error", "runtime_error", "timeout", "unsupported", "ran")
 # What APPS's own harness imports before each program, except numpy; one by one, because Monty lacks some names.
-_APPS_NAMES = {
-    "collections": "ChainMap Counter OrderedDict defaultdict deque",
-    "functools": "lru_cache",
-    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
-    "itertools": "accumulate combinations permutations product",
-    "math": "ceil cos exp fabs floor gcd log log2 sin sqrt tan",
-    "typing": "List Tuple",
-}
-_IMPORTS = [f"import {module}" for module in "collections fractions heapq itertools math random sys time".split()]
-_IMPORTS += [f"from {module} import {name}" for module, names in _APPS_NAMES.items() for name in names.split()]
+_IMPORTS = Path(__file__).with_name("apps_imports.txt").read_text(encoding="utf-8").splitlines()
 APPS_IMPORTS = "".join(f"try:\n    {line}\nexcept ImportError:\n    pass\n" for line in _IMPORTS)
 NO_OUTPUT = object()  # of a test without a value, or with a value that is not plain data; it equals nothing
 Result = tuple[Status, Any]  # of one test: its status, and the output as plain data or NO_OUTPUT
@@ -48,8 +40,7 @@ class Test:
     def passes(self, output: Any) -> bool:
         """Return whether the program's output is the expected one; `output` is plain data, or NO_OUTPUT."""
         if self.call is None:
-            compare = _same_words if self.as_apps else _same_lines
-            return isinstance(output, str) and compare(self.output, output)
+            return isinstance(output, str) and _same_text(self.output, output, rounded=self.as_apps)
         if self.truth:
             return output is not NO_OUTPUT and bool(output) == self.output
         expected = [self.output]  # APPS has a list around some values
@@ -118,16 +109,11 @@ def _near(expected: float, output: float) -> bool:
         return False
 
 
-def _same_lines(expected: str, output: str) -> bool:
-    """Return whether texts are equal except for white space at line ends and blank lines at the end."""
-    ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, output))
-    return ours == theirs
-
-
-def _same_words(expected: str, output: str) -> bool:
+def _same_text(expected: str, output: str, rounded: bool) -> bool:
     """Return whether the texts have the same words line by line, blank lines left out."""
     ours, theirs = ([line.split() for line in text.split("\n") if line.strip()] for text in (expected, output))
-    return [*map(len, ours)] == [*map(len, theirs)] and all(map(_same_word, chain(*ours), chain(*theirs)))
+    alike = rounded and [*map(len, ours)] == [*map(len, theirs)]
+    return ours == theirs or (alike and all(map(_same_word, chain(*ours), chain(*theirs))))
 
 
 def _same_word(expected: str, output: str) -> bool:
@@ -148,9 +134,9 @@ def read_problem(text: str) -> Problem:
     """Read the tests of a problem from JSON text: APPS's `input_output`, or a row of HumanEval.
 
     APPS: `{"inputs": [...], "outputs": [...]}`: arguments and values of the function `fn_name`, or texts without that
-    key. As in APPS's own harness, an output may have a list around it, only the words of lines that are not blank are
-    compared, floats may differ by rounding (see `_near`), and programs use `APPS_IMPORTS` without importing them.
-    `"exact": true` turns all of this off.
+    key. As in APPS's own harness, an output may have a list around it, floats may differ by rounding (see `_near`), and
+    programs use `APPS_IMPORTS` without importing them; `"exact": true` turns all of this off. Of texts only the words
+    of lines that are not blank are compared.
     HumanEval: `{"prompt": ..., "test": ..., "entry_point": ...}`. Every assert must compare a call with a literal:
     other checks would have to run in the sandbox, which expected outputs must not enter.
 
