@@ -11,7 +11,7 @@ import json
 import os
 import time
 
-from marlhf_lite.extras.programs import EXECUTORS, Test
+from marlhf_lite.extras.programs import EXECUTORS, Test, TestRunner
 from marlhf_lite.utils.errors import InputError
 
 KINDS = (
@@ -37,14 +37,14 @@ def main() -> None:
     results = {"workers": args.workers}
     for name in EXECUTORS:
         try:
-            runner = EXECUTORS[name](workers=args.workers)
+            runner = TestRunner(name, workers=args.workers)
             runner.run(*made(args.workers))  # starts what is started once
         except InputError as error:
             print(error)
             continue
         programs, tests = made(args.programs // (1 if name == "monty" else 10))
         start = time.perf_counter()
-        outcomes = EXECUTORS[name](workers=args.workers).run(programs, tests)
+        outcomes = TestRunner(name, workers=args.workers).run(programs, tests)
         results[name] = round(len(programs) / (time.perf_counter() - start), 1)
         ran = sum(outcome.status == "ran" for outcome in outcomes)
         print(f"{name}: {results[name]} programs/s ({len(programs)} programs, {ran} of them ran)")

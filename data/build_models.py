@@ -41,7 +41,7 @@ from marlhf_lab.corpora import tiny_steps as steps
 from marlhf_lab.corpora import tiny_tldr as tldr
 from marlhf_lab.corpora import tiny_webgpt as webgpt
 from marlhf_lite.config.parser import read_presets
-from marlhf_lite.extras.programs import EXECUTORS, read_problem
+from marlhf_lite.extras.programs import TestRunner, read_problem
 from marlhf_lite.tasks.templates import hh_prompt
 from marlhf_lite.tasks.tiny_guess import game as guess
 from marlhf_lite.tasks.tiny_hh import gold as hh_gold
@@ -179,7 +179,7 @@ def code_document(rng: random.Random) -> tuple[str, str]:
 
 def code_check(prompts: list[str], responses: list[str]) -> dict[str, float]:
     """Share of programs that pass all hidden tests, and of those that run at all."""
-    outcomes = EXECUTORS["monty"]().run(responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts])
+    outcomes = TestRunner("monty").run(responses, [read_problem(CODE_TESTS[prompt]).tests for prompt in prompts])
     ran = [outcome.status == "ran" for outcome in outcomes]
     return {"passed": sum(all(o.passed) for o in outcomes) / len(ran), "ran": sum(ran) / len(ran)}
 

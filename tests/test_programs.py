@@ -17,6 +17,7 @@ from marlhf_lite.extras.programs import (
     EXECUTORS,
     Outcome,
     Test,
+    TestRunner,
     bubblewrap,
     monty,
     program_reward,
@@ -245,7 +246,7 @@ def test_exact_tests_know_no_rounding(executor):
 def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     """Programs that nobody could run are not programs with faults."""
     ready("bubblewrap")
-    runner = EXECUTORS["bubblewrap"](workers=1)
+    runner = TestRunner("bubblewrap", workers=1)
     monkeypatch.setattr(runner, "command", ("/bin/false",))
     fails(lambda: runner.run(["x = 1"], [ADD]), "bwrap")
     bubblewrap._command.cache_clear()
@@ -260,9 +261,9 @@ def test_a_sandbox_that_cannot_start_is_refused(monkeypatch, tmp_path):
     fails(lambda: run_tests("x = 1", ADD, "bubblewrap"), "apt-get install bubblewrap")
 
     monkeypatch.setenv("MONTY_BIN", "/bin/false")
-    fails(lambda: EXECUTORS["monty"](), "executor monty")
+    fails(lambda: TestRunner("monty"), "executor monty")
     monkeypatch.setattr(monty, "monty", None)
-    fails(lambda: EXECUTORS["monty"](), "executor monty", "pip install pydantic-monty")
+    fails(lambda: TestRunner("monty"), "executor monty", "pip install pydantic-monty")
 
 
 # Formats

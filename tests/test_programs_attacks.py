@@ -19,7 +19,7 @@ import pytest
 import yaml
 from conftest import ready
 
-from marlhf_lite.extras.programs import EXECUTORS, Test
+from marlhf_lite.extras.programs import Test, TestRunner
 from marlhf_lite.extras.programs.bubblewrap import _command
 
 SECONDS = 1.0
@@ -61,7 +61,7 @@ def test_attacks(executor, name):
     program, statuses = ATTACKS[name]
     secret = secrets.token_hex(8)
     tests = [Test([], secret, "f"), Test([], int(secret, 16), "f"), Test([], [secret], "f", as_apps=True)]
-    outcome = EXECUTORS[executor](SECONDS, workers=1).run([program], [tests])[0]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
     assert outcome.status in statuses and not any(outcome.passed), outcome
 
 
@@ -97,7 +97,7 @@ def f():
             pass
     return "{secrets.token_hex(4)}"
 """
-    outcome = EXECUTORS[executor](SECONDS, workers=1).run([program], [[Test([], "x", "f")]])[0]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test([], "x", "f")]])[0]
     assert not any(outcome.passed)
     assert kept.read_text() == "as it was" and not any(path.exists() for path in new)
 
@@ -114,7 +114,7 @@ def test_a_server_on_this_machine_is_out_of_reach(executor):
         thread.start()
         address = server.getsockname()
         program = f"import socket\ndef f():\n    socket.create_connection({address!r}, 1).send(b'hello')\n    return 1"
-        outcome = EXECUTORS[executor](SECONDS, workers=1).run([program], [[Test([], 1, "f")]])[0]
+        outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test([], 1, "f")]])[0]
         server.shutdown(socket.SHUT_RDWR)
     thread.join()
     assert not reached and outcome.status in FAULTS and not any(outcome.passed)
@@ -123,7 +123,7 @@ def test_a_server_on_this_machine_is_out_of_reach(executor):
 @pytest.mark.parametrize("program", GIVEN["streams"])
 def test_streams(executor, program):
     tests = [Test("a\n", "b\n"), Test("\0", "\ufffd" * 128 + "?"), Test("", "c")]
-    outcome = EXECUTORS[executor](SECONDS, workers=1).run([program], [tests])[0]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [tests])[0]
     assert not any(outcome.passed)
 
 
@@ -142,7 +142,7 @@ def outside(program):
 @pytest.mark.parametrize("name", GIVEN["kernel"])
 def test_the_kernel_does_not_help_a_program(executor, name):
     program = GIVEN["kernel_head"] + GIVEN["kernel"][name]
-    outcome = EXECUTORS[executor](20.0, workers=1).run([program], [[Test([], None, "f")]])[0]
+    outcome = TestRunner(executor, 20.0, workers=1).run([program], [[Test([], None, "f")]])[0]
     assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), outcome
     assert outside(program) == "None"
 
@@ -158,7 +158,7 @@ def test_a_key_of_this_process_is_out_of_reach(executor):
         pytest.skip("this system has no keyring")
     try:
         program = GIVEN["kernel_head"] + GIVEN["read_key"].format(name=name)
-        outcome = EXECUTORS[executor](20.0, workers=1).run([program], [[Test([], secret, "f")]])[0]
+        outcome = TestRunner(executor, 20.0, workers=1).run([program], [[Test([], secret, "f")]])[0]
         assert outcome.status in {"runtime_error", "unsupported"} and not any(outcome.passed), outcome
         assert outside(program) == secret
     finally:
@@ -172,7 +172,7 @@ def test_a_killed_worker_costs_one_program(executor):
     bad = [program.replace("f()", "f(a)") for program in bad]
     programs = [program for each in bad for program in (good, each, good + "\n# " + each[:9])]
     tests = [[Test([i], i + 1, "f")] for i in range(len(programs))]
-    outcomes = EXECUTORS[executor](SECONDS, workers=2).run(programs, tests)
+    outcomes = TestRunner(executor, SECONDS, workers=2).run(programs, tests)
     passed = [outcome.passed == [True] for outcome in outcomes]
     assert passed == [i % 3 != 1 for i in range(len(programs))]
 
@@ -185,11 +185,11 @@ def test_new_namespaces_are_refused():
     program = "import ctypes\ndef f(flag):\n    return ctypes.CDLL(None).unshare(flag)"
     tests = [Test([flag], -1, "f") for flag in (0x10000000, 0x20000, 0x40000000)]  # users, mounts, network
     seconds = 20.0  # a busy machine is slow
-    assert EXECUTORS["bubblewrap"](seconds, workers=1).run([program], [tests])[0].passed == [True] * 3
+    assert TestRunner("bubblewrap", seconds, workers=1).run([program], [tests])[0].passed == [True] * 3
 
 
 def test_one_test_does_not_change_the_next(executor):
     """What a program prints for one text does not count for another, and its variables are new each time."""
     program = "try:\n    seen\nexcept NameError:\n    seen = input()\nprint(seen)"
-    outcome = EXECUTORS[executor](SECONDS, workers=1).run([program], [[Test("a", "a"), Test("b", "b")]])[0]
+    outcome = TestRunner(executor, SECONDS, workers=1).run([program], [[Test("a", "a"), Test("b", "b")]])[0]
     assert (outcome.status, outcome.passed) == ("ran", [True, True])

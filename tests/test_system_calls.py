@@ -18,7 +18,7 @@ import psutil
 import pytest
 from conftest import ready
 
-from marlhf_lite.extras.programs import EXECUTORS, Test, bubblewrap, system_calls
+from marlhf_lite.extras.programs import Test, TestRunner, bubblewrap, system_calls
 from marlhf_lite.extras.programs.system_calls import ALLOW, ARCHITECTURES, CALLS, KILL, LACKING, REFUSED, rules
 
 OTHER = {"x86_64": 0x40000003, "aarch64": 0x40000028}  # the 32-bit architecture of the same processor
@@ -97,7 +97,7 @@ def test_the_kernel_refuses(name):
     program = "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\ndef f(n):\n"
     program += "    return l.syscall(n, 0, 0, 0, 0, 0, 0), ctypes.get_errno()"
     tests = [Test([DANGEROUS[name]], [-1, errno.ENOSYS], "f")]
-    assert EXECUTORS["bubblewrap"](20.0, workers=1).run([program], [tests])[0].passed == [True]
+    assert TestRunner("bubblewrap", 20.0, workers=1).run([program], [tests])[0].passed == [True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is for Linux")

@@ -15,7 +15,7 @@ from marlhf_lab.studies.study import run_study
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ProgramConfig
 from marlhf_lite.evaluation.pass_at_k import pass_at_k
-from marlhf_lite.extras.programs import EXECUTORS, read_problem
+from marlhf_lite.extras.programs import TestRunner, read_problem
 from marlhf_lite.extras.programs.rewards import SHARES, ProgramTests, with_tests
 from marlhf_lite.tasks.files import read_file
 from marlhf_lite.tasks.loading import load_task
@@ -34,7 +34,7 @@ def test_right_programs_pass_and_programs_with_a_bug_fail():
     ready("monty")
     rng, made = problems(1000)
     tests = [read_problem(problem.tests).tests for problem in made]
-    runner = EXECUTORS["monty"]()
+    runner = TestRunner("monty")
     right = runner.run([write(rng, problem) for problem in made], tests)
     assert not [p.prompt for p, outcome in zip(made, right) if not all(outcome.passed) or outcome.status != "ran"]
     programs = [write_with_bug(rng, problem) for problem in made]
@@ -52,7 +52,7 @@ def test_both_sandboxes_agree():
     rng, made = problems(25, 3)
     programs = [write_with_bug(rng, problem) for problem in made]
     tests = [read_problem(problem.tests).tests for problem in made]
-    outcomes = [EXECUTORS[name]().run(programs, tests) for name in ("monty", "bubblewrap")]
+    outcomes = [TestRunner(name).run(programs, tests) for name in ("monty", "bubblewrap")]
     assert [o.passed for o in outcomes[0]] == [o.passed for o in outcomes[1]]
 
 

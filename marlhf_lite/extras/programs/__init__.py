@@ -14,8 +14,13 @@ from marlhf_lite.extras.programs.tests import Outcome, Problem, Test, program_re
 EXECUTORS: dict[str, type[Executor]] = {"monty": MontyExecutor, "bubblewrap": BubblewrapExecutor}
 
 
+def TestRunner(executor: str = "monty", *limits: float, **named_limits: float) -> Executor:
+    """Return the sandbox of this name, with limits as `Executor` has them; its `run` takes many programs."""
+    return EXECUTORS[executor](*limits, **named_limits)
+
+
 def run_tests(
     program: str, tests: Sequence[Test], executor: str = "monty", seconds: float = 4.0, memory_mb: int = 256
 ) -> Outcome:
-    """Run one program against its tests in a sandbox; `EXECUTORS[executor](seconds, memory_mb).run` runs many."""
-    return EXECUTORS[executor](seconds, memory_mb, workers=1).run([program], [tests])[0]
+    """Run one program against its tests in a sandbox; `TestRunner` runs many."""
+    return TestRunner(executor, seconds, memory_mb, workers=1).run([program], [tests])[0]
