@@ -191,7 +191,7 @@ def test_identical_pairs_are_counted_ties_and_a_draw_repeats(run, server):
     places = f"{run.folder / 'sft.jsonl'},{run.folder / 'm.jsonl'}"
     _, counts, words = run(places, "M,SFT")
     assert (counts["win"] + counts["lose"], counts["tie"], counts["identical"]) == (3, 3, 3)
-    assert "3 of 6 pairs" in words
+    assert "3 pairs of the same text" in words
     drawn = []
     for place, seed in (("a", 3), ("b", 3), ("c", 4)):
         run(places, "M,SFT", size=4, seed=seed, output_dir=run.folder / place)

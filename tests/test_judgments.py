@@ -151,10 +151,9 @@ def test_a_judge_without_an_identity_is_asked_again_and_what_it_says_now_counts(
 
     path = tmp_path / "longer.jsonl"
     before = judge_pairs(Free(), PAIRS, tmp_path)
-    size = path.stat().st_size
     same = Free()
     judge_pairs(same, PAIRS, tmp_path)
-    assert len(same.asked) == len(PAIRS) and path.stat().st_size == size
+    assert len(same.asked) == len(PAIRS)
     after = judge_pairs(Free(first=True), PAIRS, tmp_path)
     assert [row["winner"] for row in after] == [row["shown"] for row in after] != [row["winner"] for row in before]
     assert read_judgments(path) == after
@@ -196,20 +195,19 @@ def test_counts_against_a_plain_loop():
             winner = draw.choice(("first", "second", "tie", "malformed", "skipped"))
             scores = {side: {"x": draw.random()} for side in ("first", "second")} if winner != "malformed" else None
             judgments.append(said(str(i), winner, shown, scores))
-    counts, final, xs, same = summary(judgments), Counter(), [], []
+    counts, final, same = summary(judgments), Counter(), []
     for i in range(300):
         mine = [row for row in judgments if row["pair"] == str(i)]
         names = [row["winner"] for row in mine]
         fault = next((name for name in ("skipped", "malformed") if name in names), None)
         final[fault or (names[0] if len(set(names)) == 1 else "tie")] += 1
         if not fault:
-            xs.append(np.mean([row["scores"]["first"]["x"] for row in mine]))
             same += [names[0] == names[1]] if len(mine) == 2 else []
     hits = [x["winner"] == x["shown"] for x in judgments if x["shown"] != "none" and x["winner"] in ("first", "second")]
     assert [counts[k] for k in ("win", "lose", "tie", "malformed", "skipped")] == [
         final[k] for k in ("first", "second", "tie", "malformed", "skipped")
     ]
-    assert counts["scores"]["first"]["x"] == pytest.approx(np.mean(xs)) and counts["pairs"] == 300
+    assert counts["pairs"] == 300
     assert counts["judged"] == final["first"] + final["second"] + final["tie"]
     shares = {"first_shown_share": np.mean(hits), "consistency": np.mean(same)}
     assert counts["position"] == pytest.approx({"decided": len(hits), "both_orders": len(same), **shares})

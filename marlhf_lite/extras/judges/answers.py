@@ -12,7 +12,7 @@ from marlhf_lite.evaluation.responses import read_responses
 from marlhf_lite.evaluation.scores import name_temperatures, to_records
 from marlhf_lite.evaluation.statistics import win_rate
 from marlhf_lite.extras.judges.judges import EndpointJudge
-from marlhf_lite.extras.judges.judgments import combine, few_verdicts, file_name, judge_pairs, make_pairs, summary
+from marlhf_lite.extras.judges.judgments import check_verdicts, combine, file_name, judge_pairs, make_pairs, summary
 from marlhf_lite.extras.judges.prompts import CRITERIA
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
@@ -36,8 +36,6 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
     folder = Path(options.output_dir or "runs/judging").expanduser()
     check_writable("--output_dir", folder)
     judge = EndpointJudge(options, CRITERIA[options.judge_criteria])
-    if identical := sum(pair.first == pair.second for pair in pairs):
-        print(f"{identical} of {len(pairs)} pairs have the same text twice: ties, without asking")
     with RunLock() as lock:
         lock.take(folder)  # two processes would pay for the same pairs
         judgments = judge_pairs(judge, pairs, folder, seed=options.seed)
@@ -49,9 +47,7 @@ def run_judge(options: JudgeCommand) -> tuple[list[dict], dict]:
         print(f"{report(counts, judgments)}\njudgments: {folder}")
     if counts["pairs"] < len(pairs):
         print(f"{judge.name}: {counts['pairs']} of {len(pairs)} pairs so far: give the same command to continue")
-    malformed = [row["raw"] for row in judgments if row["winner"] == "malformed"]
-    if len(malformed) > len(judgments) / 2:
-        raise InputError(few_verdicts(judge.name, malformed, len(judgments)))
+    check_verdicts(judge.name, judgments)
     return judgments, counts
 
 
@@ -78,6 +74,7 @@ def report(counts: Mapping, judgments: Sequence[Mapping]) -> str:
     """Format the counts in a few lines, with reasons for missing judgments."""
     first, second = counts["methods"]
     numbers = ", ".join(f"{counts[name]} {name}" for name in ("win", "lose", "tie", "malformed", "skipped"))
+    numbers += f"; {counts['identical']} pairs of the same text were ties without asking" * bool(counts["identical"])
     lines = [f"{counts['judge']}: {first} against {second}, {counts['pairs']} pairs: {numbers}"]
     if rate := counts.get("win_rate"):
         interval = f"95 % interval {rate['low']:.0%} to {rate['high']:.0%}"

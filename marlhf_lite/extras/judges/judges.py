@@ -2,15 +2,15 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from multiprocessing import TimeoutError as NoAnswerYet
-from urllib.parse import urlsplit
 
 from tqdm.auto import tqdm
 
 from marlhf_lite.config.options import EndpointConfig
 from marlhf_lite.evaluation.statistics import finite
-from marlhf_lite.extras.judges.judgments import Comparison, Judge, Judgment, NotJudged
+from marlhf_lite.extras.judges.judgments import Judge, Judgment, NotJudged
 from marlhf_lite.extras.judges.prompts import Criteria, instructions, material, parse_judgment
 from marlhf_lite.extras.servers import BAD_ANSWER, connect, within
 from marlhf_lite.utils.errors import InputError
@@ -39,6 +39,7 @@ class ScoreJudge(Judge):
         return Judgment("tie" if x == y else "A" if x > y else "B", {"A": {"score": x}, "B": {"score": y}})
 
 
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:[1-6]?\d{1,4})?(/[\w./~%-]*)?", re.ASCII)
 PATIENCE = 600.0  # seconds for one judgment, all retries included
 # Statuses that end a run, and what the user should check.
 CHECKS = {401: "OPENAI_API_KEY", 402: "the account", 403: "OPENAI_API_KEY", 404: "--judge_model and --judge_url"}
@@ -47,10 +48,10 @@ CHECKS = {401: "OPENAI_API_KEY", 402: "the account", 403: "OPENAI_API_KEY", 404:
 class EndpointJudge(Judge):
     """A model at an OpenAI-compatible endpoint (paper, section 4.1 and Appendix F.1).
 
-    The endpoint may be a server on your own machine: vLLM, llama.cpp and ollama speak this protocol. If it refuses the
-    temperature, or the name of the token limit, it is asked without. The openai client retries 408, 409, 429, 5xx,
-    time-outs and broken connections with back-off, and honours Retry-After. The key is read from the environment and
-    sent to the endpoint only; files, messages and logs do not have it.
+    The endpoint may be a server on your own machine: vLLM, llama.cpp and ollama speak this protocol. A setting that it
+    refuses by name, such as the temperature, is left out. The openai client retries 408, 409, 429, 5xx, time-outs and
+    broken connections with back-off, and honours Retry-After. The key is read from the environment and sent to the
+    endpoint only; files, messages and logs do not have it.
 
     Raises `InputError` for options that cannot work.
     """
@@ -60,31 +61,16 @@ class EndpointJudge(Judge):
             raise InputError("marlhf judge: needs the package openai: pip install 'marlhf-lite[judge]'")
         if not options.judge_model.strip():
             raise InputError("--judge_model: not given: name the model that judges")
-        key = os.environ.get("OPENAI_API_KEY", "").strip()  # your own server may need none
-        try:
-            url = urlsplit(options.judge_url)
-            plain = url.scheme in ("http", "https") and "@" not in url.netloc and not url.query and url.port != 0
-            self.client = connect(options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0)
-        except InputError:
-            raise
-        except Exception:  # urllib's for a wrong port, the client's for a wrong address
-            plain = False
-        if not plain:  # the URL is stored and printed
+        if not ADDRESS.fullmatch(options.judge_url):  # it is stored and printed
             what = "give an address such as http://localhost:8000/v1, without user, password or query"
             raise InputError(f"--judge_url: {what}; the key comes from OPENAI_API_KEY")
+        key = os.environ.get("OPENAI_API_KEY", "").strip()  # your own server may need none
+        self.client = connect(options.judge_url, key, "OPENAI_API_KEY", max_retries=retries, timeout=60.0)
         self.options, self._criteria = options, criteria
         self.name, self.criteria, self.workers = options.judge_model, criteria.name, options.workers or 4
         self.request = {"model": options.judge_model, "temperature": 0.0}
         self.request |= {"max_tokens": options.judge_max_tokens} if options.judge_max_tokens else {}
         self.identity = json.dumps([options.judge_url, self.request, self._messages("p", "a", "b")])
-
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Print an estimate of the tokens: three bytes per token of a prompt, and the limit of verdicts."""
-        messages = [message for each in comparisons for message in self._messages(*each.texts)]
-        prompts = sum(len(message["content"].encode()) // 3 + 5 for message in messages)
-        requests, verdicts = len(comparisons), len(comparisons) * (self.options.judge_max_tokens or 400)
-        about = f"about {prompts} tokens of prompts and at most {verdicts} of verdicts"
-        print(f"{self.name}: {requests} requests, {about} (fewer pairs: --size)")
 
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Raises `InputError` if the key is refused or nothing answers."""
@@ -110,21 +96,12 @@ class EndpointJudge(Judge):
         while True:
             try:
                 return self.client.chat.completions.create(messages=self._messages(prompt, a, b), **self.request)
-            except openai.APIStatusError as error:
-                if error.status_code in CHECKS or not self._leave_out(str(error.message).lower()):
+            except openai.BadRequestError as error:
+                refused = [name for name in self.request if name != "model" and name in str(error.message)]
+                if not refused:
                     raise
-
-    def _leave_out(self, refusal: str) -> bool:
-        """Change the request if the refusal names something that can be changed; return whether it does."""
-        if "temperature" in refusal and self.request.pop("temperature", None) is not None:
-            what = "without a temperature"
-        elif "max_completion_tokens" in refusal and "max_tokens" in self.request:
-            self.request["max_completion_tokens"] = self.request.pop("max_tokens")
-            what = "with max_completion_tokens instead of max_tokens"
-        else:
-            return False
-        tqdm.write(f"{self.name}: asked {what}, because the endpoint refused it")
-        return True
+                tqdm.write(f"{self.name}: asked without {' and '.join(refused)}, because the endpoint refused it")
+                self.request = {name: value for name, value in self.request.items() if name not in refused}
 
     def _messages(self, prompt: str, a: str, b: str) -> list[dict]:
         texts = (self._criteria, prompt, a, b)

@@ -95,9 +95,6 @@ class Judge:
     name, criteria, identity = "judge", "", ""
     ordered, workers = True, 1
 
-    def prepare(self, comparisons: Sequence[Comparison]) -> None:
-        """Run once before the first comparison is judged. Raises `InputError` if the judge cannot work."""
-
     def __call__(self, prompt: str, a: str, b: str) -> Judgment:
         """Raises `InputError` to end the run, `NotJudged` to leave this comparison for the next run."""
         raise NotImplementedError
@@ -129,9 +126,7 @@ def judge_pairs(
         InputError: no pairs, or a judge that cannot continue; judgments so far are kept.
     """
     store = JudgmentStore(judge, pairs, folder, order, seed)
-    waiting = store.waiting()
-    if waiting:
-        judge.prepare(waiting)
+    if waiting := store.waiting():
         _ask(store, waiting)
     return store.rows()
 
@@ -164,16 +159,18 @@ def _check_so_far(name: str, judgments: Sequence[Judgment], few: int) -> None:
     if len(last) == few and all(judgment.winner == "skipped" for judgment in last):
         what = f"{few} comparisons in a row were not judged ({last[-1].raw})"
         raise InputError(f"{name}: {what}: judgments so far are kept, run it again to continue")
-    malformed = [judgment.raw for judgment in judgments if judgment.winner == "malformed"]
-    if len(malformed) >= FEW_VERDICTS and len(malformed) > len(judgments) / 2:
-        raise InputError(f"{few_verdicts(name, malformed, len(judgments))}; judgments so far are kept")
+    if sum(judgment.winner == "malformed" for judgment in judgments) >= FEW_VERDICTS:
+        check_verdicts(name, [vars(judgment) for judgment in judgments])
 
 
-def few_verdicts(name: str, malformed: Sequence[str], count: int) -> str:
-    """Return the message for a judge most of whose `count` answers are `malformed` texts."""
-    shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
-    fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
-    return f"{name}: {len(malformed)} of {count} answers have no verdict, such as: {shown}: {fix}"
+def check_verdicts(name: str, judgments: Sequence[Mapping]) -> None:
+    """Raise `InputError` if more than half of a judge's answers have no verdict."""
+    malformed = [row["raw"] for row in judgments if row["winner"] == "malformed"]
+    if len(malformed) > len(judgments) / 2:
+        shown = textwrap.shorten(printable(malformed[-1]), 100, placeholder=" ...") or "an empty text"
+        what = f"{len(malformed)} of {len(judgments)} answers have no verdict, such as: {shown}; they are kept"
+        fix = "take another --judge_model, or a larger --judge_max_tokens for one that thinks first"
+        raise InputError(f"{name}: {what}: {fix}")
 
 
 class JudgmentStore:
@@ -190,8 +187,7 @@ class JudgmentStore:
             raise InputError(f"{len(pairs)} pairs: give at least one, each with its own id")
         self.judge, self._lock = judge, threading.Lock()
         self.path = Path(folder).expanduser() / f"{file_name(judge.name)}.jsonl"
-        self.stored = {row["key"]: row for row in read_judgments(self.path)}
-        self.done = dict(self.stored) if judge.identity else {}
+        self.done = {row["key"]: row for row in read_judgments(self.path)} if judge.identity else {}
         self.comparisons = {}
         for pair in pairs:
             drawn = random.Random(ascii((seed, judge.name, pair.id))).choice(("first", "second"))
@@ -214,10 +210,9 @@ class JudgmentStore:
         row = self._row(comparison, judgment)
         with self._lock:
             self.done[row["key"]] = row
-            if write and self.stored.get(row["key"]) != row:
+            if write:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 append_lines(self.path, [row])
-                self.stored[row["key"]] = row
 
     def rows(self) -> list[dict]:
         """Return one row per comparison that has a judgment; see `judge_pairs`."""
@@ -257,10 +252,10 @@ def read_judgments(path: str | Path) -> list[dict]:
 
 
 def combine(rows: Sequence[Mapping]) -> list[dict]:
-    """Return one row per pair from the rows of one judge, which asked in one order or in both.
+    """Return one row per pair, without scores, from the rows of one judge, which asked in one order or in both.
 
     Two judgments on a pair become skipped if one is skipped, else malformed if one is malformed, else the winner if
-    both name the same, else a tie. Scores are averaged.
+    both name the same, else a tie.
     """
     combined = []
     for group in _by_pair(rows):
@@ -268,7 +263,7 @@ def combine(rows: Sequence[Mapping]) -> list[dict]:
         faults = [fault for fault in ("skipped", "malformed") if fault in winners]
         winner = faults[0] if faults else winners.pop() if len(winners) == 1 else "tie"
         shown = "both" if len(group) == 2 else group[0]["shown"]
-        combined.append(dict(group[0]) | {"winner": winner, "shown": shown, "scores": _mean_scores(group)})
+        combined.append({**group[0], "winner": winner, "shown": shown, "scores": None})
     return combined
 
 
@@ -277,8 +272,7 @@ def summary(rows: Sequence[Mapping]) -> dict:
 
     `identical` counts pairs of the same text, which are ties. `position` has `first_shown_share`, the share of
     judgments with a winner that name the response shown first (0.5 without bias, None without an order), and
-    `consistency`, the share of pairs asked in both orders whose judgments agree. `scores` has the mean of each
-    criterion over judged pairs.
+    `consistency`, the share of pairs asked in both orders whose judgments agree.
     """
     pairs = combine(rows)
     count = Counter(row["winner"] for row in pairs)
@@ -300,7 +294,6 @@ def summary(rows: Sequence[Mapping]) -> dict:
             "both_orders": len(same),
             "consistency": fmean(same) if same else None,
         },
-        "scores": _mean_scores([row for row in pairs if row["winner"] in VALID]),
     }
 
 
@@ -309,11 +302,3 @@ def _by_pair(rows: Sequence[Mapping]) -> list[list[Mapping]]:
     for row in rows:
         groups.setdefault(row["pair"], []).append(row)
     return list(groups.values())
-
-
-def _mean_scores(rows: Sequence[Mapping]) -> dict | None:
-    scores = [row["scores"] for row in rows if row["scores"]]
-    if not scores:
-        return None
-    sides = scores[0]
-    return {side: {name: fmean(each[side][name] for each in scores) for name in sides[side]} for side in sides}
