@@ -182,7 +182,8 @@ def test_few_pairs_without_a_verdict_end_not_well_and_show_why(endpoint, tmp_pat
     for _ in range(2):  # the second time nothing is asked
         assert main(["judge", *words]) == 2
         shown = capfd.readouterr()
-        assert "3 malformed" in shown.out and "3 of 3 answers have no verdict, such as: A!; they are kept: take" in shown.err
+        assert "3 malformed" in shown.out
+        assert "3 of 3 answers have no verdict, such as: A!; they are kept: take" in shown.err
     assert len(endpoint.requests) == 3
 
 
