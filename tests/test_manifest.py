@@ -176,7 +176,7 @@ def test_what_is_restored_goes_on_and_what_is_accepted_is_recorded(here, tmp_pat
             assert manifest["contents"]["base model"]["hash"] == model_hash(here / "base")
         assert command(f"ppo --resume {tmp_path / 'p'} --updates 3") == 0, "it has been accepted"
         assert command(f"generate --policy p --prompt Hi --accept_changed {LENGTH}") == 0
-    assert [x["what"] for x in RunFolder.open("p/ppo").manifest["accepted"]] == ["base model"]
+    assert not RunFolder.open("p/ppo").manifest["accepted"], "this command leaves no run, and changes none"
     assert command(f"ppo --resume {tmp_path / 'p'} --updates 4") == 2, "the base is the first one again"
     capsys.readouterr()
     assert command(f"generate --policy p --prompt Hi {LENGTH}") == 0
@@ -221,14 +221,14 @@ def test_a_run_keeps_the_date_that_its_template_sees(here, tmp_path, zone, capsy
     assert RunFolder.open(tmp_path / "s").manifest["date"] > dates[0]
 
 
-def test_a_folder_that_is_no_run_is_used_and_a_run_without_a_manifest_is_not(here, tmp_path, capsys):
+def test_a_folder_that_is_no_run_is_used_and_a_run_with_a_damaged_manifest_is_not(here, tmp_path, capsys):
     shutil.copytree("s/sft", tmp_path / "adapter")
     sizes = f"--dataset pairs.jsonl --model base --chat_template template.jinja {LENGTH}"
     assert command(f"rm --sft {tmp_path / 'adapter'} {sizes} --rm_batch_size 4 --output_dir {tmp_path / 'r'}") == 0
     shutil.copytree("s", tmp_path / "old")
-    (tmp_path / "old" / "manifest.json").unlink()
+    (tmp_path / "old" / "manifest.json").write_text("{")
     assert command(f"rm --sft {tmp_path / 'old'} --output_dir new") == 2
-    assert "old: manifest.json is missing" in capsys.readouterr().err
+    assert "old: manifest.json is damaged" in capsys.readouterr().err
 
 
 # Seals

@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from marlhf_lite.utils import run_folder
-from marlhf_lite.utils.errors import InputError
+from marlhf_lite.utils.errors import InputError, disk_fault
 from marlhf_lite.utils.jsonl import append_lines, write_json
-from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, environment
+from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, environment, is_run, run_of
 
 CONFIG = {"task": "tldr", "n": 5, "learning_rate": 1e-5, "lengths": (2, 3), "clip": None, "name": "größer"}
 
@@ -135,11 +135,15 @@ def test_a_run_without_its_manifest_is_refused(run, tmp_path):
     fails(lambda: RunFolder.open(tmp_path), "not a run (it has no manifest.json)")
     manifest = run.path / "manifest.json"
     whole = manifest.read_text()
-    for text in ("", whole[: len(whole) // 2], "[]", '{"options": {}}'):
+    for text in ("", whole[: len(whole) // 2]):
         manifest.write_text(text)
-        fails(lambda: RunFolder.open(run.path), "manifest.json is damaged", "make the run again")
+        for use in (RunFolder.open, is_run, run_of):
+            fails(lambda u=use: u(run.path), "manifest.json is damaged", "make the run again")
+    for text in ("[]", '{"options": {}}'):  # another project's
+        manifest.write_text(text)
+        assert not is_run(run.path)
     manifest.unlink()
-    fails(lambda: RunFolder.open(run.path), "manifest.json is missing", "make the run again")
+    fails(lambda: RunFolder.open(run.path), "not a run (it has no manifest.json)")
 
 
 def test_what_a_kill_leaves_is_in_nobody_s_way(tmp_path):
@@ -228,10 +232,13 @@ def test_write_json_is_strict_and_atomic(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_is_no_silent_loss(run):
     (run.path / "metrics.jsonl").symlink_to("/dev/full")
-    fails(lambda: run.log("metrics", [{"update": 1}]), "No space left", "free some disk space, then --resume")
-    with pytest.raises(OSError) as error:
-        append_lines(Path("/dev/full"), [{"update": 1}])
-    assert error.value.filename == "/dev/full"
+    for write in (
+        lambda: run.log("metrics", [{"update": 1}]),
+        lambda: append_lines(Path("/dev/full"), [{"update": 1}]),
+    ):
+        with pytest.raises(OSError) as error:
+            write()
+        assert "free some disk space" in disk_fault(error.value) and error.value.filename in disk_fault(error.value)
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs a folder that takes no files, whatever its rights")

@@ -42,7 +42,8 @@ TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys("no false 
 # Options that `--resume` may change: how long a run is, what it leaves, what fits into memory and what samples.
 # They do not change what it computes (rows a pass change it by rounding, and another sampler, or another number of
 # responses at a time, draws other responses).
-MAY_CHANGE = {"output_dir", "resume", "accept_changed", "updates", "prompt_epochs"}
+OF_THE_START = {"output_dir", "resume", "accept_changed"}  # of one command and not of its run
+MAY_CHANGE = {*OF_THE_START, "updates", "prompt_epochs"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
 MAY_CHANGE |= {"vllm_importance_sampling_mode"}
 MAY_CHANGE |= {f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)}
@@ -233,8 +234,7 @@ def _resumed_config(folder: str, flags: dict) -> dict:
         raise InputError(f"--resume {folder}: the folder of one stage: give the run that it is in")
     if "output_dir" in flags:
         raise InputError("--output_dir: a resumed run stays in its folder: leave it out, or leave out --resume")
-    of_the_start = ("output_dir", "resume", "accept_changed")
-    return {name: value for name, value in config.items() if name not in of_the_start}
+    return {name: value for name, value in config.items() if name not in OF_THE_START}
 
 
 def _check_unchanged(options: StageCommand, started: StageCommand) -> None:

@@ -5,7 +5,6 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import PreTrainedModel
 
 from marlhf_lite.config.commands import GenerateCommand, StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
+from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.responses import HeldOutPrompts
 from marlhf_lite.evaluation.sampling import generate_seeded
 from marlhf_lite.experiments import other_tokenizers  # noqa: F401 - it registers a check
@@ -49,9 +49,6 @@ from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, c
 from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
-FEW_STEPS = 4  # fewer in an epoch get a note: presets for cards have large batches, for large data
-# Not updated in config.yaml by --resume.
-OF_THE_START = ("output_dir", "resume", "accept_changed")
 
 
 @dataclass(frozen=True)
@@ -288,11 +285,6 @@ def _notes(options: StageCommand, inputs: Inputs, task: Task, reward: FunctionRe
     if not options.stages and reward and task.gold:
         source = "rewards of --environment" if isinstance(reward, EnvironmentReward) else "--reward"
         yield f"{source} {reward.name}: not used: {task.name} has a gold score, and the tables show that one"
-    for stage, part in (("sft", "sft"), ("rm", "rm"), ("dpo", "rm")):
-        batch, rows = getattr(options, f"{stage}_batch_size", None), len(task.splits[part])
-        if batch and not getattr(inputs, stage, None) and 0 < (steps := math.ceil(rows / batch)) < FEW_STEPS:
-            fix = "a smaller batch makes more steps"
-            yield f"--{stage}_batch_size {batch}: {rows} rows are {steps} step{'s' * (steps > 1)} an epoch: {fix}"
 
 
 def open_run(path: Path, config: dict, resume: bool = False, manifest: dict | None = None) -> RunFolder:

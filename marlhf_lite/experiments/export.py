@@ -11,7 +11,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, set_seed
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
 from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
-from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, record_accepted, runs_of
+from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, runs_of
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
@@ -44,7 +44,7 @@ def open_policy(
         expect_chats(tokenizer)
     for run in runs:
         contents = model_contents(options, tokenizer.chat_template if write else "")
-        record_accepted(run, check_earlier(run, options, contents, options.accept_changed))
+        check_earlier(run, options, contents, options.accept_changed)
     return policy, tokenizer, write
 
 

@@ -4,7 +4,7 @@ Each counts by its content, wherever it is, and is stored in the run's manifest 
 
 - `--resume` compares everything that the run reads with its own manifest;
 - a command that takes a model of an earlier run compares what both read from the same place with that run's manifest;
-- a difference is an error of one line; `--accept_changed` accepts and records it.
+- a difference is an error of one line; `--accept_changed` accepts it, and the command's own run records it.
 
 An evaluation trains nothing: what it reads is the key of its stored answers, and changed content is answered again.
 """
@@ -111,10 +111,3 @@ def check_contents(run: RunFolder, contents: Contents, accept: bool, fix: str = 
         fault = f"{which} {has} other content than when {run.path} was made"
         raise InputError(f"{fault}: {fix or f'restore {them}'}, or add --accept_changed to continue")
     return [{"what": name, "run": str(run.path), "was": stored[name], "is": contents[name]} for name in changed]
-
-
-def record_accepted(run: RunFolder, accepted: list[dict]) -> None:
-    """Add accepted differences to the manifest of a run that a command has read which leaves no run itself."""
-    if new := [x for x in accepted if x not in run.manifest["accepted"]]:
-        run.manifest["accepted"] += new
-        run.update_config({})

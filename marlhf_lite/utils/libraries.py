@@ -1,6 +1,7 @@
 """Other packages: check their versions, and hide warnings that a user can do nothing about."""
 
 import warnings
+from contextlib import suppress
 from importlib import metadata
 
 from marlhf_lite.utils.errors import InputError
@@ -31,17 +32,9 @@ def check_versions(package: str) -> None:
     """
     from packaging.requirements import Requirement
 
-    try:
-        needs = metadata.requires(package) or []
-    except metadata.PackageNotFoundError:
-        return
-    for need in map(Requirement, needs):
-        if need.marker and not need.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            there = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            continue
-        if not need.specifier.contains(there, prereleases=True):
-            fix = f"pip install '{need}'"
-            raise InputError(f"{need.name} {there} is installed, and {package} needs {need.specifier}: {fix}")
+    with suppress(metadata.PackageNotFoundError):
+        for need in map(Requirement, metadata.requires(package) or []):
+            there = "" if need.marker else metadata.version(need.name)  # a marker names an extra
+            if there and not need.specifier.contains(there, prereleases=True):
+                fix = f"pip install '{need}'"
+                raise InputError(f"{need.name} {there} is installed, and {package} needs {need.specifier}: {fix}")

@@ -8,7 +8,7 @@ The manifest makes a folder a run. It is written first, and holds
 - contents: what the run reads, each by its place and a hash (`experiments.manifest`);
 - accepted: the differences that --accept_changed accepted.
 
-A run without a manifest is refused. Adapters and models from elsewhere need none.
+A folder without a manifest is no run: adapters and models from elsewhere need none.
 Figures, reports and notebooks read the other files: metrics.jsonl, tests.jsonl, samples.jsonl.
 """
 
@@ -110,13 +110,10 @@ class RunFolder:
         Raises `InputError` if the run or its manifest is missing or damaged, or if config.yaml was edited.
         """
         path = Path(path)
-        if not is_run(path):
-            reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
-            raise InputError(f"{path}: not a run ({reason}): give the --output_dir of a training run")
         manifest = _read_manifest(path)
         if not manifest:
-            what = "is damaged" if (path / MANIFEST).exists() else "is missing"
-            raise InputError(f"{path}: {MANIFEST} {what}, which tells what the run was made from: make the run again")
+            reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
+            raise InputError(f"{path}: not a run ({reason}): give the --output_dir of a training run")
         options = manifest.pop("options")
         if (path / CONFIG).exists():
             shown = read_yaml(path / CONFIG)
@@ -140,12 +137,9 @@ class RunFolder:
         """Append rows to metrics.jsonl, samples.jsonl, or tests.jsonl (scores on held-out prompts during training).
 
         A row is names to numbers, texts, tensors or arrays; NaN and ±inf become null. Raises `InputError` for a value
-        that JSON cannot hold, and if the disk is full.
+        that JSON cannot hold, and `OSError` if the disk is full.
         """
-        try:
-            append_lines(self.path / f"{name}.jsonl", rows)
-        except OSError as error:
-            raise InputError(f"{self.path}: not recorded ({error}): free some disk space, then --resume") from error
+        append_lines(self.path / f"{name}.jsonl", rows)
 
     def metrics(self) -> list[dict]:
         """Read the rows of metrics.jsonl; none if nothing was logged yet. See `read_lines`."""
@@ -197,23 +191,21 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether `path` holds a run of this library: other projects' files have no `versions` block."""
-    if _read_manifest(path):
-        return True
-    try:
-        return "versions" in read_yaml(path / CONFIG)
-    except InputError:
-        return False
+    """Return whether `path` holds a run of this library. Raises `InputError` for a damaged manifest."""
+    return bool(_read_manifest(path))
 
 
 def _read_manifest(path: Path) -> dict:
-    """Return the manifest of a run; empty if it is missing, damaged, or another project's."""
+    """Return the manifest of a run; empty if there is none or another project's. Raises `InputError` if it is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        is_ours = "versions" in manifest["options"] and {"date", "contents", "accepted"} <= manifest.keys()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    return manifest if is_ours else {}
+    except (OSError, ValueError):
+        what = "is damaged, which tells what the run was made from"
+        raise InputError(f"{path}: {MANIFEST} {what}: make the run again, or delete it") from None
+    keys = {"options", "date", "contents", "accepted"}
+    return manifest if isinstance(manifest, dict) and keys <= manifest.keys() else {}
 
 
 def run_of(folder: Path) -> Path | None:
