@@ -196,7 +196,7 @@ def is_run(path: Path) -> bool:
 
 
 def _read_manifest(path: Path) -> dict:
-    """Return the manifest of a run; empty if there is none or another project's. Raises `InputError` if it is damaged."""
+    """Return the manifest of a run; empty if it is missing or another project's. Raises `InputError` if damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
