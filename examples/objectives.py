@@ -80,3 +80,16 @@ class DrGRPO(Objective):
         loss, stats = super().policy_loss(batch, outputs, old, count)
         responses = self.config.batch_size / self.config.num_mini_batches  # of an optimizer step
         return loss * count / (responses * self.config.max_response_length), stats
+
+
+class SamplerWeights(Objective):
+    """Weights min(π_old / μ, 3) of tokens that a sampler μ drew (as in TRL, OpenRLHF and verl)."""
+
+    most = 3.0
+
+    def policy_loss(self, batch, outputs, old, count):
+        weights = (old.logprobs - batch.rollout.sampled_logprobs).exp().clamp(max=self.most)  # [B, T]
+        gain = weights * batch.steps.broadcast(old.advantages)
+        ratio = (outputs.logprobs - old.logprobs).exp()
+        clipped = ratio.clamp(1 - self.config.cliprange, 1 + self.config.cliprange)
+        return -torch.minimum(gain * ratio, gain * clipped).sum() / count, {}

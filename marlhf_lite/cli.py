@@ -285,8 +285,7 @@ def _generate(options: commands.GenerateCommand) -> None:
 def _export(options: commands.ExportCommand) -> None:
     if not options.output_dir:
         raise InputError("--output_dir: not given: name a new folder for the model")
-    is_base, folder = options.untied and not options.policy, Path(options.output_dir)
-    policy = None if is_base else resolve_adapter_dir("policy", options.policy)
+    policy, folder = resolve_adapter_dir("policy", options.policy), Path(options.output_dir)
     check_output_dir(folder)
     from marlhf_lite.experiments.export import export_policy
 

@@ -32,7 +32,7 @@ def imported(module: str) -> tuple[dict[str, int], set[str]]:
 
 
 def test_the_method_is_read_without_what_stands_around_it():
-    """Data sets, judges, sandboxes, parsers, vLLM and TRL's trainers are loaded by the options that ask for them."""
+    """Data sets, judges, sandboxes, parsers and TRL's trainers are loaded by the options that ask for them."""
     ours, packages = imported("marlhf_lite.training.ppo")
     assert not packages & {"trl", "datasets", "pandas", "matplotlib", "openai", "pydantic_monty", "stanza"}
     # Also what its functions import when they run.
@@ -99,7 +99,7 @@ def imports(for_types: bool = True) -> list[tuple[str, str, bool]]:
 
 def test_extras_import_the_method_and_never_the_other_way():
     """What composes a run imports one where an option asks; the course may import all."""
-    composing = {"cli", *(f"experiments.{name}" for name in ("context", "data", "named_rewards", "pipeline"))}
+    composing = {"cli", *(f"experiments.{name}" for name in ("data", "named_rewards", "pipeline"))}
     of_extras = [edge for edge in imports() if edge[1].startswith("extras") and not edge[0].startswith("extras")]
     assert {module for module, _, _ in of_extras} >= composing  # the files are read
     wrong = [edge for edge in of_extras if not (edge[0] in composing and edge[2])]

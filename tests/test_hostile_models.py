@@ -57,16 +57,16 @@ COMMANDS = {
     "sft": "sft --dataset {data} --output_dir {out} --sft_epochs 0.1",
     "full": "sft --finetune full --dataset {data} --output_dir {out} --sft_epochs 0.1",
     "memory": "memory",
-    "export": "export --untied true --output_dir {out}",
+    "export": "export --policy {sft} --output_dir {out}",
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_model_that_needs_its_own_code_gets_one_line(hostile, pairs, tmp_path, monkeypatch, capsys, command):
+def test_a_model_that_needs_its_own_code_gets_one_line(hostile, sft, pairs, tmp_path, monkeypatch, capsys, command):
     """Also if standard input says yes to whatever is asked, as `yes |` does."""
     folder, mark = hostile("model")
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    words = COMMANDS[command].format(data=pairs, out=tmp_path / "out").split()
+    words = COMMANDS[command].format(data=pairs, sft=sft, out=tmp_path / "out").split()
     assert main([*words, "--model", str(folder)]) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1 and str(folder) in shown.err and "code" in shown.err, shown.err
@@ -74,10 +74,10 @@ def test_a_model_that_needs_its_own_code_gets_one_line(hostile, pairs, tmp_path,
 
 
 @pytest.mark.parametrize("part", ["config", "tokenizer"])
-def test_a_model_that_transformers_knows_loads_without_its_own_code(hostile, pairs, tmp_path, monkeypatch, part):
+def test_a_model_that_transformers_knows_loads_without_its_own_code(hostile, sft, pairs, tmp_path, monkeypatch, part):
     folder, mark = hostile(part)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 99))
-    assert not main(["export", "--untied", "true", "--model", str(folder), "--output_dir", str(tmp_path / "out")])
+    assert not main(["export", "--policy", str(sft), "--model", str(folder), "--output_dir", str(tmp_path / "out")])
     assert not main(["data", str(pairs), "--model", str(folder)])
     assert not mark.exists()
 

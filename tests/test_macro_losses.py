@@ -10,7 +10,6 @@ from marlhf_lite.macro import (
     FixedNGram,
     MacroActions,
     policy_loss,
-    sampler_weights,
     value_loss,
 )
 
@@ -33,70 +32,6 @@ def run(loss, x, *rest, **options):
 def setup(seed, **options):
     batch = ref.Batch(seed, **options)
     return batch, MacroActions.from_lengths(batch.parts, mask=batch.mask)
-
-
-# -- another policy sampled --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", ["token", "macro"])
-@pytest.mark.parametrize("ratio", ["token", "macro"])
-def test_terms_are_weighed_by_the_truncated_ratio_of_trainer_and_sampler(level, ratio):
-    batch, macro = setup(3)
-    sampled, advantages, most = batch.old_logprobs + 0.8 * torch.randn_like(batch.old_logprobs), batch.steps(), 1.5
-    weights = sampler_weights(batch.old_logprobs, sampled, macro, level, most)
-    loss, grad, _ = run(
-        policy_loss, batch.logprobs, batch.old_logprobs, advantages, macro, ratio=ratio, weights=weights
-    )
-    leaf, new = batch.leaves(batch.logprobs)
-    terms, found = [], []
-    rows = zip(
-        new, batch.rows(batch.old_logprobs), batch.rows(sampled), ref.valid(advantages, batch.parts), batch.parts
-    )
-    for xs, olds, mus, ads, lengths in rows:
-        logs = ref.split([float(a - b) for a, b in zip(olds, mus)], lengths)
-        factors = [[min(math.exp(sum(run) if level == "macro" else x), most) for x in run] for run in logs]
-        found += [w for run in factors for w in run]
-        each = [w for run in factors for w in run] if ratio == "token" else [sum(run) / len(run) for run in factors]
-        terms.append([w * t for w, t in zip(each, ref.policy_terms(xs, olds, ads, lengths, 0.2, ratio), strict=True)])
-    expected = ref.mean(terms, "token")
-    expected.backward()
-    assert max(found) == most and min(found) < 0.7
-    torch.testing.assert_close(weights[batch.mask].double(), torch.tensor(found, dtype=torch.float64), **TIGHT)
-    torch.testing.assert_close(loss.double(), expected.detach(), **TIGHT)
-    torch.testing.assert_close(grad.double(), leaf.grad, **TIGHT)
-
-
-@pytest.mark.parametrize("level", ["token", "macro"])
-def test_the_policy_itself_as_sampler_changes_nothing(level):
-    batch, macro = setup(4)
-    args = (batch.logprobs, batch.old_logprobs, batch.steps(), macro)
-    weights = sampler_weights(batch.old_logprobs, batch.old_logprobs, macro, level)
-    assert torch.equal(weights, batch.mask.float())
-    for plain, weighed in zip(run(policy_loss, *args)[:2], run(policy_loss, *args, weights=weights)[:2], strict=True):
-        assert torch.equal(plain, weighed)
-
-
-def test_with_weights_the_gradient_has_the_mean_of_the_policy_s_own_samples():
-    """All 27 responses of three tokens, one macro action: exact means under the policy, and under another sampler."""
-    torch.manual_seed(0)
-    logits, other = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
-    responses = torch.cartesian_prod(*[torch.arange(3)] * 3)
-    scores, macro = torch.randn(27, 1), FixedNGram(3)(torch.ones(27, 3, dtype=torch.bool))
-    logprobs, mu = (x.log_softmax(1)[torch.arange(3), responses] for x in (logits, other))
-    old = logprobs.detach()
-    weights = sampler_weights(old, mu, macro, "macro", most=1e6)
-
-    def gradient(chances, **options):
-        losses = [
-            policy_loss(logprobs[i : i + 1], old[i : i + 1], scores[i : i + 1], macro.select([i]), **row)[0]
-            for i in range(27)
-            for row in [{k: x[i : i + 1] for k, x in options.items()}]
-        ]
-        return torch.autograd.grad((chances * torch.stack(losses)).sum(), logits, retain_graph=True)[0]
-
-    own, theirs = old.sum(1).exp(), mu.sum(1).exp()
-    torch.testing.assert_close(gradient(theirs, weights=weights), gradient(own), **TIGHT)
-    assert (gradient(theirs) - gradient(own)).abs().max() > 0.05
 
 
 # -- against the equations ---------------------------------------------------------------------------------------------

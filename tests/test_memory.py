@@ -444,19 +444,14 @@ def least_cards(given, peak):
 
 
 def paper_row(preset):
-    """A row of the table in docs/scaling.md: the least cards of 79 GiB for each stage, by two engines."""
+    """A row of the table in docs/scaling.md: the least cards of 79 GiB for each stage, and what each holds in PPO."""
     given = parse("memory", ["--preset", preset, "--gpu", "79"], MemoryCommand)
     cells = []
-    for stage in ("sft", "rm"):
-        has = stage == "sft" or given.reward == "rm"  # unit tests may give the reward
-        cells.append(least_cards(given, lambda o, s=stage: estimate_memory(o, s).peak).num_processes if has else "–")
-    for peak in (
-        lambda o: estimate_memory(o).peak,
-        lambda o: replace(estimate_memory(o), generation=0).peak,
-    ):
-        least = least_cards(given, peak)
-        cells += [least.num_processes, f"{peak(least) / GIB:.0f}"]
-    return f"| {preset} | {' | '.join(map(str, cells))} |"
+    for stage in ("sft", "rm", "ppo"):
+        has = stage != "rm" or given.reward == "rm"  # unit tests may give the reward
+        least = least_cards(given, lambda o, s=stage: estimate_memory(o, s).peak)
+        cells.append(least.num_processes if has else "–")
+    return f"| {preset} | {' | '.join(map(str, cells))} | {estimate_memory(least).peak / GIB:.0f} |"
 
 
 @pytest.mark.parametrize(

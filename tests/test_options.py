@@ -205,15 +205,10 @@ def test_an_option_that_an_older_run_has_not_stored_had_its_default(runs):
     fails(lambda: read("--resume", run, "--sigma", "unit", command="ppo"), said)
 
 
-def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs, tmp_path):
-    url = "http://localhost:8000"
-    servers = {"vllm_url": url, "vllm_importance_sampling_mode": "token"}
-    run = runs("a", **servers, micro_batch_size=8, generation_batch_size=0)
-    (file := tmp_path / "engine.yaml").write_text("vllm_url: ''")
-    assert read("--resume", run, command="ppo").vllm_url == url
-    for words in (["--vllm_url="], ["--config", str(file)]):
-        options = read("--resume", run, *words, command="ppo")
-        assert (options.vllm_url, options.vllm_importance_sampling_mode) == ("", "none")
+def test_a_run_that_goes_on_may_take_another_sampler_and_less_memory(runs):
+    run = runs("a", sampler="mine:Own", micro_batch_size=8, generation_batch_size=0)
+    assert read("--resume", run, command="ppo").sampler == "mine:Own"
+    assert read("--resume", run, "--sampler", "generate", command="ppo").sampler == "generate"
     less = read("--resume", run, "--generation_batch_size", "2", "--micro_batch_size", "4", command="ppo")
     assert (less.generation_batch_size, less.micro_batch_size) == (2, 4)
 

@@ -478,24 +478,26 @@ def test_an_environment_answers_processes_that_share_the_weights(whole, tmp_path
     assert [row["update"] for row in run.tests()] == [2, 3]
 
 
-def test_processes_that_share_the_weights_send_them_once(whole, tokenizer, tmp_path, monkeypatch):
-    """To a server, by the main process; each asks for its own responses."""
-    pytest.importorskip("openai")
-    from small_vllm import SmallVLLM
+SAMPLER = """
+from marlhf_lite.training.rollout import generate
 
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "odd.py").write_text("def length(prompts, responses):\n    return [len(r) for r in responses]\n")
+
+def made():
+    return lambda *args: generate(*args)
+"""
+
+
+def test_processes_that_share_the_weights_sample_by_a_user_s_code(whole, tmp_path):
+    """As without it: layers are gathered outside."""
+    (tmp_path / "mine.py").write_text(SAMPLER + "def length(prompts, texts):\n    return [len(x) for x in texts]\n")
     options, sft, rm = whole
-    server = SmallVLLM(load_base(options), tokenizer)
-    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm, "--reward", "odd:length"]
+    words = ["ppo", "--model", options.model, "--finetune", "full", "--sft", sft, "--rm", rm, "--reward", "mine:length"]
     words += ["--batch_size", "4", "--updates", "2", "--max_response_length", "4", "--size", "40"]
-    words += ["--policy_learning_rate", "1e-3", "--vllm_url", server.url]
-    launch(2, HERE / "sharded_command.py", *words, "--output_dir", "run", cwd=tmp_path, timeout=120)
-    server.close()
-    rows = RunFolder.open(tmp_path / "run" / "ppo").metrics()
-    assert len(rows) == 2 and max(row["sampler_difference"] for row in rows) < 1e-5
-    assert len(server.names("collective_rpc")) == 3 and len(server.names("completions")) == 1 + 2 * 4
+    words += ["--policy_learning_rate", "1e-3"]
+    commands = [*words, "--output_dir", "plain", "+", *words, "--sampler", "mine:made", "--output_dir", "own"]
+    launch(2, HERE / "sharded_command.py", *commands, cwd=tmp_path, timeout=120)
+    plain, own = (RunFolder.open(tmp_path / name / "ppo").metrics() for name in ("plain", "own"))
+    assert len(own) == 2 and timeless(own) == timeless(plain)
 
 
 def test_a_signal_to_one_process_stops_all_behind_the_same_update(tiny, sft, tmp_path):

@@ -19,10 +19,12 @@ from conftest import fails
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import PPOTrainerConfig
 from marlhf_lite.macro import FixedNGram, Whole
+from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.training.experience import ModelOutputs
 from marlhf_lite.training.objective import Objective
 from marlhf_lite.training.objectives import make_objective
 from marlhf_lite.training.rewards import FunctionReward
+from marlhf_lite.training.rollout import generate
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -132,6 +134,19 @@ def test_dr_grpo_divides_by_a_constant(folder, batch, n, sizes):
     case.check(terms, 6 * 12, sizes)
 
 
+@pytest.mark.parametrize("sizes", [(6,), (1, 3, 2)])
+def test_sampler_weights(folder, batch, n, sizes):
+    noise = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(5)).masked_fill(~batch.mask, 0.0)
+    sampled = batch.ref_logprobs + noise
+    case = Case(replace(batch, sampled_logprobs=sampled), FixedNGram(n), objective="objectives:SamplerWeights")
+    pairs = [(row, t, s) for row, tokens in enumerate(case.tokens) for t, s in tokens]
+    gains, gaps = case.old.advantages.double().tolist(), (case.old.logprobs - sampled).double().tolist()
+    weights = {(row, t): min(math.exp(gaps[row][t]), 3.0) for row, t, _ in pairs}
+    terms = [weights[row, t] * bounded(case.ratio(row, t), gains[row][s]) for row, t, s in pairs]
+    case.check(terms, len(pairs), sizes)
+    assert max(weights.values()) == 3.0 and min(weights.values()) < 0.5
+
+
 def test_gspo_is_two_options(folder, batch):
     """One ratio a response: exp of the mean log-ratio of its tokens, against its advantage; a mean over responses."""
     case = Case(batch, Whole(), termination="whole", ratio="macro_mean", cliprange=0.05)
@@ -143,11 +158,19 @@ def test_gspo_is_two_options(folder, batch):
     case.check(terms, 6, (2, 4))
 
 
-@pytest.mark.parametrize("name", ["ClipHigher", "EntropyMask", "DrGRPO"])
+def with_logprobs(model, *args):
+    """`generate`, with the log-probabilities that a server would give."""
+    rollout = generate(model, *args)
+    with torch.no_grad():
+        logprobs = PolicyModel(model)(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+    return replace(rollout, sampled_logprobs=logprobs)
+
+
+@pytest.mark.parametrize("name", ["ClipHigher", "EntropyMask", "DrGRPO", "SamplerWeights"])
 def test_each_is_twelve_lines_and_trains(folder, make, name):
     text = (folder / "objectives.py").read_text().split(f"class {name}(")[1].split("\n\n\n")[0]
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
-    rows = make(objective=f"objectives:{name}", updates=2, micro_batch_size=1).train()
+    rows = make(objective=f"objectives:{name}", sampler=with_logprobs, updates=2, micro_batch_size=1).train()
     assert len(rows) == 2 and all(math.isfinite(row["policy_loss"]) for row in rows)
 
 

@@ -1,6 +1,7 @@
-"""Rollouts by vLLM: against a small server on loopback, and against a real one that MARLHF_VLLM_URL names."""
+"""examples/vllm_sampler.py: against a small server on loopback, and against a real one that MARLHF_VLLM_URL names."""
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -15,19 +16,12 @@ from accelerate.state import AcceleratorState
 from conftest import fails, nudge
 from scipy.stats import chi2_contingency
 from small_runs import build, same_checkpoints, timeless
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import set_seed
 
 from marlhf_lite.cli import main
 from marlhf_lite.config.options import ModelConfig
-from marlhf_lite.models.loading import (
-    build_models,
-    load_base,
-    load_policy,
-    load_tokenizer,
-    new_policy,
-    new_reward_model,
-)
-from marlhf_lite.models.merging import merge_adapter
+from marlhf_lite.experiments.samplers import OwnSampler
+from marlhf_lite.models.loading import build_models, load_base, load_tokenizer, new_policy
 from marlhf_lite.training.rollout import Sampling, generate
 from marlhf_lite.training.sampler_checks import SAMPLED_TOLERANCE, check_sampled
 from marlhf_lite.utils.errors import InputError
@@ -38,16 +32,25 @@ pytest.importorskip("openai")
 
 from small_vllm import SmallVLLM
 
-from marlhf_lite.extras.vllm import rollouts as vllm_rollouts
-from marlhf_lite.extras.vllm.rollouts import VLLMEngine
-
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NAME = "vllm_sampler:Servers"
 HOW = {"policy_learning_rate": 0.05, "warmup_updates": 0}
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
+def vllm(monkeypatch, tmp_path):
+    """The example, as from the folder of its file; adapters go to a folder of the test."""
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "adapters"))
+    return importlib.import_module("vllm_sampler")
+
+
+@pytest.fixture
+def ask(monkeypatch):
+    """A function that names the servers to ask."""
+    return lambda *servers: monkeypatch.setenv("VLLM_URL", ",".join(server.url for server in servers))
 
 
 @pytest.fixture
@@ -65,13 +68,13 @@ def serve(base, tokenizer):
 
 
 @pytest.fixture
-def make(base, sft, rm, tokenizer, tmp_path):
+def make(base, sft, rm, tokenizer, ask, vllm, monkeypatch):
     """A function that makes a trainer whose responses come from these servers."""
 
     def trainer(*servers, run=None, retries=1, **changes):
-        place = run.path if run else tmp_path / "adapters"
-        engine = VLLMEngine([server.url for server in servers], place, retries)
-        return build(build_models(base, sft, rm), tokenizer, run, sampler=engine, **HOW, **changes)
+        ask(*servers)
+        monkeypatch.setattr(vllm, "RETRIES", retries)
+        return build(build_models(base, sft, rm), tokenizer, run, sampler=OwnSampler(NAME), **HOW, **changes)
 
     return trainer
 
@@ -87,7 +90,7 @@ def test_every_server_has_every_adapter_for_one_update_and_its_share_of_the_prom
         assert server.names("unload_lora_adapter") == loaded and not server.adapters
         asked = server.names("completions")
         assert asked == [name for name in loaded for _ in range(2)]  # half of four, while that adapter is there
-    assert not list((tmp_path / "run").glob("policy-*"))
+    assert not (tmp_path / "adapters").exists()
     seeds = [body["seed"] for server in servers for route, _, body in server.requests if route == "completions"]
     assert len(set(seeds)) == len(seeds) == 12
 
@@ -114,30 +117,19 @@ def test_an_update_is_that_of_the_same_responses_from_anywhere(serve, make, toke
     assert torch.equal(torch.isin(last, torch.tensor(ends)), ended) and ended.any() and not ended.all()
 
 
-@pytest.mark.parametrize("mode", ["token", "macro"])
-def test_a_server_with_the_policy_s_weights_needs_no_correction(serve, make, mode):
-    plain, weighed = (make(serve(), updates=2, **how).train() for how in ({}, {"vllm_importance_sampling_mode": mode}))
-    for row, other in zip(plain, weighed, strict=True):
-        assert row["policy_loss"] == pytest.approx(other["policy_loss"], abs=1e-5)
-
-
-def test_tokens_that_the_server_gave_another_chance_are_counted_and_weigh_less(serve, make):
-    """One token in eight has 4 nats less: within what mixed precision allows on average, and far out as a token."""
-    trainer = make(serve(), vllm_importance_sampling_mode="token")
+def test_tokens_that_the_server_gave_another_chance_are_counted(serve, make):
+    """Two tokens of a response are 1.5 nats away: within what bfloat16 allows on average, and far out by themselves."""
+    trainer = make(serve(), length=40)
     rollout = trainer.score(trainer.generate_rollout(trainer.prompts[:8]))
-    batch = trainer.objective.batch(rollout, trainer.segment(rollout))
-    old = trainer.objective.advantages(batch, trainer.all_outputs(rollout))
-    change = torch.zeros_like(old.logprobs)
-    change[:, ::8], change[:, 1::8] = -4.0, 4.0  # trainer above the server, and below
-    odd = dataclasses.replace(rollout, sampled_logprobs=old.logprobs + change)
-    weights = trainer.objective.sampler_weights(dataclasses.replace(batch, rollout=odd), old)
-    assert weights[:, 0].tolist() == pytest.approx([3.0] * len(rollout))
-    assert weights[:, 1][rollout.mask[:, 1]].tolist() == pytest.approx([math.exp(-4.0)] * int(rollout.mask[:, 1].sum()))
-    shares = (change != 0)[rollout.mask].float().mean()
+    logprobs = trainer.all_outputs(rollout).logprobs
+    change = torch.zeros_like(logprobs)
+    change[:, 2], change[:, 5] = -1.5, 1.5
+    odd = dataclasses.replace(rollout, sampled_logprobs=logprobs + change / 2)
     model = torch.nn.Linear(1, 1).to(torch.bfloat16)
-    small = dataclasses.replace(odd, sampled_logprobs=old.logprobs + change / 40)
-    assert check_sampled(small, old.logprobs, model, bound=1.05)["sampler_beyond"] == pytest.approx(float(shares))
-    assert check_sampled(small, old.logprobs, model, bound=2.0)["sampler_beyond"] == 0
+    assert check_sampled(odd, model, logprobs)["sampler_beyond"] == 0
+    odd = dataclasses.replace(rollout, sampled_logprobs=logprobs + change)
+    share = float((change != 0)[rollout.mask].float().mean())
+    assert share > 0 and check_sampled(odd, model, logprobs)["sampler_beyond"] == pytest.approx(share)
 
 
 def test_servers_keep_the_minimum_length(serve, make):
@@ -210,7 +202,7 @@ def test_a_response_has_ids_of_the_vocabulary_and_finite_log_probabilities(serve
     server = serve()
     server.spoil = with_one(name, value)
     trainer = make(server)
-    fails(lambda: trainer.generate_rollout(trainer.prompts[:4]), "--vllm_url", server.url, "no whole response")
+    fails(lambda: trainer.generate_rollout(trainer.prompts[:4]), f"--sampler {NAME}", server.url, "no whole response")
 
 
 @pytest.mark.parametrize("key", ["sk-secret-0123456789", "sk-secret/01+23=\\9"])
@@ -233,7 +225,7 @@ def test_a_server_that_does_not_do_its_part_is_named(serve, make, faults, parts)
     server = serve()
     for name, value in faults.items():
         setattr(server, name, value)
-    fails(make(server).train, "update 1: --vllm_url", server.url, *parts)
+    fails(make(server).train, f"update 1: --sampler {NAME}: {server.url}", *parts)
 
 
 @pytest.fixture
@@ -263,7 +255,7 @@ def test_responses_of_another_policy_end_the_run_before_a_step(serve, make):
         return row
 
     trainer.optimizer_step = counted
-    fails(trainer.train, "update 2: --vllm_url", "nats a token from the policy's")
+    fails(trainer.train, f"update 2: --sampler {NAME}: ", "nats a token from the policy's")
     assert len(rows) == 1  # the first adapter was the right one
     assert all(map(torch.equal, before, trainer.parameters["policy"]))
 
@@ -277,7 +269,7 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     server = serve()
     server.ends_after = 6  # in the second of three updates of four responses
     trainer = make(server, run=cut, checkpoint_every=3)
-    fails(trainer.train, "update 2: --vllm_url", server.url, "--resume continues from here")
+    fails(trainer.train, f"update 2: --sampler {NAME}: {server.url}", "--resume continues from here")
     assert [path.name for path in cut.path.glob("checkpoints/*")] == ["update-000001.pt"]
     set_seed(9)
     make(serve(), run=cut, checkpoint_every=3).train(resume=True)
@@ -285,71 +277,84 @@ def test_a_run_whose_server_goes_away_goes_on_where_it_was(serve, make, tmp_path
     assert same_checkpoints(*(run.path / "checkpoints" / "update-000003.pt" for run in (cut, whole)))
 
 
-def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, tmp_path, monkeypatch):
+def test_a_server_that_takes_requests_and_is_not_well_ends_the_run(serve, make, vllm, tmp_path, monkeypatch):
     """As vLLM does whose engine has ended: it would keep the run waiting for an hour."""
-    monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
+    monkeypatch.setattr(vllm, "PATIENCE", 0.1)
     run, server = RunFolder.create(tmp_path / "run", {}), serve()
     server.hangs_after, server.well = 6, False
-    fails(make(server, run=run).train, "update 2: --vllm_url", server.url, "503", "--resume continues from here")
+    fails(
+        make(server, run=run).train, f"update 2: --sampler {NAME}: {server.url}", "503", "--resume continues from here"
+    )
     assert [path.name for path in run.path.glob("checkpoints/*")] == ["update-000001.pt"]
 
 
-def test_a_server_that_is_slow_and_well_is_waited_for(serve, make, monkeypatch):
-    monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.01)
+def test_a_server_that_is_slow_and_well_is_waited_for(serve, make, vllm, monkeypatch):
+    monkeypatch.setattr(vllm, "PATIENCE", 0.01)
     server = serve()
     server.spoil = lambda answer: time.sleep(0.1) or answer
     assert len(make(server, updates=1).train()) == 1
 
 
-def test_a_server_on_another_machine_finds_the_adapters_of_a_run_in_the_folder_that_both_see(serve, make, tmp_path):
-    """A run's folder elsewhere ends in one line, before an update."""
+def test_a_server_on_another_machine_finds_adapters_in_the_folder_that_both_see(serve, make, tmp_path, monkeypatch):
+    """A folder elsewhere ends in one line, before an update."""
     server = serve(sees=tmp_path / "shared")
-    (tmp_path / "shared").mkdir()
-    shared, own = (RunFolder.create(tmp_path / place, {}) for place in ("shared/run", "own"))
-    rows = make(server, run=shared, updates=2).train()
+    trainer = make(server)
+    fails(
+        trainer.train, f"--sampler {NAME}", "No adapter found for", str(tmp_path / "adapters"), "must see this folder"
+    )
+    assert not trainer.history and not server.adapters and not (tmp_path / "adapters").exists()
+    monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "shared" / "adapters"))
+    rows = make(server, updates=2).train()
     assert len(rows) == 2 and max(row["sampler_difference"] for row in rows) < 1e-5
-    trainer = make(server, run=own)
-    fails(trainer.train, "--vllm_url", "No adapter found for", str(tmp_path / "own"), "it must see this folder")
-    assert not trainer.history and not server.adapters and not list(tmp_path.glob("own/policy-*"))
 
 
-def test_an_evaluation_by_a_server_on_another_machine_writes_into_the_folder_that_both_see(
-    serve, tiny, sft, rm, pairs, tmp_path, capsys
+def test_without_a_folder_adapters_go_to_the_current_one(serve, make, tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_FOLDER")
+    monkeypatch.chdir(tmp_path)
+    server = serve()
+    make(server, updates=1).train()
+    (place,) = [body["lora_path"] for route, _, body in server.requests if route == "load_lora_adapter"]
+    assert Path(place).parent == tmp_path / "vllm-adapters" and not list(tmp_path.iterdir())
+
+
+def test_an_evaluation_whose_server_does_not_see_the_folder_stores_nothing(
+    serve, ask, tiny, sft, rm, pairs, tmp_path, capsys, monkeypatch
 ):
-    """The command line: an output folder elsewhere ends in one line that names it, before anything is stored."""
+    """The command line: one line that names the folder; then the same command with a folder that both see."""
     server = serve(sees=tmp_path / "shared")
-    (tmp_path / "shared").mkdir()
+    ask(server)
     sizes = "--max_response_length 6 --lora_r 4 --eval_prompts 4"
     words = f"evaluate --model {tiny.model} --dataset {pairs} --sft {sft} --rm {rm} --policies copy={sft} {sizes}"
-    evaluate = f"{words} --vllm_url {server.url} --output_dir {tmp_path}"
-    assert main(f"{evaluate}/own".split()) == 2
+    evaluate = f"{words} --sampler {NAME} --output_dir {tmp_path}/answers".split()
+    assert main(evaluate) == 2
     shown = capsys.readouterr().err
-    assert "No adapter found for" in shown and str(tmp_path / "own") in shown and "it must see this folder" in shown
-    assert not list(tmp_path.glob("own/responses/*/*.jsonl")) and not server.adapters
-    assert not main(f"{evaluate}/shared/answers".split())
-    assert len(list(tmp_path.glob("shared/answers/responses/*/settings.json"))) == 2 and not server.adapters
+    assert "No adapter found for" in shown and str(tmp_path / "adapters") in shown and "must see this folder" in shown
+    assert not list(tmp_path.glob("answers/responses/*/*.jsonl")) and not server.adapters
+    monkeypatch.setenv("VLLM_FOLDER", str(tmp_path / "shared"))
+    assert not main(evaluate)
+    assert len(list(tmp_path.glob("answers/responses/*/settings.json"))) == 2 and not server.adapters
 
 
 def test_a_held_out_prompt_that_is_too_long_for_the_server_is_told_before_anything_is_trained(
-    serve, tiny, tmp_path, capsys
+    serve, ask, tiny, tmp_path, capsys
 ):
     (data := tmp_path / "data").mkdir()
     for part, word in (("train", "so "), ("test", "so " * 60)):
         rows = [{"prompt": f"{word}{i}", "chosen": " yes", "rejected": " no"} for i in range(20)]
         append_lines(data / f"{part}.jsonl", rows)
-    server = serve(max_length=50)
-    options = f"--vllm_url {server.url} --max_response_length 6 --lora_r 4"
+    ask(serve(max_length=50))
+    options = f"--sampler {NAME} --max_response_length 6 --lora_r 4"
     assert main(f"run --model {tiny.model} --dataset {data} {options} --output_dir {tmp_path}/run".split()) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and "maximum context length is 50" in shown and not (tmp_path / "run").exists()
 
 
-def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
+def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, monkeypatch):
     """The command line, with two servers: every stage, then the stored policies; nothing is asked for twice."""
     one, two = serve(), serve()
-    servers = f"--vllm_url {one.url},{two.url}/"
+    monkeypatch.setenv("VLLM_URL", f"{one.url}, {two.url}/")
     short = "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4"
-    sizes = f"--max_response_length 24 --lora_r 4 --eval_prompts 4 {servers}"
+    sizes = f"--max_response_length 24 --lora_r 4 --eval_prompts 4 --sampler {NAME}"
     run = tmp_path / "run"
     assert not main(f"run --model {tiny.model} --dataset {pairs} {short} {sizes} --output_dir {run}".split())
     labels = [name.rpartition("-")[0] for name in one.names("load_lora_adapter")]
@@ -367,6 +372,11 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
     assert len(folders) == 2 and all(settings["engine"] == "vllm" for settings in folders)
 
 
+def other_base(tiny):
+    torch.manual_seed(1)
+    return nudge(load_base(tiny).requires_grad_(True), 1, 0.02).requires_grad_(False)
+
+
 @pytest.mark.parametrize(
     ("server", "words", "parts"),
     [
@@ -379,143 +389,49 @@ def test_a_whole_run_and_an_evaluation(serve, tiny, pairs, tmp_path, capsys):
     ids=["rank", "no LoRA", "length", "folder", "base"],
 )
 def test_a_server_that_cannot_serve_the_run_is_told_before_anything_is_trained(
-    serve, tiny, pairs, tmp_path, capsys, server, words, parts
+    serve, ask, tiny, pairs, tmp_path, capsys, server, words, parts
 ):
     if "base" in server:
-        torch.manual_seed(1)
-        server["base"] = nudge(load_base(tiny).requires_grad_(True), 1, 0.02).requires_grad_(False)
-    options = f"--vllm_url {serve(**server).url} --max_response_length 24 {words}"
+        server["base"] = other_base(tiny)
+    ask(server := serve(**server))
+    options = f"--sampler {NAME} --max_response_length 24 {words}"
     before = sorted(tmp_path.rglob("*"))
     assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
     shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and all(part in shown for part in ["--vllm_url", *parts]), shown
+    assert shown.count("\n") == 1 and all(
+        part in shown for part in [f"--sampler {NAME}: {server.url}/v1/: ", *parts]
+    ), shown
     assert sorted(tmp_path.rglob("*")) == before
 
 
-# All weights
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("", "VLLM_URL: not set"),
+        ("here", "VLLM_URL here: not an address"),
+        ("http://localhost:1,http://me:x@h", "VLLM_URL http://me:x@h: not an address"),
+        ("http://h/v1", "VLLM_URL http://h/v1: not an address"),
+    ],
+)
+def test_addresses_that_are_none(monkeypatch, url, parts):
+    monkeypatch.setenv("VLLM_URL", url)
+    fails(lambda: OwnSampler(NAME), f"--sampler {NAME}: {parts}", "export addresses such as http://localhost:8000")
 
 
-@pytest.fixture
-def full(tiny, sft_full, tokenizer, tmp_path):
-    """A function that makes a trainer of all weights whose responses come from these servers."""
-
-    def trainer(*servers, **changes):
-        base = load_base(dataclasses.replace(tiny, finetune="full"))
-        engine = VLLMEngine([server.url for server in servers], tmp_path / "weights", retries=1)
-        models = build_models(base, *sft_full)
-        return build(models, tokenizer, sampler=engine, policy_learning_rate=1e-3, warmup_updates=0, **changes)
-
-    return trainer
+def test_servers_take_adapters_only(serve, ask, tiny, pairs, tmp_path, capsys):
+    ask(serve())
+    options = f"--sampler {NAME} --finetune full --max_response_length 24 --output_dir {tmp_path}/run"
+    assert main(f"run --model {tiny.model} --dataset {pairs} {options}".split()) == 2
+    shown = capsys.readouterr().err
+    assert f"--sampler {NAME}: servers take adapters: use --finetune lora" in shown and not (tmp_path / "run").exists()
 
 
-@pytest.fixture(scope="module")
-def sft_full(tiny, tmp_path_factory):
-    folder, options = tmp_path_factory.mktemp("full"), dataclasses.replace(tiny, finetune="full")
-    nudge(new_policy(load_base(options), options), 1, 0.02).save_pretrained(folder / "sft")
-    nudge(new_reward_model(load_base(options), folder / "sft"), 2, 0.02).save_pretrained(folder / "rm")
-    return folder / "sft", folder / "rm"
-
-
-def test_every_server_takes_all_weights_of_every_update(serve, full, tmp_path):
-    servers = serve(), serve()
-    rows = full(*servers).train()
-    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
-    for server in servers:
-        places = server.names("collective_rpc")
-        assert len(set(places)) == 3 and all(Path(place).name.startswith("policy-") for place in places)
-        assert len(server.names("reset_prefix_cache")) == 3 and len(server.names("completions")) == 6
-    assert not list(tmp_path.glob("weights/*"))
-
-
-def test_a_server_whose_model_has_no_head_of_its_own_gets_weights_without_one(serve, full, tokenizer):
-    """It refuses the first folder, with its repetition, and no other; a run that tries it out first knows."""
-    server = serve()
-    server.headless = True
-    trainer = full(server)
-    trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], trainer.sampling)
-    assert len(server.names("collective_rpc")) == 3
-    rows = trainer.train()
-    assert len(rows) == 3 and max(row["sampler_difference"] for row in rows) < 1e-5
-    assert len(server.names("collective_rpc")) == 6
-
-
-def test_a_server_that_keeps_old_weights_ends_the_run_before_a_step(serve, full):
-    server = serve()
-    trainer = full(server)
-    plain = trainer.optimizer_step
-
-    def forgetful(*args):
-        row = plain(*args)
-        server.reload = server.routes["collective_rpc"] = lambda body: (200, {"results": [None]})
-        return row
-
-    trainer.optimizer_step = forgetful
-    fails(trainer.train, "update 2: --vllm_url", "nats a token from the policy's")
-    assert len(trainer.history) == 1
-
-
-def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, full, tokenizer):
-    servers = serve(), serve()
-    servers[1].forgets = True
-    trainer = full(*servers)
-    line = f"--vllm_url {servers[1].url}/v1/: its log-probabilities are"
-    fails(lambda: trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], trainer.sampling), line)
-
-
-KEEPS = ["development mode (VLLM_SERVER_DEV_MODE=1)", "--untied"]
-FAULTS = {
-    "development mode off": ({"dev": False}, {}, ["does not reload", "NotFoundError", "VLLM_SERVER_DEV_MODE=1"]),
-    "tied": ({}, {"tied": True}, ["nats a token", "as a tied head does", *KEEPS]),
-    "old weights": ({}, {"forgets": True}, ["nats a token", "keeps old weights", *KEEPS]),
-    "folder": ({"sees": "/nowhere"}, {}, ["does not reload", "Cannot find any model weights", "see this folder"]),
-    "too slow": ({}, {"slow": True}, ["does not reload", "APITimeoutError"]),
-}
-
-
-@pytest.mark.parametrize(("server", "faults", "parts"), FAULTS.values(), ids=FAULTS)
-def test_a_server_that_cannot_take_all_weights_is_told_before_anything_is_trained(
-    serve, tiny, pairs, tmp_path, capsys, monkeypatch, server, faults, parts
-):
-    server = serve(**server)
-    for name, value in faults.items():
-        setattr(server, name, value)
-    if server.slow:
-        monkeypatch.setattr(vllm_rollouts, "RELOAD_SECONDS", 0.1)
-        monkeypatch.setattr(vllm_rollouts, "PATIENCE", 0.1)
-    before = sorted(tmp_path.rglob("*"))
-    options = f"--finetune full --vllm_url {server.url} --max_response_length 24"
-    assert main(f"run --model {tiny.model} --dataset {pairs} {options} --output_dir {tmp_path}/run".split()) == 2
-    shown = capsys.readouterr().err.splitlines()[-1]  # transformers shows that the small server loads weights
-    assert all(part in shown for part in ["marlhf: error: --vllm_url", *parts]), shown
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_whole_run_and_an_evaluation_of_all_weights(serve, tiny, pairs, tmp_path):
-    server, short = serve(), "--updates 2 --batch_size 4 --sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4"
-    sizes = f"--max_response_length 24 --eval_prompts 4 --vllm_url {server.url}"
-    run = tmp_path / "run"
-    words = f"run --model {tiny.model} --finetune full --dataset {pairs} {short} --rm_batch_size 4 {sizes}"
-    assert not main(f"{words} --output_dir {run}".split())
-    labels = [Path(name).name.rpartition("-")[0] for name in server.names("collective_rpc")]
-    assert labels == ["policy"] * 5
-    assert all(row["sampler_difference"] < 1e-5 for row in RunFolder.open(run / "ma-ppo").metrics())
-    assert not list(tmp_path.rglob("policy-*"))
-    evaluate = f"evaluate --sft {run} --rm {run} --policies {run} {sizes} --output_dir {tmp_path}/evaluated"
-    assert not main(evaluate.split())
-    assert len(server.names("collective_rpc")) == 7
-
-
-@pytest.mark.parametrize("policy", [True, False])
-def test_an_untied_export_is_the_same_model_with_a_head_of_its_own(tiny, sft, tmp_path, policy):
-    which = f"--policy {sft}" if policy else ""
-    assert not main(f"export --model {tiny.model} {which} --untied true --output_dir {tmp_path}/one".split())
-    model, base = AutoModelForCausalLM.from_pretrained(tmp_path / "one"), load_base(tiny)
-    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
-    assert load_base(tiny).config.tie_word_embeddings and not model.config.tie_word_embeddings
-    tokens = torch.arange(9)[None]
-    plain = merge_adapter(load_policy(base, sft, trainable=False), torch.float32) if policy else base
-    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
-    assert load_tokenizer(str(tmp_path / "one")).vocab_size
+def test_a_trial_names_the_one_server_of_two_that_has_another_model(serve, make, tiny, tokenizer):
+    servers = serve(), serve(base=other_base(tiny))
+    trainer = make(*servers)
+    sampling = dataclasses.replace(trainer.sampling, names=("trial",))
+    line = f"{servers[1].url}/v1/: the log-probabilities are"
+    fails(lambda: trainer.sampler.try_out(trainer.models.policy, tokenizer, ["a"], sampling), line)
 
 
 # A real server: benchmarks/vllm_server.sh starts one for the CPU
@@ -536,10 +452,11 @@ def real_policy():
 @pytest.mark.real
 @needs_vllm
 @pytest.mark.parametrize("shape", [{"temperature": 1.0, "top_k": 0}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}])
-def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_policy, tmp_path, shape):
+def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_policy, vllm, monkeypatch, shape):
     """2,000 of each; tokens that came less than 10 times count as one."""
     tokenizer, prompts = load_tokenizer(str(MODEL)), ["My favourite food is"] * 2000
-    sampling, engine = Sampling(1, **shape), VLLMEngine([URL], tmp_path)
+    monkeypatch.setenv("VLLM_URL", URL)
+    sampling, engine = Sampling(1, **shape), vllm.Servers()
     named = dataclasses.replace(sampling, names=tuple(map(str, range(2000))))
     ours = engine(real_policy, tokenizer, prompts, named)
     torch.manual_seed(0)
@@ -555,27 +472,14 @@ def test_first_tokens_of_a_real_server_have_the_distribution_of_generate(real_po
 
 @pytest.mark.real
 @needs_vllm
-def test_a_run_with_a_real_server(pairs, tmp_path):
+def test_a_run_with_a_real_server(pairs, vllm, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_URL", URL)
     short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
     sizes = "--max_response_length 12 --eval_prompts 2 --sft_learning_rate 1e-4 --policy_learning_rate 5e-4"
-    words = f"run --model {MODEL} --dataset {pairs} --vllm_url {URL} {sizes} {short}"
-    client = VLLMEngine([URL], tmp_path).clients[0]
+    words = f"run --model {MODEL} --dataset {pairs} --sampler {NAME} {sizes} {short}"
+    (client,) = vllm.Servers().clients
     before = {model.id for model in client.models.list()}
     assert not main(f"{words} --output_dir {tmp_path}/run".split())
     rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
     assert len(rows) == 2 and all(row["sampler_difference"] < 1e-4 for row in rows)
     assert {model.id for model in client.models.list()} == before  # no adapter stays
-
-
-FULL_URL = os.environ.get("MARLHF_VLLM_FULL_URL", "")
-
-
-@pytest.mark.real
-@pytest.mark.skipif(not (FULL_URL and (MODEL / "config.json").is_file()), reason="needs the URL of a server of weights")
-def test_a_run_of_all_weights_with_a_real_server(pairs, tmp_path):
-    short = "--sft_epochs 0.2 --rm_epochs 0.2 --sft_batch_size 4 --rm_batch_size 4 --updates 2 --batch_size 4"
-    sizes = "--max_response_length 24 --eval_prompts 2 --sft_learning_rate 1e-5 --policy_learning_rate 1e-5"
-    words = f"run --model {MODEL} --finetune full --dataset {pairs} --vllm_url {FULL_URL}"
-    assert not main(f"{words} {sizes} {short} --output_dir {tmp_path}/run".split())
-    rows = RunFolder.open(tmp_path / "run" / "ma-ppo").metrics()
-    assert len(rows) == 2 and all(row["sampler_difference"] < 1e-3 for row in rows)

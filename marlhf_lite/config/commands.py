@@ -35,7 +35,7 @@ class CommandTraits:
     methods = MappingProxyType({})
     judges_with_rm, shows_sft = True, True
     # Values of options that a command does not take.
-    environment, reward, report_to, vllm_urls, micro_batch_size = "", "", "", (), 0
+    environment, reward, report_to, sampler, micro_batch_size = "", "", "", "generate", 0
 
     @property
     def trains_policy(self) -> bool:
@@ -256,8 +256,6 @@ class ExportCommand(o.TrainedPolicyConfig, o.AcceptConfig, o.OutputConfig, o.Mod
 
     example: marlhf export --policy runs/c --output_dir my-model
     """
-
-    untied: bool = option(False, "Separate the output head from the embedding, as vLLM needs for --finetune full.")
 
 
 class DataCommand(o.ModelConfig, o.DataConfig, o.SeedConfig, CommandTraits):

@@ -158,11 +158,6 @@ class PPOConfig(RolloutConfig, GenerationBatchConfig):
     critic_head_init: Literal["normal", "zero"] = option(
         "normal", "Start of a critic's new head: normal (the same for all seeds), or zero: all values begin at 0."
     )
-    vllm_importance_sampling_mode: Literal["none", "token", "macro"] = option(
-        "none",
-        "Weights of the policy's loss if servers sample, whose log-probabilities may differ from the trainer's. "
-        "token: the ratio trainer / server of each token; macro: of each macro action; at most 3.",
-    )
 
 
 # Checkpoints and logs

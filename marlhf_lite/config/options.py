@@ -6,7 +6,6 @@ transformers also have has their name.
 """
 
 import math
-import re
 from typing import Literal
 
 from marlhf_lite.config.checked import Checked, option
@@ -219,23 +218,11 @@ class GRPOStageConfig(GroupConfig):
 class EngineConfig(Checked):
     """What samples responses in PPO and in evaluation."""
 
-    vllm_url: str = option(
-        "",
-        "Addresses of vLLM servers that sample instead of transformers, comma-separated, such as "
-        "http://localhost:8000; VLLM_API_KEY has their key.",
+    sampler: str = option(
+        "generate",
+        "What samples: generate (transformers), or your own as package.module:name, such as vllm_sampler:Servers of "
+        "examples/vllm_sampler.py.",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fix = "give addresses such as http://localhost:8000, without /v1"
-        for url in self.vllm_urls:
-            if not re.fullmatch(r"https?://[\w.:\[\]-]+(/[\w./-]*)?", url) or url.rstrip("/").endswith("/v1"):
-                raise InputError(f"--vllm_url {url}: not an address: {fix}")
-
-    @property
-    def vllm_urls(self) -> list[str]:
-        """The addresses of `vllm_url`."""
-        return [url.strip() for url in self.vllm_url.split(",") if url.strip()]
 
 
 # Evaluation and judges

@@ -45,7 +45,6 @@ TRUTH = dict.fromkeys("yes true t y 1".split(), True) | dict.fromkeys("no false 
 OF_THE_START = {"output_dir", "resume", "accept_changed"}  # of one command and not of its run
 MAY_CHANGE = {*OF_THE_START, "updates", "prompt_epochs"}
 MAY_CHANGE |= {"micro_batch_size", "per_device_train_batch_size", "generation_batch_size"}
-MAY_CHANGE |= {"vllm_importance_sampling_mode"}
 MAY_CHANGE |= {f.name for kind in (o.CheckpointConfig, o.EngineConfig, o.LoggingConfig) for f in fields(kind)}
 # Options that name models which an earlier run made.
 INPUTS = ("sft", "rm", "policies", "policy")
@@ -211,15 +210,12 @@ def _automatic_presets(name: str, command: type, values: dict) -> list[str]:
 def merge(layers: Sequence[dict]) -> dict:
     """Merge options; later layers win.
 
-    Of `updates` and `prompt_epochs`, which set one number, the later one counts. If a later layer samples without
-    servers, the options of an earlier layer about servers are dropped.
+    Of `updates` and `prompt_epochs`, which set one number, the later one counts.
     """
     values: dict = {}
     for layer in layers:
         if "updates" in layer and "prompt_epochs" not in layer:
             values.pop("prompt_epochs", None)
-        if layer.get("vllm_url") == "":
-            values = {name: x for name, x in values.items() if not name.startswith("vllm_")}
         values |= layer
     return values
 

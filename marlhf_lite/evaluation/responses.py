@@ -37,12 +37,13 @@ from marlhf_lite.tasks.tokenization import encode_prompts
 from marlhf_lite.training.environments import Dialogue, from_turns
 from marlhf_lite.training.rewards import ModelReward
 from marlhf_lite.training.rollout import Rollout, Sampler, Sampling, from_tokens, generate_in_batches
-from marlhf_lite.training.sampler_checks import check_servers
+from marlhf_lite.training.sampler_checks import check_sampled
 from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import append_lines, read_lines, write_json
 from marlhf_lite.utils.less_memory import in_batches
 from marlhf_lite.utils.run_folder import SAMPLES
 from marlhf_lite.utils.seals import model_hash
+from marlhf_lite.utils.user_code import named_errors
 
 SETTINGS = "settings.json"
 KEY = ["id", "sample", "seed"]
@@ -154,7 +155,8 @@ class HeldOutPrompts:
         names = tuple(f"{seed}/{id}/{sample}" for id, sample, seed in wanted.index)  # independent of the checkpoint
         sampling = replace(SeededSampling.like(self.sampling), names=names)
         rollout, _ = generate_in_batches(self.sampler, 0, policy.model, self.tokenizer, prompts, sampling)
-        check_servers(rollout, policy)
+        with named_errors("sampler", getattr(self.sampler, "name", "")):
+            check_sampled(rollout, policy)
         columns = {"method": method, "temperature": float(self.sampling.temperature), "prompt": prompts}
         ends = zip(rollout.response_ids.tolist(), rollout.ends.tolist(), strict=True)
         columns["token_ids"] = [ids[:end] for ids, end in ends]

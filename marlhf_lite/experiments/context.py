@@ -4,7 +4,6 @@
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, parse_flag_from_env
 from transformers import PreTrainedModel
 
-from marlhf_lite.config.commands import GenerateCommand, StageCommand
+from marlhf_lite.config.commands import StageCommand
 from marlhf_lite.config.embedded import EMBEDDED_MODELS
 from marlhf_lite.config.parser import OF_THE_START
 from marlhf_lite.evaluation.responses import HeldOutPrompts
@@ -27,26 +26,23 @@ from marlhf_lite.experiments.data import describe_rows, fit_lengths, note_on_sen
 from marlhf_lite.experiments.inputs import Inputs
 from marlhf_lite.experiments.manifest import check_contents, check_earlier, contents_of, date_of, runs_of
 from marlhf_lite.experiments.named_rewards import asked_columns, text_reward
+from marlhf_lite.experiments.samplers import open_sampler, try_out
 from marlhf_lite.macro import TerminationRule
 from marlhf_lite.macro.catalogue import make_rule
-from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.adapters import other_base
 from marlhf_lite.models.checks import ways
-from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer, new_policy
+from marlhf_lite.models.loading import load_base, load_tokenizer
 from marlhf_lite.tasks.prompts import prompts_of
 from marlhf_lite.tasks.splits import Task
 from marlhf_lite.training import objectives, trackers, trl_trainers  # noqa: F401 - they register checks
 from marlhf_lite.training.distributed import raise_on_all_ranks
-from marlhf_lite.training.environments import Dialogues
 from marlhf_lite.training.rewards import EnvironmentReward, FunctionReward
 from marlhf_lite.training.rollout import Sampler, Sampling, generate, sampling_of
 from marlhf_lite.training.safeguards import count_updates
-from marlhf_lite.utils.errors import InputError
 from marlhf_lite.utils.jsonl import write_json
 from marlhf_lite.utils.libraries import ignore_warnings
 from marlhf_lite.utils.preflight import Preflight, check
 from marlhf_lite.utils.run_folder import RunFolder, RunLock, check_output_dir, check_writable, is_run, run_of
-from marlhf_lite.utils.user_code import import_user_code, named_errors
 
 Options = TypeVar("Options", covariant=True)  # a class of `config.commands`
 
@@ -123,7 +119,7 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
 
     # 1. Termination rules, the data, and the reward of texts.
     run.learn(rules=lambda options: {name: make_rule(o, o.seed) for name, o in options.methods.items()})
-    run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_dialogues)
+    run.learn(tokenizer=lambda options: load_tokenizer(options.model), sampler=open_sampler)
     run.learn(own=lambda path, reopens: RunFolder.open(path) if reopens and is_run(path) else None)
     run.learn(earlier=lambda inputs: runs_of(inputs.folders))
     run.learn(date=lambda own, earlier: broadcast_object_list([date_of([own] if own else earlier)])[0])
@@ -133,18 +129,16 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     run.check()
     options, inputs, task, reward = (run.facts[name] for name in ("options", "inputs", "task", "reward"))
 
-    # 2. The base model, what the run is made from, and the servers that sample.
+    # 2. The base model, what the run is made from, and a trial of the sampler.
     load = functools.cache(lambda: load_base(options))
     if options.stages or not resume:
         run.learn(base=load)
     run.learn(made=_manifest)
     run.check()
-    if options.vllm_urls:
-        run.facts["load"] = load
-        run.learn(sampler=_open_servers)
-        run.check()
-
     manifest, changes = run.facts["made"]
+    tokenizer, rules, sampler = (run.facts[name] for name in ("tokenizer", "rules", "sampler"))
+    if options.methods:
+        raise_on_all_ranks(try_out, sampler, options, inputs.sft, load(), tokenizer, task)
 
     # 3. The folder, after all checks.
     if lock:
@@ -158,7 +152,6 @@ def open_context(options: StageCommand, inputs: Inputs | None = None, lock: RunL
     _print_start(options, inputs, task)
     for note in (*run.facts["data"][1], *changes, *_notes(options, inputs, task, reward)):
         print_main(f"note: {note}")
-    tokenizer, rules, sampler = (run.facts[name] for name in ("tokenizer", "rules", "sampler"))
     return RunContext(options, folder, task, tokenizer, load, inputs, reward, rules, resume, sampler, manifest)
 
 
@@ -202,21 +195,6 @@ def _manifest(
     return {"date": date, "contents": contents, "accepted": [*accepted, *changed]}, [] if options.stages else notes
 
 
-def open_dialogues(options: StageCommand | GenerateCommand) -> Sampler:
-    """Return dialogues with the environment of `--environment`, or `generate` without one. Raises `InputError`."""
-    if not (name := options.environment):
-        return generate
-    kind = import_user_code("environment", name, "the name of a class")
-    with named_errors("environment", name):
-        made = kind()
-    for method in ("reset", "step"):
-        if not callable(function := getattr(made, method, None)):
-            raise InputError(f"--environment {name}: it has no {method}: see Your own environment in docs/guide.md")
-        if inspect.iscoroutinefunction(function):
-            raise InputError(f"--environment {name}: {method} is async, and nothing would await it: leave out async")
-    return Dialogues(made, name, options.max_turns, options.max_observation_length)
-
-
 def _open_reward(options: StageCommand, task: Task) -> FunctionReward | EnvironmentReward | None:
     """Return the reward that `--reward` names; None for a reward model, or without a reward."""
     if options.environment and options.reward in ("", "environment"):
@@ -245,23 +223,6 @@ def _answers_read(options: StageCommand, inputs: Inputs) -> dict[str, tuple[str,
 
 def _needs_pairs(options: StageCommand, inputs: Inputs) -> bool:
     return "dpo" in options.stages or ("rm" in options.stages and not inputs.rm)
-
-
-def _open_servers(options: StageCommand, inputs: Inputs, path: Path, load: Callable, tokenizer, task: Task) -> Sampler:
-    """Return the servers of `--vllm_url`, after a trial if something is trained."""
-    from marlhf_lite.extras.vllm.rollouts import VLLMEngine
-
-    engine = VLLMEngine(options.vllm_urls, path)
-    if options.methods:
-        first = load_policy(load(), inputs.sft, trainable=False) if inputs.sft else new_policy(load(), options)
-        prompts = list(task.splits["ppo"]["prompt"])
-        if options.answers:
-            prompts += task.held_out(options.eval_prompts)["prompt"]
-        sampling = sampling_of(options, options.max_response_length)
-        sends = options.finetune == "lora" or PartialState().is_main_process  # the main process sends all weights
-        try_out = engine.try_out if sends else lambda *_: None
-        raise_on_all_ranks(try_out, PolicyModel(first), tokenizer, prompts, sampling)
-    return engine
 
 
 def _print_start(options: StageCommand, inputs: Inputs, task: Task) -> None:

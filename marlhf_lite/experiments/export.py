@@ -10,15 +10,15 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel, set_seed
 
 from marlhf_lite.config.commands import ExportCommand, GenerateCommand
 from marlhf_lite.config.options import SamplingConfig
-from marlhf_lite.experiments.context import open_dialogues, print_main, start_processes
+from marlhf_lite.experiments.context import print_main, start_processes
 from marlhf_lite.experiments.manifest import check_earlier, date_of, model_contents, runs_of
+from marlhf_lite.experiments.samplers import open_dialogues
 from marlhf_lite.models.adapters import is_full_model
 from marlhf_lite.models.checks import check_length
 from marlhf_lite.models.loading import load_base, load_policy, load_tokenizer
 from marlhf_lite.models.merging import lost_share, merge_adapter, merged_weights, round_to
 from marlhf_lite.models.positions import shared_rope_limit
 from marlhf_lite.models.tied import LARGEST_LOSS
-from marlhf_lite.models.untied import save_untied
 from marlhf_lite.tasks.chats import Chat, chat_writer, expect_chats
 from marlhf_lite.tasks.shapes import write_turns
 from marlhf_lite.tasks.tokenization import encode_prompts
@@ -29,17 +29,13 @@ from marlhf_lite.utils.seals import atomic_folder
 
 
 def open_policy(
-    options: GenerateCommand | ExportCommand, folder: Path | None
+    options: GenerateCommand | ExportCommand, folder: Path
 ) -> tuple[PreTrainedModel | PeftModel, object, Chat | None]:
-    """Load a policy, without a folder the base.
-
-    Return the model, its tokenizer, and what writes messages (None if the policy has learnt from plain texts).
-    """
+    """Return a policy, its tokenizer, and what writes messages (None if the policy has learnt from plain texts)."""
     start_processes()
     config = replace(options, load_in_4bit=False)  # 4-bit weights cannot take up an adapter exactly
     tokenizer, base = load_tokenizer(config.model), load_base(config)
-    policy = load_policy(base, folder, trainable=False) if folder else base
-    runs = runs_of([folder] if folder else [])
+    policy, runs = load_policy(base, folder, trainable=False), runs_of([folder])
     if write := chat_writer(tokenizer, config.chat_template, date_of(runs)):
         expect_chats(tokenizer)
     for run in runs:
@@ -87,20 +83,18 @@ def _sampling_of(config: Mapping) -> dict:
     return sampling_of(options, config["max_response_length"]).arguments()
 
 
-def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> None:
-    """Save a policy (without a folder: the base) and its tokenizer as a model that transformers loads.
+def export_policy(options: ExportCommand, folder: Path, output: Path) -> None:
+    """Save a policy and its tokenizer as a model that transformers loads.
 
     Its `generate` samples and stops as the run did, and its tokenizer writes chats as the run did. Raises `InputError`
     for weights that are not finite, and for a format that would round the policy's change away.
     """
-    read = options
-    if folder:  # in the format in which it is saved: nothing is rounded before it is merged
-        saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
-        read = replace(options, dtype=_name(saved) if saved else "auto")
-    policy, tokenizer, _ = open_policy(read, folder)
-    run = next(iter(runs_of([folder] if folder else [])), None)
+    # In the format in which it is saved: nothing is rounded before it is merged.
+    saved = AutoConfig.from_pretrained(folder).dtype if is_full_model(folder) else None
+    policy, tokenizer, _ = open_policy(replace(options, dtype=_name(saved) if saved else "auto"), folder)
+    run = next(iter(runs_of([folder])), None)
     config = run.config if run else {}
-    dtype, line = _choose_format(options, policy, folder, config.get("dtype", ""))
+    dtype, line = _choose_format(options, policy, config.get("dtype", ""))
     model = merge_adapter(policy, dtype) if isinstance(policy, PeftModel) else round_to(policy, dtype)
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         what = f"weights that {_name(dtype)} does not hold, or NaN"
@@ -109,19 +103,14 @@ def export_policy(options: ExportCommand, folder: Path | None, output: Path) -> 
     ids["eos_token_id"] = end_of_text(model, tokenizer)
     model.generation_config = GenerationConfig(**ids, **_sampling_of(config))
     with atomic_folder(output) as part:
-        if options.untied:
-            save_untied(model, part, model.state_dict())
-        else:
-            model.save_pretrained(part)
+        model.save_pretrained(part)
         tokenizer.save_pretrained(part)
         check_output_dir(output)  # another export may have ended first
     print_main(line)
     print_main(f"model: {output}")
 
 
-def _choose_format(
-    options: ExportCommand, policy: PreTrainedModel | PeftModel, folder: Path | None, of_run: str
-) -> tuple[torch.dtype, str]:
+def _choose_format(options: ExportCommand, policy: PreTrainedModel | PeftModel, of_run: str) -> tuple[torch.dtype, str]:
     """Return the number format to write, and a line about what it loses; `of_run` is the format of the policy's run.
 
     If that one is too coarse for what the policy has learnt, the format is float32. Raises `InputError` if another
@@ -130,7 +119,7 @@ def _choose_format(
     asked = policy.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     if isinstance(policy, PeftModel):
         changes = merged_weights(policy)
-    elif folder and asked != policy.dtype:  # weights of a whole model are rounded here alone
+    elif asked != policy.dtype:  # weights of a whole model are rounded here alone
         start = load_base(replace(options, finetune="lora", load_in_4bit=False, dtype="auto")).state_dict()
         changes = ((start[name], weight) for name, weight in policy.state_dict().items() if name in start)
     else:

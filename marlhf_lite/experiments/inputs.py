@@ -89,14 +89,13 @@ def check_data_support(options: StageCommand, inputs: Inputs, task: "Task") -> N
 def _cell(options: StageCommand, inputs: Inputs, stage: str) -> dict[str, str]:
     """Return the cell of the support matrix for a stage with these options."""
     scaled = getattr(options, "logprobs_at_temperature", False) and options.temperature != 1
-    weighted = getattr(options, "vllm_importance_sampling_mode", "none") != "none"
-    yes = {"environment": options.environment, "4 bits": options.load_in_4bit, "scaled": scaled, "weighted": weighted}
+    yes = {"environment": options.environment, "4 bits": options.load_in_4bit, "scaled": scaled}
     return {name: "yes" if value else "no" for name, value in yes.items()} | {
         "stage": stage,
         "reward": {"rm": "rm", "environment": "turns"}.get(options.reward, "code"),
         **({"sft": form_of_weights(inputs.sft)} if inputs.sft else {}),
         "finetune": options.finetune,
-        "sampler": "vllm" if options.vllm_urls else "generate",
+        "sampler": "generate" if options.sampler == "generate" else "own",
         "launch": launched(),
     }
 

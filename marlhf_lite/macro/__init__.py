@@ -12,7 +12,6 @@ values       its value (σ) and its reward                    §3.2.2, Appendix 
 advantages   GAE over macro actions, λ per step              Appendix E
 lambdas      λ as SAE and VAPO choose it
 losses       policy and value loss                           §3.2.2, Algorithm 1, Appendix E
-importance   weights of tokens that servers sampled
 
 Functions raise `InputError` (a ValueError), which names the argument, for a wrong shape, and for an unknown option or
 one out of range.
@@ -45,7 +44,6 @@ _ON_DEMAND = {
     "border_lam": "lambdas",
     "boundary_f1": "summary",
     "describe": "summary",
-    "sampler_weights": "importance",
 }
 
 

@@ -29,7 +29,6 @@ def policy_loss(
     ratio: str = "token",
     normalizer: float | Tensor | None = None,
     mean: str = "token",
-    weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−min(ratio·Â_τ, clip(ratio, 1−ε, 1+ε)·Â_τ), averaged. Gradients flow only to ``logprobs``.
 
@@ -44,8 +43,6 @@ def policy_loss(
             tokens instead of the sum, so that a long macro action is not clipped sooner than a short one (GSPO's
             form, arXiv 2507.18071).
         normalizer, mean: see `average`.
-        weights: [B,T] floating, factors of the tokens' terms, without gradient (`sampler_weights`); a macro action's
-            term takes the mean of its tokens' factors. None: 1.
 
     Returns:
         The loss (0-d float32; 0 with zero gradients when no token is valid), and stats. They are clip_fraction (share
@@ -66,11 +63,7 @@ def policy_loss(
     # Padding has advantage 0, so its terms and their gradients are 0.
     unclipped = -advantages * ratios
     clipped = unclipped if clip is None else -advantages * ratios.clamp(1.0 - clip, 1.0 + clip)
-    terms = torch.maximum(unclipped, clipped)
-    if weights is not None:
-        weights = clean("weights", weights, macro.token_mask).detach()
-        terms = terms * (weights if ratio == "token" else macro.pool(weights))
-    loss, count = average(terms, valid, normalizer, mean)
+    loss, count = average(torch.maximum(unclipped, clipped), valid, normalizer, mean)
     share = count.clamp(min=1.0)
     # Padding has log-ratio 0 and adds nothing. expm1 keeps the digits that exp − 1 loses near 0.
     approx_kl = (log_ratio.expm1() - log_ratio).detach().sum() / share

@@ -33,7 +33,6 @@ class Objective:
 
     mean = "token"  #: in the losses, over all tokens (or macro actions), or over each response first
     kl_estimator = "k1"  #: of the KL penalty; k1 is the log-ratio itself
-    most_sampler_weight = 3.0  #: of `--vllm_importance_sampling_mode`
     user_name = ""  #: the value of `--objective`, if it names a user's class
 
     # -- the equations ------------------------------------------------------------------------------------------------
@@ -70,7 +69,6 @@ class Objective:
             ratio=self.config.ratio,
             normalizer=count,
             mean=self.mean,
-            weights=self.sampler_weights(batch, old),
         )
 
     def value_loss(self, batch: Batch, outputs: ModelOutputs, old: Experience, count: Tensor) -> LossAndStats:
@@ -91,13 +89,6 @@ class Objective:
         )
 
     # -- their parts --------------------------------------------------------------------------------------------------
-
-    def sampler_weights(self, batch: Batch, old: Experience) -> Tensor | None:
-        """Factors [B, T] of the policy's loss that correct for servers as samplers; None if they are off."""
-        level, sampled = self.config.vllm_importance_sampling_mode, batch.rollout.sampled_logprobs
-        if level == "none" or sampled is None:
-            return None
-        return macro.sampler_weights(old.logprobs, sampled, batch.macro_actions, level, self.most_sampler_weight)
 
     def batch(self, rollout: Rollout, macro_actions: macro.MacroActions) -> Batch:
         """The responses with the steps that are counted, which are the macro actions."""

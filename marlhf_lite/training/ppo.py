@@ -43,6 +43,8 @@ from marlhf_lite.training.rollout import (
     sampling_of,
 )
 from marlhf_lite.training.runner import Runner
+from marlhf_lite.training.sampler_checks import check_sampled
+from marlhf_lite.utils.user_code import named_errors
 
 if TYPE_CHECKING:
     from marlhf_lite.utils.run_folder import RunFolder
@@ -156,7 +158,8 @@ class PPOTrainer(Runner):
             old, stats = self.with_less_memory(self.forward_backward, batch, self.loss_normalizers(batch))
         else:
             old = self.objective.advantages(batch, self.with_less_memory(self.all_outputs, rollout))
-        checked = self._check_sampled(rollout, old.logprobs)
+        with named_errors("sampler", getattr(self.sampler, "name", "")):
+            checked = check_sampled(rollout, self.models.policy, old.logprobs, self.accelerator)
         if config.whiten:
             old = replace(old, advantages=macro.whiten(old.advantages, batch.steps.mask, self.accelerator.reduce))
 
@@ -192,14 +195,6 @@ class PPOTrainer(Runner):
             rollout, self.generation_batch_size = raise_on_all_ranks(*sample)
         self.models.policy.train()
         return rollout.sort_by_length()
-
-    def _check_sampled(self, rollout: Rollout, logprobs: Tensor) -> dict[str, float]:
-        """Metrics of the distance from servers that sampled to the policy's `logprobs` [B, T]; {} without servers."""
-        if rollout.sampled_logprobs is None:
-            return {}
-        from marlhf_lite.training.sampler_checks import check_sampled
-
-        return check_sampled(rollout, logprobs, self.models.policy, self.accelerator)
 
     # -- 2. scoring ---------------------------------------------------------------------------------------------------
 

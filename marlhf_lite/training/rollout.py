@@ -67,7 +67,7 @@ class Rollout:
     #: environment answers in between (`environments`), its tokens are holes: the models read them, nobody chose them.
     mask: Tensor
     ended: Tensor  #: [B] True if the response ends with EOS, or if the environment ended it
-    sampled_logprobs: Tensor | None = None  #: [B, T] log π of the sampled tokens, if a server sampled them
+    sampled_logprobs: Tensor | None = None  #: [B, T] log π of the sampled tokens at temperature 1
     ref_logprobs: Tensor | None = None  #: [B, T] log π_ref, in nats
     scores: Tensor | None = None  #: [B] the reward of each response, as it was given
     gold: Tensor | None = None  #: [B] true scores, if they are known; never trained on
@@ -151,11 +151,16 @@ class Rollout:
 
 
 class Sampler(Protocol):
-    """What answers prompts: `generate`, `Dialogues` with an environment, `VLLMEngine`, or your own function.
+    """What answers prompts: `generate`, `Dialogues` with an environment, or your own (`--sampler`).
 
-    A sampler whose answers are stored by evaluation has a `key` that says what they depend on. One that is `remote`
-    fetches the policy's weights itself, and gives `Rollout.sampled_logprobs`, which are checked. One whose responses
-    can hold more than `max_new_tokens` tokens has `longest_response(tokenizer, max_new_tokens)`, their number.
+    If it gives `Rollout.sampled_logprobs`, they are compared with the policy's. It raises `ServerError` for what may
+    work again later; the run then writes a checkpoint. It may have:
+
+    - `key`: text that says what its answers depend on, besides policy and sampling; evaluation stores them by it.
+    - `remote`: if True, it takes the policy's weights elsewhere. It then gets all prompts at once, and a model whose
+      adapter is not merged and whose weights are not gathered.
+    - `try_out(policy, tokenizer, prompts, sampling)`, called before training with the longest prompt.
+    - `longest_response(tokenizer, max_new_tokens)`: the most tokens of a response, if more than `max_new_tokens`.
     """
 
     def __call__(self, model, tokenizer, prompts: Sequence[str], sampling: Sampling) -> Rollout:

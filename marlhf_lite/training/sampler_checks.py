@@ -1,18 +1,18 @@
-"""Whether the policy that trains sampled the responses: checks of servers, and of a policy with its adapter merged."""
+"""Whether the policy that trains sampled the responses: checks of samplers, and of a policy with its adapter merged."""
 
 import math
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from marlhf_lite.models.actor_critic import PolicyModel
 from marlhf_lite.models.tied import LARGEST_LOSS
 from marlhf_lite.training.distributed import sum_over_processes
 from marlhf_lite.training.rollout import Rollout, is_remote, merged_adapter
-from marlhf_lite.utils.errors import DifferentPolicy, InputError
+from marlhf_lite.utils.errors import InputError, ServerError
 
-# Largest mean of |log π of the server - log π of the trainer| in nats a token, by the number format of the trainer's
+# Largest mean of |log π of the sampler - log π of the trainer| in nats a token, by the number format of the trainer's
 # pass. With SmolLM2, vLLM and transformers are 1e-5 apart in float32, and bfloat16 is 0.03 from float32; float16 rounds
 # an eighth as much. An adapter that was ignored, of rank 16 with B drawn at a deviation of 0.01, was 0.055 away.
 SAMPLED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -20,34 +20,31 @@ ROUNDING = 100  # times the format's smallest step: sums of a forward pass in an
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}  # mixed precision of accelerate -> format of the pass
 
 
+@torch.no_grad()
 def check_sampled(
-    rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator=None, bound: float = 3.0
+    rollout: Rollout, policy: PolicyModel, logprobs: Tensor | None = None, accelerator=None
 ) -> dict[str, float]:
-    """How far the log-probabilities that servers gave are from the policy's own [B, T]; nothing without servers.
+    """How far the log-probabilities that a sampler gave are from the policy's own; {} if it gave none.
 
-    `sampler_difference` is the mean in nats a token, over all processes of `accelerator`, in whose precision the policy
-    ran; `sampler_beyond` the share of tokens whose ratio trainer / server is above `bound` or below 1 / `bound`, since
-    a mean hides tails. Raises `DifferentPolicy` where the mean is more than rounding: another policy sampled.
+    `logprobs` [B, T] are the policy's, None: from a pass here. `sampler_difference` is the mean in nats a token, over
+    all processes of `accelerator`, in whose precision the policy ran; `sampler_beyond` the share of tokens whose ratio
+    policy / sampler is above 3 or below 1/3, since a mean hides tails. Raises `ServerError` if the mean is more than
+    rounding: another policy sampled.
     """
     if rollout.sampled_logprobs is None:
         return {}
-    difference, is_rounding = _sampler_difference(rollout, logprobs, model, accelerator)
-    gaps = (logprobs.detach() - rollout.sampled_logprobs).abs()[rollout.mask]
-    sums = {"beyond": (gaps > math.log(bound)).sum(), "tokens": rollout.mask.sum()}
+    if logprobs is None:
+        logprobs = policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0]
+    gaps = (logprobs - rollout.sampled_logprobs).abs()[rollout.mask]
+    sums = {"gap": gaps.sum(), "beyond": (gaps > math.log(3)).sum(), "tokens": rollout.mask.sum()}
+    dtype = ran_in = next(policy.parameters()).dtype
     if accelerator is not None:
-        sums = sum_over_processes(sums, accelerator)
-    if not is_rounding:
-        what = f"its log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
-        dtype = str(next(model.parameters()).dtype).split(".")[1]
-        raise DifferentPolicy(f"--vllm_url: {what}: serve the base of --model with --dtype {dtype}")
-    return {"sampler_difference": difference, "sampler_beyond": float(sums["beyond"] / sums["tokens"])}
-
-
-@torch.no_grad()
-def check_servers(rollout: Rollout, policy: PolicyModel) -> None:
-    """`check_sampled` outside of training, with a pass of its own; nothing if no server sampled."""
-    if rollout.sampled_logprobs is not None:
-        check_sampled(rollout, policy(rollout.tokens, rollout.attention_mask, rollout.mask.shape[1])[0], policy)
+        sums, ran_in = sum_over_processes(sums, accelerator), AUTOCAST.get(accelerator.mixed_precision, dtype)
+    difference, beyond = (float(sums[name] / sums["tokens"]) for name in ("gap", "beyond"))
+    if not difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in]):  # weights are rounded, too
+        what = f"the log-probabilities are {difference:.4f} nats a token from the policy's: not the same model"
+        raise ServerError(f"{what}: sample from --model in --dtype {str(dtype).removeprefix('torch.')}")
+    return {"sampler_difference": difference, "sampler_beyond": beyond}
 
 
 @torch.no_grad()
@@ -73,15 +70,3 @@ def check_forms(trainer, rollout: Rollout) -> None:
         what = f"the policy that samples is {share:.2f} of the policy's change away from the one that trains"
         fix = "give an adapter of other layers (--lora_target_modules all-linear)"
         raise InputError(f"the adapter of --sft, merged into the base: {what}: {fix}")
-
-
-def _sampler_difference(rollout: Rollout, logprobs: Tensor, model: nn.Module, accelerator) -> tuple[float, bool]:
-    """The mean of |log π of the sampler - log π| in nats a token, and whether it is no more than rounding."""
-    gap = (logprobs.detach() - rollout.sampled_logprobs).abs()[rollout.mask].sum()
-    sums, dtype = {"gap": gap, "tokens": rollout.mask.sum()}, next(model.parameters()).dtype
-    ran_in = dtype
-    if accelerator is not None:
-        sums, ran_in = sum_over_processes(sums, accelerator), AUTOCAST.get(accelerator.mixed_precision, dtype)
-    difference = float(sums["gap"] / sums["tokens"])
-    # Weights are rounded, too.
-    return difference, difference <= max(SAMPLED_TOLERANCE[dtype], SAMPLED_TOLERANCE[ran_in])

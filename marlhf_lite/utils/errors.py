@@ -55,10 +55,6 @@ class ServerError(InputError):
     """A server that the run needs fails; the run can continue later from where it is."""
 
 
-class DifferentPolicy(ServerError):
-    """Servers sampled from a policy that differs from the trainer's."""
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return a question with the known name nearest to a word; empty if none is near."""
     close = difflib.get_close_matches(word, known, n=1)

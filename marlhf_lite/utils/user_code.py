@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from marlhf_lite.utils.errors import InputError, one_line
+from marlhf_lite.utils.errors import InputError, ServerError, one_line
 
 
 def is_user_code(name: str) -> bool:
@@ -49,6 +49,8 @@ def named_errors(option: str, name: str) -> Iterator[None]:
 
         if not name or should_reduce_batch_size(error):
             raise
+        if isinstance(error, ServerError):
+            raise ServerError(f"--{option} {name}: {error}") from error
         if isinstance(error, InputError):
             raise InputError(f"--{option} {name}: {error}{line_of(name, error)}") from error
         fix = "end its arguments with **context" if "unexpected keyword argument" in str(error) else "correct it"

@@ -1,1 +1,0 @@
-"""Rollouts by vLLM servers."""
