@@ -23,7 +23,6 @@ from marlhf_lite.utils.interrupts import sigterm_as_ctrl_c
 from marlhf_lite.utils.libraries import check_versions
 from marlhf_lite.utils.printable import PrintableStream, open_streams, printable
 from marlhf_lite.utils.run_folder import RunLock, check_output_dir, is_run, split_paths
-from marlhf_lite.utils.seals import has_checkpoint
 from marlhf_lite.utils.threads import choose_threads
 
 PRESETS = "Named settings, such as gemma-2b/tldr: all of them, or the text of those that you name."
@@ -127,9 +126,7 @@ def _how_to_resume(name: str, options: commands.Checked) -> str:
     folder = Path(getattr(options, "output_dir", ""))
     if not (isinstance(options, commands.StageCommand) and is_run(folder)):
         return ""
-    resumes = has_checkpoint(folder) or not options.stages
-    but, then = ("", "continues") if resumes else (", and there is no checkpoint yet", "begins this stage again")
-    return f"what was recorded so far in {folder} is whole{but}: marlhf {name} --resume {folder} {then}"
+    return f"what was recorded so far in {folder} is whole: marlhf {name} --resume {folder} continues"
 
 
 def print_presets(names: Sequence[str]) -> None:

@@ -342,7 +342,7 @@ def test_interrupt_leaves_whole_records(tiny, base, shared, sft, rm, monkeypatch
     assert main(argv) == 130
     shown = capsys.readouterr()
     assert shown.out.splitlines()[-1] == "run folder: out"  # it is known before training begins
-    said = "out is whole, and there is no checkpoint yet: marlhf ppo --resume out begins this stage again"
+    said = "out is whole: marlhf ppo --resume out continues"
     assert shown.err.endswith(f"{said}\n")
     run = RunFolder.open("out/ppo")
     assert [row["update"] for row in run.metrics()] == [1] and len(run.samples()) == 4
@@ -455,20 +455,6 @@ def test_an_evaluation_by_a_reward_that_draws_is_the_same_for_one_seed(prompts):
     assert gold[0] == gold[1] and len(set(gold[0])) > 1
 
 
-def test_notes_on_data_that_may_not_be_as_they_were_meant(tiny, tmp_path, capsys):
-    """Batches with few steps in an epoch."""
-
-    def notes(name, *words):
-        append_lines(tmp_path / name, [{"prompt": f"Say {i}:", "chosen": " yes", "rejected": "no"} for i in range(40)])
-        capsys.readouterr()
-        stage("sft", name.partition(".")[0], "--dataset", name, "--model", tiny.model, *words)
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-
-    assert notes("many.jsonl", "--sft_batch_size", "2") == []
-    (steps,) = notes("few.jsonl", "--sft_batch_size", "64")
-    assert steps.startswith("note: --sft_batch_size 64: 7 rows are 1 step an epoch")
-
-
 # A full disk
 
 
@@ -489,7 +475,7 @@ def test_a_full_disk_is_one_line_wherever_it_shows(tiny, shared, sft, monkeypatc
         assert main(argv) == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert last.startswith("marlhf: error: ") and "free some disk space" in last
-        assert ("marlhf sft --resume out begins this stage again" in last) == again
+        assert ("marlhf sft --resume out continues" in last) == again
     assert not Path("model").exists()
 
 

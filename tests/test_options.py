@@ -171,7 +171,7 @@ def test_contradictions_to_the_given_run_are_refused(runs, words):
     [
         ({}, "--size 400", "no --size", "this command has --size 400: give no --size"),
         ({"size": None}, "--size 400", "no --size", "this command has --size 400: give no --size"),
-        ({}, "--rm OTHER", "--size 40", "a has no --size: train one of them again"),
+        ({}, "--rm OTHER", "--size 40", "another run has no --size: train one of them again"),
     ],
 )
 def test_rows_may_not_differ_from_those_of_a_run_with_the_defaults(runs, stored, words, made, fix):

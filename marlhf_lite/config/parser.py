@@ -250,38 +250,30 @@ def _inherit(parser: OptionParser, values: dict) -> dict:
     If the command has its own data, theirs do not count. Raises `InputError` if such a run contradicts another one, or
     `values`.
     """
-    known, origin = dict(values), dict.fromkeys(values, "this command")
+    known, has_own_rows = dict(values), bool(set(ROW_SOURCE) & values.keys())
     runs = [(option, run, RunFolder.open(run).config) for option, run in _input_runs(values)]
-    if any(option == "policies" for option, *_ in runs) and not set(ROW_SOURCE) & values.keys():
+    has_policies = any(option == "policies" for option, *_ in runs)
+    if not has_own_rows:
         runs.sort(key=lambda item: item[0] != "policies")  # policies are evaluated on their own prompts
     for option, run, config in runs:
         theirs = parser.read_values({k: config[k] for k in INHERITED if k in config}, f"{run}/{CONFIG}")
         if "dataset" in theirs:  # an option that a run on data has not stored had its default
             theirs = {name: getattr(o.DataConfig, name) for name in MUST_MATCH if name in DATA} | theirs
-        if _has_other_rows(option, run, theirs, known, origin):
+        rows = {name: known[name] for name in ROW_SOURCE if name in known}
+        if rows and not same_data(theirs | rows, theirs):
+            if not has_own_rows and (option == "policies" or not has_policies):
+                made = f"made with --dataset {theirs.get('dataset')}, but another run with --dataset {known['dataset']}"
+                raise InputError(f"--{option} {run}: {made}: give the data of this command by --dataset")
             theirs = {name: value for name, value in theirs.items() if name not in DATA}
         for name, value in theirs.items():
-            asked = name in ADAPTER and option != "rm" and origin.get(name) == "this command"
-            if (name in MUST_MATCH or asked) and known.get(name, value) != value:
+            is_asked = name in ADAPTER and option != "rm" and name in values
+            if (name in MUST_MATCH or is_asked) and known.get(name, value) != value:
                 this, other = (f"no --{name}" if x is None else f"--{name} {x}" for x in (value, known[name]))
-                fix = f"give {this}" if origin[name] == "this command" else "train one of them again"
-                raise InputError(f"--{option} {run}: made with {this}, but {origin[name]} has {other}: {fix}")
+                fix = f"this command has {other}: give {this}"
+                fix = fix if name in values else f"another run has {other}: train one of them again"
+                raise InputError(f"--{option} {run}: made with {this}, but {fix}")
             known.setdefault(name, value)
-            origin.setdefault(name, f"--{option} {run}")
     return {name: value for name, value in known.items() if name not in values}
-
-
-def _has_other_rows(option: str, run: Path, theirs: dict, known: dict, origin: dict) -> bool:
-    """Return whether the command's data differ from a run's. Raises `InputError` if two runs leave it open."""
-    rows = {name: known[name] for name in ROW_SOURCE if name in known}
-    if not rows or same_data(theirs | rows, theirs):
-        return False
-    first = origin[next(name for name in ROW_SOURCE if name in known)]
-    if first == "this command" or (first.startswith("--policies") and option != "policies"):
-        return True
-    other = f"but {first} with --dataset {known['dataset']}"
-    fix = "give the data of this command by --dataset"
-    raise InputError(f"--{option} {run}: made with --dataset {theirs.get('dataset')}, {other}: {fix}")
 
 
 def same_data(one: dict, other: dict) -> bool:
